@@ -40,9 +40,11 @@ class ThrottledS3:
         first_byte_s: float = 0.03,
         connection_bytes_per_s: float = 60e6,
         total_bytes_per_s: float = 170e6,
+        **moods: int,
     ) -> None:
+        """`moods` are `Far.slow_every` and `Far.max_requests`."""
         self._folder = folder
-        self._far = Far(first_byte_s, connection_bytes_per_s, total_bytes_per_s)
+        self._far = Far(first_byte_s, connection_bytes_per_s, total_bytes_per_s, **moods)
         self._process: subprocess.Popen[str] | None = None
 
     def __repr__(self) -> str:

@@ -33,11 +33,17 @@ class Far:
         first_byte_s: from a request to the first byte of its answer.
         connection_bytes_per_s: the most that one connection carries.
         total_bytes_per_s: the most that all connections carry together.
+        slow_every: one ranged request in this many is slow; 0 for none.
+        slow_bytes_per_s: rate of a slow one.
+        max_requests: requests served at a time, those beyond get 503 SlowDown; 0 for no limit.
     """
 
     first_byte_s: float
     connection_bytes_per_s: float
     total_bytes_per_s: float
+    slow_every: int = 0
+    slow_bytes_per_s: float = 0.5e6
+    max_requests: int = 0
 
 
 class Pacer:
@@ -59,9 +65,11 @@ class Pacer:
 
 @dataclass(slots=True)
 class Stats:
-    """Since the start: requests for objects and listings, and bytes of objects sent."""
+    """Since the start: requests for objects and listings, ranged ones, refused ones, and bytes of objects sent."""
 
     requests: int = 0
+    ranged: int = 0
+    refused: int = 0
     sent_bytes: int = 0
 
 
@@ -76,6 +84,7 @@ class Store:
     far: Far
     total: Pacer
     stats: Stats = field(default_factory=Stats)
+    at_once: int = 0
 
     def app(self) -> web.Application:
         """Return the routes."""
@@ -100,6 +109,16 @@ class Store:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET and HEAD of an object."""
+        if self.far.max_requests and self.at_once >= self.far.max_requests:
+            self.stats.refused += 1
+            return _refusal(request, 503, "SlowDown")
+        self.at_once += 1
+        try:
+            return await self._get_file(request)
+        finally:
+            self.at_once -= 1
+
+    async def _get_file(self, request: web.Request) -> web.StreamResponse:
         await self._travel()
         path = self.folder / request.match_info["bucket"] / request.match_info["key"]
         try:
@@ -120,6 +139,7 @@ class Store:
             wanted, status = wanted[part], 206
             if not wanted:
                 return _refusal(request, 416, "InvalidRange", {"Content-Range": f"bytes */{size_bytes}"})
+            self.stats.ranged += 1
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size_bytes}"
         answer = web.StreamResponse(status=status, headers=headers)
         answer.content_length = len(wanted)
@@ -135,7 +155,9 @@ class Store:
     async def _send(self, transport: asyncio.Transport, file: BinaryIO, wanted: range) -> None:
         loop = asyncio.get_running_loop()
         # HTTP/1.1: one answer at a time has the whole connection.
-        connection = Pacer(self.far.connection_bytes_per_s, CREDIT_S, loop.time())
+        is_slow = self.far.slow_every and self.stats.ranged % self.far.slow_every == 0
+        rate = self.far.slow_bytes_per_s if is_slow else self.far.connection_bytes_per_s
+        connection = Pacer(rate, CREDIT_S, loop.time())
         for start in wanted[::_CHUNK_BYTES]:
             size_bytes = min(_CHUNK_BYTES, wanted.stop - start)
             # One after the other: a turn on the common line is not taken by a connection that cannot use it yet.

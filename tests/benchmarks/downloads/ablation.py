@@ -1,0 +1,274 @@
+"""Worth of each mechanism that decides about a request: cold epochs with one of them replaced by a trivial one.
+
+`PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited and the time to the end
+of the last epoch, the median of interleaved rounds each, and what either loses without a mechanism. The product has no
+switches for this: each daemon is forked from this process, which then replaces a collaborator in its own memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from benchmarks.data import Dataset, Kind, make_tars
+from shardcache import daemon
+from shardcache.cache.transfers import fetcher
+from shardcache.config import Settings
+from shardcache.fetch import download, hedging, reads, scheduler
+from shardcache_client import ShardDataset
+from support.programs.daemon import UnixConnection
+from support.programs.zygote import _import_all
+from support.stores.throttled_s3 import ThrottledS3
+
+# An eighth of everything: a part takes as long as one of 8 MiB at 60 MB/s, and hardly any processor time.
+KIND = Kind("ablation", "25 KB", (("jpg", 25_000),), 9 * 8 * 2**20, 8 * 2**20)
+PART_BYTES = 2**20
+STORE = {"first_byte_s": 0.03, "connection_bytes_per_s": 7.5e6, "total_bytes_per_s": 21e6}
+BATCH_SAMPLES = 16
+
+
+def _without_rank(*places: int) -> Callable[[], None]:
+    """Return what makes the scheduler ignore some of the reasons for which a claim goes first."""
+
+    def replace_rank() -> None:
+        ranks = scheduler.Scheduler._rank
+
+        def blind(self: scheduler.Scheduler) -> Any:
+            rank = ranks(self)
+            return lambda *given: tuple(0 if place in places else reason for place, reason in enumerate(rank(*given)))
+
+        scheduler.Scheduler._rank = blind  # type: ignore[method-assign]
+
+    return replace_rank
+
+
+def _method(owner: Any, name: str, trivial: Any) -> Callable[[], None]:
+    """Return what replaces a method or property by a trivial one."""
+    return lambda: setattr(owner, name, trivial)
+
+
+def _no_alone() -> None:
+    before = fetcher.priority
+    fetcher.priority = lambda *given: replace(before(*given), alone=False)
+
+
+MECHANISMS: Mapping[str, Callable[[], None]] = {
+    "all": lambda: None,
+    "class": _without_rank(0),
+    "client": _without_rank(1, 2),
+    "turns": _without_rank(2),
+    "deadline": _without_rank(3),
+    "alone": _no_alone,
+    "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
+    "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
+    "AIMD": _method(scheduler.Aimd, "refused", lambda *_: None),
+    "link": _method(scheduler.Link, "connections", property(lambda _: 8)),
+    "hedging": _method(hedging.Hedging, "patience_s", lambda *_: None),
+    "request size": _method(download.Downloader, "_parts_per_request", lambda *_: 1),
+    "stopwatch": _method(reads.Stopwatch, "stop", lambda _: None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Readers of one job, each of shards of its own.
+
+    Attributes:
+        shards: those of each reader.
+        mb_per_s: rate at which a reader's samples are used; 0 for as fast as they come.
+        after_s: when it starts.
+        counts: True if its waiting is what is measured.
+    """
+
+    name: str
+    shards: Sequence[range]
+    mb_per_s: float
+    after_s: float = 0.0
+    counts: bool = True
+
+
+TRAINING = Job("training", [range(8)], 17.0)
+SCENARIOS: Mapping[str, tuple[Mapping[str, int], Sequence[Job]]] = {
+    "cold": ({}, [TRAINING]),
+    "slow tail": ({"slow_every": 20}, [TRAINING]),
+    "two jobs": (
+        {},
+        [
+            Job("bulk", [range(2), range(2, 4)], 0.0, counts=False),
+            Job("bulk", [range(4, 6)], 4.0, counts=False),
+            Job("urgent", [range(6, 8)], 8.0, after_s=0.7),
+        ],
+    ),
+    "throttled": ({"max_requests": 4}, [TRAINING]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Seconds that the readers waited, and until the last one was done; requests, and the refused ones of them."""
+
+    waited_s: float
+    end_s: float
+    requests: int
+    refused: int
+
+
+def _fork(work: Callable[[], object]) -> int:
+    """Run something in a process of its own; return its pid."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            if code:
+                traceback.print_exc()
+            os._exit(code)
+    return pid
+
+
+@contextmanager
+def _daemon(mechanism: str, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Run a daemon without a mechanism during the block."""
+    pid = _fork(lambda: _serve(mechanism, folder, env))
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
+    os.environ.update(env)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # As after the first minutes of reading.
+    hedging._MIN_OBSERVED = 8
+    hedging._Origin = partial(hedging._Origin, credit=hedging._MAX_CREDIT)  # type: ignore[misc, assignment]
+    MECHANISMS[mechanism]()
+    daemon.serve(
+        Settings.load(
+            {
+                "cache_dir": folder / "cache",
+                "capacity": "10GB",
+                "min_free": "0",
+                "socket": folder / "socket",
+                "part_size": PART_BYTES,
+                "log_level": "warning",
+            }
+        )
+    )
+
+
+def _warm(socket: Path, url: str) -> None:
+    """Fetch a shard, as soon as the daemon listens: on a node it has been up for long when a job starts."""
+    for _ in range(2_000):
+        try:
+            connection = UnixConnection(socket)
+            connection.request("POST", "/v1/warm", json.dumps({"urls": [url]}))
+            *_, done = connection.getresponse().read().splitlines()
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(0.01)
+        else:
+            assert json.loads(done).get("failed") == 0, done
+            return
+    raise RuntimeError("the daemon did not start")
+
+
+def _read(job: Job, urls: list[str], socket: Path, start_s: float, out: Path) -> None:
+    logging.getLogger("shardcache_client").setLevel(logging.ERROR)
+    time.sleep(max(0.0, start_s + job.after_s - time.monotonic()))
+    began_s = asked_s = time.monotonic()
+    waited_s, count = 0.0, 0
+    for count, _sample in enumerate(
+        ShardDataset(urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1), 1
+    ):
+        if count % BATCH_SAMPLES == 0:
+            waited_s += time.monotonic() - asked_s
+            if job.mb_per_s:
+                time.sleep(BATCH_SAMPLES * 0.025 / job.mb_per_s)
+            asked_s = time.monotonic()
+    ended_s = time.monotonic()
+    assert count == len(urls) * KIND.shard_samples, count
+    out.write_text(json.dumps([waited_s + ended_s - asked_s, ended_s - began_s]))
+
+
+def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm") as name, ExitStack() as stack:
+        folder = Path(name)
+        stack.enter_context(_daemon(mechanism, folder, store.env()))
+        urls = [f"s3://{data.folder.name}/{path.name}" for path in data.shards]
+        _warm(folder / "socket", urls[8])
+        before, start_s = store.stats(), time.monotonic() + 0.05
+        readers = [(job, shards) for job in jobs for shards in job.shards]
+        outs = [folder / f"{number}.json" for number in range(len(readers))]
+        children = [
+            _fork(partial(_read, job, [urls[shard] for shard in shards], folder / "socket", start_s, out))
+            for (job, shards), out in zip(readers, outs, strict=True)
+        ]
+        codes = [os.waitpid(child, 0)[1] for child in children]
+        if any(codes):
+            raise RuntimeError((folder / "log").read_text()[-3000:])
+        waited, took = zip(*(json.loads(out.read_text()) for out in outs), strict=True)
+        after = store.stats()
+    return Outcome(
+        sum(waited_s for (job, _), waited_s in zip(readers, waited, strict=True) if job.counts),
+        max(job.after_s + took_s for (job, _), took_s in zip(readers, took, strict=True)),
+        after.requests - before.requests,
+        after.refused - before.refused,
+    )
+
+
+@click.command()
+@click.option("--rounds", default=3)
+@click.option("--only", default=",".join(SCENARIOS), help="scenarios, with commas between")
+@click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/dev/shm/ablation"))
+def main(rounds: int, only: str, mechanisms: str, root: Path) -> None:
+    """Measure, and print the table."""
+    _import_all()
+    root.mkdir(exist_ok=True)
+    data = make_tars(KIND, 1.0, root, print)
+    found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+    with ExitStack() as stack:
+        for scenario in only.split(","):
+            moods, jobs = SCENARIOS[scenario]
+            store = stack.enter_context(ThrottledS3(root, **STORE, **moods))
+            for number in range(rounds):
+                for mechanism in mechanisms.split(","):
+                    found[scenario][mechanism].append(_run(mechanism, jobs, data, store))
+                    print(f"{scenario}, {mechanism}, {number}: {found[scenario][mechanism][-1]}", flush=True)
+    _print(found)
+
+
+def _print(found: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> None:
+    for scenario, outcomes in found.items():
+        print(f"\n{scenario:14}{'waited':>8}{'':>8}{'end':>8}")
+        base = [median(getattr(one, name) for one in outcomes["all"]) for name in ("waited_s", "end_s")]
+        for mechanism, some in outcomes.items():
+            figures: list[Any] = []
+            for name, all_s in zip(("waited_s", "end_s"), base, strict=True):
+                time_s = median(getattr(one, name) for one in some)
+                figures += [f"{time_s:8.3f}", f"{1e2 * (time_s / all_s - 1):+7.1f}%"]
+            refused = median(one.refused for one in some)
+            print(f"{mechanism:14}{''.join(figures)}{refused:6.0f} refused")
+
+
+if __name__ == "__main__":
+    main()
