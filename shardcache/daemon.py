@@ -126,15 +126,7 @@ async def _run(
         redirect_guard=AllowList(settings.allow),
         stall_timeout_s=settings.stall_timeout_s,
     )
-    downloader = Downloader(
-        max_connections=settings.max_connections,
-        shard_connections=settings.shard_connections,
-        attempts=settings.attempts,
-        stall_timeout_s=settings.stall_timeout_s,
-        counters=counters,
-        max_bandwidth=settings.max_bandwidth,
-        answer_ttl_s=settings.listing_ttl_s,
-    )
+    downloader = Downloader(settings, counters)
     indexers = Indexers(_INDEXERS)
     try:
         async with asyncio.TaskGroup() as group:

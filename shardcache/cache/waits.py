@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from shardcache.errors import ShardcacheError
-from shardcache.fetch.connections.priority import Priority
-from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.fetch.priority import Priority
+from shardcache.fetch.reads import Coming
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
-from shardcache.store.inflate import codec_of
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
@@ -279,12 +278,6 @@ class Transfer:
         """Return the mean rate of the download; 0 outside the download stage."""
         elapsed_s = time.monotonic() - self.stages.present_since_s
         return self.arrived_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
-
-    def first_priority(self) -> Priority:
-        """Return the priority before the download begins, so that less urgent downloads do not start first."""
-        begins = self.stages.present is not Stage.NETWORK and codec_of(self.ref.url) is None
-        waits = [wait for wait in self.waits if wait.partial and wait.since_s is not None]
-        return Priority(self.klass, alone=begins and bool(waits))
 
     def to_json(self) -> dict[str, Any]:
         """Return the transfer's entry in `shardcache status`."""

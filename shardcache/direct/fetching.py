@@ -12,8 +12,8 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.config import Settings
 from shardcache.direct.scratch import Scratch, ScratchFile, ScratchSink
 from shardcache.errors import CorruptShardError
-from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.priority import WAITING, Priority
 from shardcache.fetch.retry import refetch
 from shardcache.metrics import Counters
 from shardcache.origin.listing import expand
@@ -77,14 +77,8 @@ class DirectFetcher:
         self._allow, self._peer = AllowList(settings.allow), Peer(os.getuid(), frozenset(os.getgroups()))
         connections = min(_CONNECTIONS, settings.max_connections)
         self._origins = Origins(settings.origin, max_connections=connections)
-        self._downloader = Downloader(
-            max_connections=connections,
-            shard_connections=min(connections, settings.shard_connections),
-            attempts=settings.attempts,
-            stall_timeout_s=settings.stall_timeout_s,
-            counters=Counters(),
-            max_bandwidth=settings.max_bandwidth,
-        )
+        limited = {"max_connections": connections, "shard_connections": min(connections, settings.shard_connections)}
+        self._downloader = Downloader(settings.model_copy(update=limited), Counters())
 
     def __repr__(self) -> str:
         return f"<DirectFetcher {self._scratch!r} {self._downloader!r}>"

@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from shardcache.access.urls import store_of
+from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, OutdatedError, ShardChangedError
-from shardcache.fetch.answers import Answers
-from shardcache.fetch.connections.bandwidth import Bandwidth
-from shardcache.fetch.connections.priority import Priority
-from shardcache.fetch.connections.scheduler import Claim, OriginLoad, Scheduler
-from shardcache.fetch.parts.hedging import HEDGED_SHARE, Hedging
-from shardcache.fetch.parts.part_workers import PartWorkers
-from shardcache.fetch.parts.pausable_read import Coming
-from shardcache.fetch.parts.request_size import parts_per_request
-from shardcache.fetch.parts.requests import Requests, RequestSpan
-from shardcache.fetch.parts.stall_timeout import StallTimeout
+from shardcache.fetch import tier
+from shardcache.fetch.hedging import HEDGED_SHARE, MAX_PARTS, Hedging
+from shardcache.fetch.limits import Bandwidth
+from shardcache.fetch.priority import Claim, Priority
+from shardcache.fetch.reads import Coming, StallTimeout
+from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
-from shardcache.fetch.sink import Sink
-from shardcache.fetch.verification.etags import Etags
-from shardcache.fetch.verification.part_checksums import PartChecksums
+from shardcache.fetch.scheduler import OriginLoad, Scheduler
+from shardcache.fetch.verification import Etags, PartChecksums, Sink
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.flow import Received, nothing
 from shardcache.transport.parts import PartFileError, PartSums
 
 T = TypeVar("T")
+
+# A shard may become urgent while a request lasts, and a request that fails is repeated.
+_REQUEST_S = 0.25
+_MAX_ANSWERS = 10_000
+
+
+class Answers:
+    """Keeps what origins reported when a command asked for sizes, so that its downloads need not ask again.
+
+    Each answer is used once: if the object has been replaced since, the next attempt asks.
+
+    Args:
+        ttl_s: age up to which an answer is used; 0 keeps none.
+    """
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._kept: dict[str, RemoteObject] = {}  # oldest first
+
+    def keep(self, obj: RemoteObject) -> None:
+        """Keep an answer that has just arrived, if there is space for it."""
+        self._kept.pop(obj.url, None)
+        while self._kept and self._is_old(next(iter(self._kept.values()))):
+            del self._kept[next(iter(self._kept))]
+        if len(self._kept) < _MAX_ANSWERS:
+            self._kept[obj.url] = obj
+
+    def take(self, url: str, version: str | None) -> RemoteObject | None:
+        """Remove and return the answer about an object; None if there is no recent one about this version."""
+        obj = self._kept.pop(url, None)
+        if obj is None or version not in (None, obj.version) or self._is_old(obj):
+            return None
+        return obj
+
+    def _is_old(self, obj: RemoteObject) -> bool:
+        return time.monotonic() - obj.reported_s >= self._ttl_s
 
 
 class Downloader:
@@ -42,31 +74,29 @@ class Downloader:
     its slot until it is written, so that a slow disk slows the network down.
 
     Args:
-        answer_ttl_s: age up to which an answer to `stat_ahead` is used.
+        settings: limits on connections, attempts, stalls and bandwidth; `listing_ttl_s` is the age up to which an
+            answer to `stat_ahead` is used.
+        hedged_share: see `Hedging`.
     """
 
     def __init__(
         self,
-        *,
-        max_connections: int,
-        shard_connections: int,
-        attempts: int,
-        stall_timeout_s: float,
+        settings: Settings,
         counters: Counters,
-        max_bandwidth: int | None = None,
+        *,
         backoff: Backoff = BACKOFF,
         hedged_share: float = HEDGED_SHARE,
-        answer_ttl_s: float = 0.0,
     ) -> None:
-        self._scheduler = Scheduler(max_connections)
-        self._bandwidth = Bandwidth(max_bandwidth)
-        self._requests = Requests(self._scheduler, self._bandwidth, Hedging(hedged_share), counters, stall_timeout_s)
-        self._etags = Etags()
-        self._answers = Answers(answer_ttl_s)
-        self._shard_connections = shard_connections
-        self._retry = Retry(attempts, counters, backoff)
-        self._stall_timeout_s = stall_timeout_s
+        self._settings = settings
         self.counters = counters
+        self._scheduler = Scheduler(settings.max_connections)
+        self._bandwidth = Bandwidth(settings.max_bandwidth)
+        self._requests = Requests(
+            self._scheduler, self._bandwidth, Hedging(hedged_share), counters, settings.stall_timeout_s
+        )
+        self._etags = Etags()
+        self._answers = Answers(settings.listing_ttl_s)
+        self._retry = Retry(settings.attempts, counters, backoff)
 
     def __repr__(self) -> str:
         return f"<Downloader {self._scheduler} {self._bandwidth}>"
@@ -88,10 +118,6 @@ class Downloader:
     def reconsider(self) -> None:
         """Re-evaluate priorities now; otherwise that happens when a part begins or ends, some fifty times a second."""
         self._scheduler.deal()
-
-    def expect(self, url: str, priority: Callable[[], Priority]) -> AbstractContextManager[None]:
-        """Respect the priority of a download that has not begun; see `Scheduler.expect`."""
-        return self._scheduler.expect(priority, store_of(url))
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried like a part, and keep it for the next `stat` of the object."""
@@ -120,7 +146,7 @@ class Downloader:
 
         async def attempt() -> T:
             self.counters.origin_requests += 1
-            stall_timeout = StallTimeout(self._stall_timeout_s, url, nothing)
+            stall_timeout = StallTimeout(self._settings.stall_timeout_s, url, nothing)
             async with stall_timeout.limit():
                 return await request(stall_timeout.received)
 
@@ -166,12 +192,16 @@ class Downloader:
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
-        part_workers = PartWorkers(
-            self._shard_connections, self._requests_for(download, missing), partial(self._run, download)
-        )
+        requests = self._requests_for(download, missing)
+
+        async def work() -> None:
+            for parts in requests:
+                await self._run(download, parts)
+
         try:
-            # A reader that waits can start at the beginning: the fewer parts share the link, the sooner that arrives.
-            await part_workers.run(1 if download.priority().alone else self._shard_connections)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._settings.shard_connections):
+                    group.create_task(work())
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
@@ -179,21 +209,23 @@ class Downloader:
     def _requests_for(self, download: _Download, missing: list[int]) -> Iterator[range]:
         """Yield consecutive parts for one request each; single parts as soon as a reader waits."""
         count = self._parts_per_request(download, len(missing))
-        rest = deque(missing)
-        while rest:
-            run = range(rest[0], rest.popleft() + 1)
-            most = 1 if download.priority().waiting else count
-            while rest and rest[0] == run.stop and len(run) < most:
-                run = range(run.start, rest.popleft() + 1)
-            yield run
+        left = deque(missing)
+        while left:
+            parts = range(left[0], left.popleft() + 1)
+            maximum = 1 if download.priority().waiting else count
+            while left and left[0] == parts.stop and len(parts) < maximum:
+                parts = range(parts.start, left.popleft() + 1)
+            yield parts
 
     def _parts_per_request(self, download: _Download, missing: int) -> int:
-        if not download.obj.joinable:
-            return 1
+        """Return how many parts a request may fetch: larger ones cost less, smaller ones reach more connections."""
         origin = store_of(download.obj.url)
         bytes_per_s = self._scheduler.connection_bytes_per_s(origin)
-        part_s = None if bytes_per_s is None else download.sink.part_bytes / bytes_per_s
-        return parts_per_request(missing, min(self._shard_connections, self._scheduler.share(origin)), part_s)
+        if not download.obj.joinable or bytes_per_s is None:
+            return 1
+        connections = min(self._settings.shard_connections, self._scheduler.share(origin))
+        in_time = int(_REQUEST_S * bytes_per_s / download.sink.part_bytes)
+        return max(1, min(missing // connections, in_time, MAX_PARTS))
 
     async def _whole(self, download: _Download) -> None:
         count = -(-download.obj.size_bytes // download.sink.part_bytes)
@@ -220,7 +252,7 @@ class Downloader:
     async def _attempt(self, download: _Download, piece: RequestSpan) -> list[PartSums]:
         while True:
             try:
-                return await self._requests.fetch(piece)
+                return await tier.fetch(self._requests, piece)
             except OriginUnavailableError:
                 if not piece.claim.paused:  # an origin may close a paused connection; that is not a failure
                     raise

@@ -70,7 +70,7 @@ async def read_exactly(count: int, read: Callable[[int], Awaitable[bytes]], flow
     buffer, filled = memoryview(bytearray(count)), 0
     while True:
         await flow.ready()
-        chunk = await read(int(min(_READ_BYTES, flow.leave_bytes)))
+        chunk = await read(int(min(_READ_BYTES, flow.credit_bytes)))
         flow.received(len(chunk))
         end = filled + len(chunk)
         if end > count or (not chunk and end < count):

@@ -15,7 +15,7 @@ class Flow(Protocol):
     """Counts a read's bytes, and pauses it.
 
     Attributes:
-        leave_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
+        credit_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
         prompt: True if somebody is waiting for the first bytes, so that `written` should be called often.
 
     A read that pulls its bytes chunk by chunk awaits `ready` before each. One to which bytes are pushed is
@@ -24,7 +24,7 @@ class Flow(Protocol):
     """
 
     @property
-    def leave_bytes(self) -> float: ...  # noqa: D102
+    def credit_bytes(self) -> float: ...  # noqa: D102
 
     @property
     def prompt(self) -> bool: ...  # noqa: D102
@@ -38,8 +38,8 @@ class Flow(Protocol):
     async def ready(self) -> None:
         """Return when the next bytes may be read."""
 
-    def interruptible(self, rest: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call `rest` whenever, during the block, the read has to stop until it is `ready` again."""
+    def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call `pause` whenever, during the block, the read has to stop until it is `ready` again."""
 
 
 def nothing(count: int) -> None:
@@ -49,7 +49,7 @@ def nothing(count: int) -> None:
 class Free:
     """A flow without limits."""
 
-    leave_bytes = math.inf
+    credit_bytes = math.inf
     prompt = False
 
     def __init__(self, received: Received = nothing) -> None:
@@ -61,6 +61,6 @@ class Free:
     async def ready(self) -> None:
         """As `Flow.ready`: immediately."""
 
-    def interruptible(self, rest: Callable[[], object]) -> AbstractContextManager[None]:
+    def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
         """As `Flow.interruptible`: never interrupted."""
         return nullcontext()

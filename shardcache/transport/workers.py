@@ -222,7 +222,7 @@ class _Running:
 
     def limit_bytes(self) -> float | None:
         """Return the number of bytes of the body that may be read in all; None for no limit."""
-        return None if math.isinf(self.flow.leave_bytes) else self.received_bytes + max(0, self.flow.leave_bytes)
+        return None if math.isinf(self.flow.credit_bytes) else self.received_bytes + max(0, self.flow.credit_bytes)
 
     def take(self, message: Message) -> None:
         """Handle the worker's message about this request."""

@@ -157,9 +157,8 @@ class Fetcher:
         url = transfer.ref.url
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
-        with self._downloader.expect(url, transfer.first_priority):
-            obj = await self._downloader.stat(origin, url, transfer.ref.version)
-            return await self._version(transfer, origin, obj)
+        obj = await self._downloader.stat(origin, url, transfer.ref.version)
+        return await self._version(transfer, origin, obj)
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key, aliases = shard_key(obj.url, obj.version), self._planner.aliases

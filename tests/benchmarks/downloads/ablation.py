@@ -27,7 +27,7 @@ import click
 
 from benchmarks.data import Dataset, Kind, make_tars
 from shardcache import daemon
-from shardcache.cache.transfers import fetcher
+from shardcache.cache import waits
 from shardcache.config import Settings
 from shardcache.fetch import download, hedging, reads, scheduler
 from shardcache_client import ShardDataset
@@ -63,8 +63,8 @@ def _method(owner: Any, name: str, trivial: Any) -> Callable[[], None]:
 
 
 def _no_alone() -> None:
-    before = fetcher.priority
-    fetcher.priority = lambda *given: replace(before(*given), alone=False)
+    before = waits.KeyClaim.priority
+    waits.KeyClaim.priority = lambda *given: replace(before(*given), alone=False)  # type: ignore[method-assign]
 
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {

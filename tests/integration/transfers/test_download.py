@@ -19,8 +19,8 @@ from shardcache.errors import (
     OutdatedError,
     ShardChangedError,
 )
-from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.fetch.priority import WAITING, Priority
+from shardcache.fetch.reads import Coming
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.folder import shard_key

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.connections.scheduler import OriginLoad
+from shardcache.fetch.priority import WAITING, Priority
+from shardcache.fetch.scheduler import OriginLoad
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.gauged_s3 import GaugedS3
 
@@ -67,23 +67,6 @@ async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: G
         gauged.go_on("waiting")
         await urgent
     assert (await rig.download(planned)).missing() == []
-
-
-async def test_who_has_nothing_yet_begins_on_one_connection(rig: Rig, gauged: GaugedS3) -> None:
-    """The first part comes alone; what nobody waits for begins with all connections at once."""
-    rig.downloader = rig.make(max_connections=8, shard_connections=5)
-    waiting = await rig.stat(gauged.put("waiting", 16 * PART, pause_after=0))
-    planned = await rig.stat(gauged.put("planned", 16 * PART, pause_after=0))
-    for obj, priority, begins_alone in ((waiting, Priority(WAITING, alone=True), True), (planned, Priority(1), False)):
-        begun = len(gauged.requests)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(rig.download(obj, priority))
-            await gauged.until(lambda begun=begun: len(gauged.requests) > begun)  # type: ignore[misc]
-            assert (rig.downloader.loads()[0].connections == 1) is begins_alone
-            await gauged.until(lambda: gauged.at_once == 5)  # the others follow, though the first has not come
-            name = obj.url.rsplit("/", 1)[1]
-            del gauged.pauses[name]
-            gauged.go_on(name)
 
 
 async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, gauged: GaugedS3) -> None:

@@ -49,15 +49,15 @@ class Credit:
     """A flow that pauses and goes on when a test says so.
 
     Attributes:
-        leave_bytes: as `Flow.leave_bytes`.
+        credit_bytes: as `Flow.credit_bytes`.
         received_bytes: that came.
         prompt: as `Flow.prompt`.
         written_bytes: last reported.
         rests: set when the read has to wait for `go_on`.
     """
 
-    def __init__(self, leave_bytes: float = math.inf, *, prompt: bool = False) -> None:
-        self.leave_bytes = leave_bytes
+    def __init__(self, credit_bytes: float = math.inf, *, prompt: bool = False) -> None:
+        self.credit_bytes = credit_bytes
         self.prompt = prompt
         self.received_bytes = self.written_bytes = 0
         self.rests = asyncio.Event()
@@ -72,17 +72,17 @@ class Credit:
         if self._rest is not None:
             self._rest()
 
-    def go_on(self, leave_bytes: float = math.inf) -> None:
+    def go_on(self, credit_bytes: float = math.inf) -> None:
         """Allow so many more bytes."""
-        self.leave_bytes = leave_bytes
+        self.credit_bytes = credit_bytes
         self._may_read.set()
 
     def received(self, count: int) -> None:
         """As `Flow.received`."""
         self.received_bytes += count
-        self.leave_bytes -= count
+        self.credit_bytes -= count
         self.came.set()
-        if self.leave_bytes <= 0:
+        if self.credit_bytes <= 0:
             self.halt()
 
     def written(self, size_bytes: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shardcache.config import OriginTable
-from shardcache.fetch.connections.priority import Priority
+from shardcache.config import OriginTable, Settings
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.priority import Priority
 from shardcache.fetch.retry import Backoff
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
@@ -42,17 +42,17 @@ class Rig:
         answer_ttl_s: float = 0.0,
     ) -> Downloader:
         """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to."""
-        return Downloader(
-            max_connections=max_connections,
-            shard_connections=shard_connections,
-            attempts=attempts,
-            stall_timeout_s=stall_timeout_s,
-            counters=self.counters,
-            max_bandwidth=max_bandwidth,
-            backoff=Backoff(base_s=0.001),
-            hedged_share=hedged_share,
-            answer_ttl_s=answer_ttl_s,
+        settings = Settings.load(
+            {
+                "max_connections": max_connections,
+                "shard_connections": shard_connections,
+                "attempts": attempts,
+                "stall_timeout_s": stall_timeout_s,
+                "max_bandwidth": max_bandwidth,
+                "listing_ttl_s": answer_ttl_s,
+            }
         )
+        return Downloader(settings, self.counters, backoff=Backoff(base_s=0.001), hedged_share=hedged_share)
 
     async def stat(self, url: str) -> RemoteObject:
         """Return the present version."""

@@ -9,9 +9,8 @@ import pytest
 
 from shardcache.cache.waits import Arrival, Class, KeyClaim, Stage, Transfer, Wait
 from shardcache.errors import ShardChangedError
-from shardcache.fetch.connections.priority import Priority
-from shardcache.fetch.parts.pausable_read import PausableRead
-from shardcache.fetch.parts.stall_timeout import StallTimeout
+from shardcache.fetch.priority import Priority
+from shardcache.fetch.reads import PausableRead, StallTimeout
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import Layout
@@ -111,21 +110,3 @@ async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Tra
     assert (reading.klass, reading.alone) == (Class.WAITING, True)
     transfer.waits.add(Wait(JOB, 5.0))  # as `Reader.more` waits
     assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB, alone=True)
-
-
-async def test_a_reader_waiting_for_a_beginning_lets_no_other_download_begin(transfer: Transfer) -> None:
-    """From the moment that it waits until its own download begins."""
-    assert not transfer.first_priority().alone
-    transfer.waits.add(wait := Wait(JOB, partial=True))
-    assert not transfer.first_priority().alone
-    wait.since_s = 5.0
-    assert transfer.first_priority() == Priority(Class.WAITING, alone=True)
-    transfer.stages.enter(Stage.NETWORK)
-    assert not transfer.first_priority().alone
-
-
-async def test_a_compressed_shard_has_no_beginning() -> None:
-    """It can be read when it is whole, so no other download is paused for it."""
-    transfer = Transfer("a", ShardRef("s3://bucket/a.tar.gz"), Class.PLANNED)
-    transfer.waits.add(Wait(JOB, 5.0, partial=True))
-    assert not transfer.first_priority().alone

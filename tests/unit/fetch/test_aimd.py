@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.connections.aimd import Aimd
+from shardcache.fetch.limits import Aimd
 
 LIMITS = st.integers(1, 64)
 

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from shardcache.config import Settings
 from shardcache.errors import ConfigError
-from shardcache.fetch.connections.bandwidth import Bandwidth
-from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.connections.round_robin import RoundRobin
-from shardcache.fetch.connections.scheduler import Claim
+from shardcache.fetch.limits import Bandwidth
+from shardcache.fetch.priority import WAITING, Claim, Priority, RoundRobin
 from support.programs.guard import GUARD_S
 
 RATE = 1_000_000

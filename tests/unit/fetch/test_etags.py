@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CorruptShardError
-from shardcache.fetch.verification.etags import Etags
+from shardcache.fetch.verification import Etags
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from support.programs.guard import GUARD_S
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import DiskFullError, OriginUnavailableError
-from shardcache.fetch.parts.hedging import Hedging, race
+from shardcache.fetch.hedging import Hedging, race
 
 SIZE = 8 * 1024 * 1024
 STORE = "s3://bucket"

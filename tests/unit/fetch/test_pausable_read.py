@@ -8,8 +8,7 @@ import math
 import pytest
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.parts.pausable_read import PausableRead
-from shardcache.fetch.parts.stall_timeout import StallTimeout
+from shardcache.fetch.reads import PausableRead, StallTimeout
 from shardcache.transport.flow import nothing
 
 LIMIT_S = 0.05
@@ -63,7 +62,7 @@ async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -
             await pausable_read.ready()
         assert calls == [1]
     assert purse.wanted == [100, 60, 50]
-    assert pausable_read.leave_bytes == 0
+    assert pausable_read.credit_bytes == 0
 
 
 async def test_a_halted_read_rests_until_it_has_a_slot_again_however_long() -> None:
@@ -93,7 +92,7 @@ async def test_waiting_for_leave_is_no_stall_either() -> None:
     asyncio.get_running_loop().call_later(4 * LIMIT_S, pay)
     async with pausable_read.limit():
         pausable_read.received(100)
-    assert pausable_read.leave_bytes == 0
+    assert pausable_read.credit_bytes == 0
 
 
 async def test_who_is_halted_wants_no_leave() -> None:

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
-from shardcache.fetch.connections.bandwidth import Bandwidth
-from shardcache.fetch.connections.priority import Priority
-from shardcache.fetch.connections.scheduler import Claim, Scheduler
-from shardcache.fetch.parts.hedging import Hedging
-from shardcache.fetch.parts.requests import Requests, RequestSpan
+from shardcache.fetch import tier
+from shardcache.fetch.hedging import Hedging
+from shardcache.fetch.limits import Bandwidth
+from shardcache.fetch.priority import Claim, Priority
+from shardcache.fetch.requests import Requests, RequestSpan
+from shardcache.fetch.scheduler import Scheduler
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow, Received
@@ -100,7 +101,9 @@ class Desk:
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""
         claim = Claim(lambda: Priority(2), STORE)
-        (sums,) = await self.requests.fetch(RequestSpan(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
+        (sums,) = await tier.fetch(
+            self.requests, RequestSpan(self.origin, OBJ, PARTS, claim, lambda pausable_read: None)
+        )
         return sums.crc32c
 
 

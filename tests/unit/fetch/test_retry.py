@@ -16,7 +16,7 @@ from shardcache.errors import (
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.parts.stall_timeout import StallTimeout
+from shardcache.fetch.reads import StallTimeout
 from shardcache.fetch.retry import Backoff, Retry, refetch
 from shardcache.metrics import Counters
 from shardcache.transport.flow import nothing

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
-from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.connections.scheduler import ASK_AGAIN_S, Claim, OriginLoad, Scheduler
+from shardcache.fetch.priority import WAITING, Claim, Priority
+from shardcache.fetch.scheduler import ASK_AGAIN_S, OriginLoad, Scheduler
 from support.programs.guard import GUARD_S
 from support.programs.still_loop import StillLoop, pass_time, turns
 
@@ -321,17 +321,6 @@ async def test_on_a_full_line_the_parts_of_who_is_alone_come_one_after_the_other
         await users.finish(f"planned{number}")
 
 
-async def test_nobody_begins_before_who_is_expected_to_be_alone() -> None:
-    """A reader waits for a shard of which the origin is still being asked: what is planned does not take the line."""
-    users = Users(Scheduler(8))
-    with users.slots.expect(lambda: Priority(WAITING, alone=True), ""):
-        await users.start("planned", PLANNED)
-        assert users.holding == set()
-    await turns()
-    assert users.holding == {"planned"}
-    await users.finish("planned")
-
-
 async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     """The limit is each origin's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
     users = Users(Scheduler(4))
@@ -418,8 +407,6 @@ async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
             with suppress(OriginBusyError):
                 async with slots.hold(Claim(lambda: PLANNED, f"host {number}")):
                     raise OriginBusyError("slow down")
-            with slots.expect(lambda: PLANNED, f"dead {number}"):
-                pass
         loads = {load.name: load for load in slots.loads()}
         assert len(loads) == 64
         assert loads["busy"].connections == 1 and loads["host 599"].throttled == 1

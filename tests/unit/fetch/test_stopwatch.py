@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shardcache.fetch.parts.stopwatch import Stopwatch
+from shardcache.fetch.reads import Stopwatch
 
 
 async def test_it_counts_only_while_it_runs() -> None:

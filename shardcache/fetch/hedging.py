@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
-from shardcache.fetch.parts.request_size import MOST_PARTS
-
 T = TypeVar("T")
+
+MAX_PARTS = 4
+"""Maximum number of parts of one request."""
 
 HEDGED_SHARE = 0.03
 """Maximum share of parts whose request is hedged."""
@@ -25,24 +26,27 @@ HEDGED_SHARE = 0.03
 _PERCENTILE = 0.99
 # If more than one answer in a hundred hangs, the percentile is the time of a hung answer and useless as a limit.
 _MEDIANS = 5
-_LEAST_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
+_MIN_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
 _OBSERVED = 1000
 # A part that takes this many times its patience is late, however slow the others are.
-_MOST_PATIENCE = 5
+_MAX_PATIENCE = 5
 # Shorter times are not worth a second request: it would cost more than it could save.
-_LEAST_PATIENCE_S = 0.05
-_MOST_CREDIT = 8.0
+_MIN_PATIENCE_S = 0.05
+_MAX_CREDIT = 8.0
 # So that a slow owner in a cluster's tier is found before a hundred parts have come.
 _TRIES = 2
 # Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
 _UNKNOWN = 0.2
 
-LEAST = 0.04
+MIN_STALL_SHARE = 0.04
 """Share of the stall time-out: a part from a tier that takes no longer is not late."""
+LOOK_AGAIN = 1.1
+"""While the other parts are as slow as a late one, it is looked at again after a tenth more of its time."""
+
 # Origins remembered: those used last.
 _MAX_ORIGINS = 64
 # From a single part to the largest request.
-_MOST_DOUBLINGS = MOST_PARTS.bit_length() - 1
+_MAX_DOUBLINGS = MAX_PARTS.bit_length() - 1
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class Hedging:
         """Record the time from the first request for some parts to their arrival, whichever request brought them."""
         known = self._known(origin)
         known.times[size_bytes.bit_length()].add(time_s)
-        known.credit = min(_MOST_CREDIT, known.credit + parts * self._share)
+        known.credit = min(_MAX_CREDIT, known.credit + parts * self._share)
 
     def patience_s(self, origin: str, size_bytes: int) -> float | None:
         """Return the time after which a part may be late; None while too few times are known."""
@@ -105,7 +109,7 @@ class Hedging:
             return None
         times, ratio = similar
         late_s = ratio * min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
-        return max(_LEAST_PATIENCE_S, late_s)
+        return max(_MIN_PATIENCE_S, late_s)
 
     def due_s(
         self, origin: str, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
@@ -126,12 +130,13 @@ class Hedging:
         else:
             again_s = patience_s
         left_bytes = max(1, size_bytes - received_bytes)
-        return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
+        return min(max(patience_s, again_s * received_bytes / left_bytes), _MAX_PATIENCE * patience_s)
 
     def usual_s(self, origin: str, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which the origin usually sends a part, itself or by way of the tier."""
         known = self._known(origin).times.get(size_bytes.bit_length())
-        return max(LEAST, _UNKNOWN if known is None else known.percentile_s(0.5) / stall_timeout_s) * stall_timeout_s
+        usual_s = _UNKNOWN * stall_timeout_s if known is None else known.percentile_s(0.5)
+        return max(MIN_STALL_SHARE * stall_timeout_s, usual_s)
 
     def left_s(
         self,
@@ -163,9 +168,9 @@ class Hedging:
     def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
         """Return the times to compare a request with, and the factor for its size; None if too few are known."""
         times = self._known(origin).times
-        for doublings in range(_MOST_DOUBLINGS + 1):
+        for doublings in range(_MAX_DOUBLINGS + 1):
             similar = times.get(size_bytes.bit_length() - doublings)
-            if similar is not None and len(similar.last_s) >= _LEAST_OBSERVED:
+            if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
                 return similar, 2**doublings
         return None
 

@@ -1,1 +1,0 @@
-"""Connection slots, priorities and bandwidth: the next request to run, and the ones to pause for it."""

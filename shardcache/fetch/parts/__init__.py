@@ -1,1 +1,0 @@
-"""Requests for parts: limits of time, pausing, hedging."""

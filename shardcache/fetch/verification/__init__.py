@@ -1,1 +1,0 @@
-"""Checks of a download against the origin's checksums and ETags."""
