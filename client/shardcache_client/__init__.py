@@ -53,7 +53,7 @@ _MODULES = {
     "ShardLoader": "loader",
     "ShardReader": "reader",
     "TokenBlocks": "files.blocks",
-    "batch_by_length": "lengths.batching",
+    "batch_by_length": "lengths",
     "cached_paths": "paths",
 }
 
