@@ -12,25 +12,25 @@ import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
-from shardcache.cache.catalog.manifests import Manifests, Resolved
-from shardcache.cache.catalog.planner import Planner
-from shardcache.cache.catalog.versions import History, Revalidation
+from shardcache.cache.counting import Counting
+from shardcache.cache.disk import Health, Quarantine, Reconciler
+from shardcache.cache.fetcher import Fetcher, Ingester
+from shardcache.cache.jobs import Loader
+from shardcache.cache.leasing import Leasing
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.operations.counting import Counting
-from shardcache.cache.operations.maintenance import Maintenance, Pinning
-from shardcache.cache.operations.warming import Send, Warming, reporting
-from shardcache.cache.readers.jobs import Loader
-from shardcache.cache.readers.leasing import Leasing
-from shardcache.cache.readers.readers import Reader, Readers
-from shardcache.cache.residency.disk import Health, Quarantine, Reconciler
-from shardcache.cache.residency.pins import Pins
-from shardcache.cache.residency.residency import Evictor, Inventory
-from shardcache.cache.residency.scrubbing import Scrubber
-from shardcache.cache.transfers.fetcher import Fetcher, Ingester
-from shardcache.cache.transfers.prefetch import Prefetcher
-from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.maintenance import Maintenance, Pinning
+from shardcache.cache.manifests import Manifests, Resolved
+from shardcache.cache.pins import Pins
+from shardcache.cache.planner import Planner
+from shardcache.cache.prefetch import Prefetcher
+from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.residency import Evictor, Inventory
+from shardcache.cache.scrubbing import Scrubber
+from shardcache.cache.transfers import Transfers
+from shardcache.cache.versions import History, Revalidation
 from shardcache.cache.views import LiveView, Overview
 from shardcache.cache.waits import Transfer
+from shardcache.cache.warming import Send, Warming, reporting
 from shardcache.config import Settings
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader

@@ -20,9 +20,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from shardcache.cache.readers.jobs import Job
-from shardcache.cache.readers.readers import Reader, Readers
-from shardcache.cache.transfers.prefetch import Prefetcher
+from shardcache.cache.jobs import Job
+from shardcache.cache.prefetch import Prefetcher
+from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.waits import Holder, JobKey, Stage, Transfer
 from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader

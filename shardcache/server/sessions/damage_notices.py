@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardcache.cache.readers.readers import Lease
+from shardcache.cache.readers import Lease
 
 Json = dict[str, Any]
 

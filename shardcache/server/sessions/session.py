@@ -15,11 +15,11 @@ from aiohttp import WSMsgType, web
 from shardcache import __version__
 from shardcache.access.peer import peer_of
 from shardcache.access.rules import Peer
-from shardcache.cache.catalog.planner import Planned
 from shardcache.cache.facade import Cache
+from shardcache.cache.jobs import Loader
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.readers.jobs import Loader
-from shardcache.cache.readers.readers import Lease, Reader
+from shardcache.cache.planner import Planned
+from shardcache.cache.readers import Lease, Reader
 from shardcache.cache.waits import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about

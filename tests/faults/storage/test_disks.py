@@ -16,7 +16,7 @@ import pytest
 
 from campaign import disks
 from campaign.harness import Row, rows
-from shardcache.cache.residency.disk import Health
+from shardcache.cache.disk import Health
 from shardcache.cache.waits import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.disk import disk_errors

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import flip
-from shardcache.cache.residency.disk import Health, Quarantine
-from shardcache.cache.residency.scrubbing import Scrubber, ScrubProgress
+from shardcache.cache.disk import Health, Quarantine
+from shardcache.cache.scrubbing import Scrubber, ScrubProgress
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import Layout
 from shardcache.store.shard import Scrub, Shard

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 
-from shardcache.cache.catalog.planner import AliasTable
-from shardcache.cache.catalog.versions import Revalidation
+from shardcache.cache.planner import AliasTable
+from shardcache.cache.versions import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from shardcache.cache.catalog.planner import Planner
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.residency.pins import Pins
-from shardcache.cache.residency.residency import Evictor, Inventory
+from shardcache.cache.pins import Pins
+from shardcache.cache.planner import Planner
+from shardcache.cache.residency import Evictor, Inventory
 from shardcache.config import Amount
 from shardcache.metrics import Counters
 from shardcache.store.folder import SIDECAR, TAR, shard_key

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency.pins import Pins
-from shardcache.cache.residency.residency import Inventory
+from shardcache.cache.pins import Pins
+from shardcache.cache.residency import Inventory
 from shardcache.errors import CapacityError, DiskError
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.pinfile import Pin, read_pins
@@ -105,7 +105,7 @@ async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch)
         entered.set()
         leave.wait(GUARD_S)
 
-    monkeypatch.setattr("shardcache.cache.residency.pins.write_pins", write)
+    monkeypatch.setattr("shardcache.cache.pins.write_pins", write)
     pins.schedule_save()
     saving = asyncio.create_task(pins.run())
     await asyncio.to_thread(entered.wait, GUARD_S)

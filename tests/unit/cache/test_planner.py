@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardcache.cache.catalog.planner import AliasTable, PlannedShards, name_of
+from shardcache.cache.planner import AliasTable, PlannedShards, name_of
 from shardcache.protocol import ShardRef
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency.residency import NOW, check_progress
+from shardcache.cache.residency import NOW, check_progress
 from shardcache.cache.waits import Class, KeyClaim, PostponedError, Transfer, Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.catalog.versions import History
+from shardcache.cache.versions import History
 from shardcache.protocol import ShardRef
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.shard import Facts

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shardcache.cache.catalog.planner import Planner
-from shardcache.cache.transfers.transfers import RetryGate, Transfers
+from shardcache.cache.planner import Planner
+from shardcache.cache.transfers import RetryGate, Transfers
 from shardcache.cache.waits import Arrival, Class, PostponedError, Signal, Transfer, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
 from shardcache.metrics import Counters

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency.disk import Health
+from shardcache.cache.disk import Health
 from shardcache.cache.waits import Signal
 from shardcache.config import Amount
 from shardcache.server.service_manager import Liveness, ServiceNotifier, liveness

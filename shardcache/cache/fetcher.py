@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from shardcache.cache.catalog.versions import History
-from shardcache.cache.residency.disk import Health
-from shardcache.cache.residency.residency import NOW, Evictor
+from shardcache.cache.disk import Health
+from shardcache.cache.residency import NOW, Evictor
+from shardcache.cache.versions import History
 from shardcache.cache.waits import Arrival, Class, KeyClaim, PostponedError, Stage, Transfer
 from shardcache.config import OriginTable
 from shardcache.errors import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcache.cache.catalog.planner import name_of
-from shardcache.cache.operations.warming import Round, Send, ShardOutcome, ask_all
-from shardcache.cache.readers.leasing import Leasing, Published
+from shardcache.cache.leasing import Leasing, Published
+from shardcache.cache.planner import name_of
 from shardcache.cache.waits import Class, Wait
+from shardcache.cache.warming import Round, Send, ShardOutcome, ask_all
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from shardcache.cache.residency.residency import Evictor
+from shardcache.cache.residency import Evictor
 from shardcache.cache.waits import Signal
 from shardcache.errors import CacheError, CorruptShardError, DiskError, DiskFullError, ExhaustedError
 from shardcache.store.folder import CacheFolder

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import structlog
 
-from shardcache.cache.catalog.planner import Planner
-from shardcache.cache.residency.pins import Pins
+from shardcache.cache.pins import Pins
+from shardcache.cache.planner import Planner
 from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shardcache.cache.catalog.planner import Planner
+from shardcache.cache.planner import Planner
 from shardcache.cache.waits import Arrival, Class, PostponedError, Signal, Stage, Transfer, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.logs import about

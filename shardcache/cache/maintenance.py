@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
 from shardcache.access.rules import Peer
-from shardcache.cache.catalog.manifests import Matching
-from shardcache.cache.operations.warming import Event, Send, Warming
-from shardcache.cache.readers.leasing import Published
-from shardcache.cache.residency.disk import Quarantine
-from shardcache.cache.residency.pins import Pins, pinned_by
-from shardcache.cache.residency.residency import Evictor
+from shardcache.cache.disk import Quarantine
+from shardcache.cache.leasing import Published
+from shardcache.cache.manifests import Matching
+from shardcache.cache.pins import Pins, pinned_by
+from shardcache.cache.residency import Evictor
+from shardcache.cache.warming import Event, Send, Warming
 from shardcache.errors import CorruptShardError, ExhaustedError
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact

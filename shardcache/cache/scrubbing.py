@@ -8,7 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Self
 
-from shardcache.cache.residency.disk import Quarantine
+from shardcache.cache.disk import Quarantine
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import is_key
 from shardcache.store.shard import Scrub, Shard

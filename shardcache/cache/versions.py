@@ -12,7 +12,7 @@ from dataclasses import replace
 import structlog
 
 from shardcache.access.urls import store_of
-from shardcache.cache.catalog.planner import AliasTable
+from shardcache.cache.planner import AliasTable
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins

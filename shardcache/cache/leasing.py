@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from shardcache.cache.catalog.planner import name_of
-from shardcache.cache.catalog.versions import History, Revalidation
-from shardcache.cache.residency.disk import Quarantine
-from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.disk import Quarantine
+from shardcache.cache.planner import name_of
+from shardcache.cache.transfers import Transfers
+from shardcache.cache.versions import History, Revalidation
 from shardcache.cache.waits import Arrival, Class, Wait
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import ShardRef

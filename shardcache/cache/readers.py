@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardcache.cache.catalog.planner import Planned, PlannedShards, name_of
+from shardcache.cache.jobs import Job, Jobs, Loader, WaitClock
+from shardcache.cache.leasing import Leasing, Published
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.readers.jobs import Job, Jobs, Loader, WaitClock
-from shardcache.cache.readers.leasing import Leasing, Published
+from shardcache.cache.planner import Planned, PlannedShards, name_of
 from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Wait
 from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
 from shardcache.metrics import Counters

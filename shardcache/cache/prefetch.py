@@ -7,9 +7,9 @@ import contextlib
 
 import structlog
 
-from shardcache.cache.residency.disk import Health
-from shardcache.cache.residency.residency import LOOK_AGAIN_S, Evictor
-from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.disk import Health
+from shardcache.cache.residency import LOOK_AGAIN_S, Evictor
+from shardcache.cache.transfers import Transfers
 from shardcache.cache.waits import Class, Transfer
 from shardcache.errors import ShardcacheError
 from shardcache.logs import about

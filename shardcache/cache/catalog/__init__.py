@@ -1,1 +1,0 @@
-"""Knowledge about shards: names and versions, manifests, sample counts."""

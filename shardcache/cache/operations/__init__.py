@@ -1,1 +1,0 @@
-"""Operations that users ask for: warm, index, pin, list, evict, verify."""

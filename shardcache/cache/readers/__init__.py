@@ -1,1 +1,0 @@
-"""Reading processes: their sessions, leases and jobs."""

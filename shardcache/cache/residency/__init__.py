@@ -1,1 +1,0 @@
-"""Shards on disk: reserving space, publishing, evicting, pinning, checking."""

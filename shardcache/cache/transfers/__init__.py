@@ -1,1 +1,0 @@
-"""Shards being fetched: priorities, prefetch, retries, waiting readers."""
