@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from shardcache.transport.workers import Commit, Workers
 # In addition to those for parts, so that requests for versions and listings never queue behind them.
 _SPARE_CONNECTIONS = 8
 # A preempted part keeps its connection while another one reads.
-_CONNECTIONS_A_SLOT = 2
-_MOST_KNOWN = 10_000
+_CONNECTIONS_PER_SLOT = 2
+_MAX_KNOWN = 10_000
 _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
@@ -45,7 +45,7 @@ class Origins:
     ) -> None:
         self._redirect_guard = redirect_guard or Unrestricted()
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
-        self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
+        self._connections = _CONNECTIONS_PER_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
         self.tiers = {table.tier: TierState(table.tier) for table in tables if table.tier is not None}
         self._workers = Workers(silence_s=stall_timeout_s)
@@ -129,12 +129,12 @@ class Deferred:
         try:
             obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
         except OriginUnavailableError:
-            if (known := self._known.get(url)) is None:
+            if url not in self._known:
                 raise
-            return known  # the tier may have its parts; it asks whether this version may be read
+            return self._known[url]  # the tier may have its parts; it asks whether this version may be read
         self._known.pop(url, None)
         self._known[url] = obj
-        if len(self._known) > _MOST_KNOWN:
+        if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return obj
 
@@ -177,8 +177,8 @@ def _load(setup: Setup) -> Origin:
     row = row_of(setup.protocol)
     module, _, name = row.origin.partition(":")
     try:
-        construct: Callable[[Setup], Origin] = getattr(importlib.import_module(module), name)
-        return construct(setup)
+        origin: Origin = getattr(importlib.import_module(module), name)(setup)
+        return origin
     except ImportError as exn:
         package = row.package or (exn.name or "").partition(".")[0]
         what = f"the Python package {package}" if package else f"a Python package ({exn})"

@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -44,7 +44,15 @@ from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 
+log = SharedLogger()
+
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
+_CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+_NEEDED = {"etag", "content-length"}
+_REFUSALS = {301, 307, 308, 400, 401, 403, 404}
+_MAX_REFUSALS = 3
+_MAX_SIGNED = 64
+_MAX_HOSTS = 256
 
 # Parts are in memory while they are sent. S3 takes 10,000 of them: shards of up to 160 GB.
 _UPLOAD_PART_BYTES = 16 * 1024**2
@@ -54,6 +62,8 @@ _UPLOAD_SILENCE_S = 60
 
 Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
+
+T = TypeVar("T", bound=Answer | None)
 
 
 class S3Origin(Origin):
@@ -214,18 +224,6 @@ def _presumed_md5(head: Headers) -> Checksum | None:
     return Checksum(MD5, int(etag, 16))
 
 
-log = SharedLogger()
-
-T = TypeVar("T", bound=Answer | None)
-
-_NEEDED = {"etag", "content-length"}
-_REFUSALS = {301, 307, 308, 400, 401, 403, 404}
-_PATIENCE = 3
-_CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-_MAX_SIGNED = 64
-_MAX_HOSTS = 256
-
-
 class RefusedError(Exception):
     """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
 
@@ -239,20 +237,19 @@ class DirectRequests:
         self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
         self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
-        self._proxies: dict[str, str | None] = {}
-        self._ca_file: tuple[Any, str | None] = None, None
+        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
+        self._ca_file = lru_cache(1)(_ca_file)
 
     async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str]:
         """Return the headers of the answer to a HEAD, names in lower case.
 
         Raises RefusedError, OriginUnavailableError, and what botocore and the network raise.
         """
-        params = {**where, "ChecksumMode": "ENABLED"}
 
         async def ask(signed: str) -> Answer:
             return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
 
-        sign = partial(self._signer.url, fs, "head_object", params, _CHECKSUM_MODE)
+        sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)
         if answer.status >= 300:
             raise error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
@@ -290,7 +287,7 @@ class DirectRequests:
         return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
 
     def _usable(self, bucket: str) -> bool:
-        return self._plain and self._refusals[bucket] < _PATIENCE
+        return self._plain and self._refusals[bucket] < _MAX_REFUSALS
 
     async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
         """Return the answer from the bucket's own region. Raises RefusedError."""
@@ -307,17 +304,11 @@ class DirectRequests:
 
     def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
         """Return a request. Raises RefusedError if it needs a proxy that only the SDK can use."""
-        if fs is not self._ca_file[0]:
-            self._ca_file = fs, _ca_file(fs)
-        host = urlsplit(url).netloc
-        if host not in self._proxies:
-            if len(self._proxies) >= _MAX_HOSTS:
-                self._proxies.clear()
-            self._proxies[host] = proxy_of(url)
-        proxy = self._proxies[host]
+        scheme, host, *_ = urlsplit(url)
+        proxy = self._proxy_of(f"{scheme}://{host}")
         if proxy is not None and not proxy.startswith("http://"):
             raise RefusedError
-        return Request(method, url, headers, proxy, self._ca_file[1])
+        return Request(method, url, headers, proxy, self._ca_file(fs))
 
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
         """Return a presigned url, reused for all parts of an object during half of its validity."""
@@ -331,9 +322,9 @@ class DirectRequests:
         return url
 
     def refused(self, url: str, bucket: str) -> None:
-        """Record that the SDK got what a presigned url did not; after `_PATIENCE` times, use the SDK for the bucket."""
+        """Record that the SDK got what a presigned url did not; after some refusals, it serves the whole bucket."""
         self._refusals[bucket] += 1
-        if self._plain and self._refusals[bucket] == _PATIENCE:
+        if self._plain and self._refusals[bucket] == _MAX_REFUSALS:
             log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 

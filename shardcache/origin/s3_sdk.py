@@ -34,6 +34,41 @@ from shardcache.transport.head import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
 from shardcache.transport.sockets import IDLE_S, Distrust, failure, new_socket
 
 CONNECT_TIMEOUT_S = 10
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REGION = "x-amz-bucket-region"
+_CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
+
+E = TypeVar("E", bound=Exception)
+
+# Raised for an answer with a missing or unreadable field.
+_NONSENSE = (ResponseParserError, KeyError, ValueError)
+# Raised by botocore when credentials are still expired after a refresh.
+_STILL_EXPIRED = RuntimeError
+# Everything that an s3fs call or the parsing of its answer may raise; s3fs turns S3's refusals into OSErrors.
+FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, *_NONSENSE, _STILL_EXPIRED)
+
+# botocore errors that are not the request's fault.
+_CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
+
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
+_REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"})
+_BUSY = frozenset(
+    {"SlowDown", "SlowDownRead", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"}
+)
+_TRANSIENT = frozenset({"RequestTimeout", "InternalError"})
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.UnauthorizedSSOTokenError,
+    boto.TokenRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+)
+_DENIED = (
+    "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it others (AWS_PROFILE, or "
+    "`profile` in an [[origin]] table), or `anon = true` for public data"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,11 +199,6 @@ def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_REGION = "x-amz-bucket-region"
-_CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
-
-
 class LedAwayError(OSError):
     """A redirect that does not state the bucket's region.
 
@@ -235,47 +265,12 @@ class _Staying:
         return answer
 
 
-E = TypeVar("E", bound=Exception)
-
-# Raised for an answer with a missing or unreadable field.
-_NONSENSE = (ResponseParserError, KeyError, ValueError)
-# Raised by botocore when credentials are still expired after a refresh.
-_STILL_EXPIRED = RuntimeError
-# Everything that an s3fs call or the parsing of its answer may raise; s3fs turns S3's refusals into OSErrors.
-FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, *_NONSENSE, _STILL_EXPIRED)
-
-# botocore errors that are not the request's fault.
-_CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
-
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
-_REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"})
-_BUSY = frozenset(
-    {"SlowDown", "SlowDownRead", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"}
-)
-_TRANSIENT = frozenset({"RequestTimeout", "InternalError"})
-_NO_CREDENTIALS = (
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.CredentialRetrievalError,
-    boto.SSOError,
-    boto.UnauthorizedSSOTokenError,
-    boto.TokenRetrievalError,
-    boto.RefreshWithMFAUnsupportedError,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A translated error; `stale_credentials` if reloading the credentials may help."""
 
     error: ShardcacheError
     stale_credentials: bool = False
-
-
-_DENIED = (
-    "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it others (AWS_PROFILE, or "
-    "`profile` in an [[origin]] table), or `anon = true` for public data"
-)
 
 
 def judge(exn: Exception, url: str) -> Verdict:

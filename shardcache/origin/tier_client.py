@@ -26,18 +26,16 @@ from shardcache.transport.parts import Parts, PartSums
 
 log = SharedLogger()
 
-# Has the tier fetch a part past its cache, and replace what it has cached.
-_REFRESH = {"X-Shardcache-Fresh": "1"}
+_REFRESH = {"X-Shardcache-Fresh": "1"}  # fetches a part past the tier's cache, and replaces what it has cached
+_DETOUR = {"X-Shardcache-Detour": "1"}  # leads to another owner
 _STATUS = ".shardcache/status"
 _WATCHED_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
-# Leads to another owner.
-_DETOUR = {"X-Shardcache-Detour": "1"}
 OWNER = "x-shardcache-owner"
 """Header of a question about the owner, and of the answer, with the owner's address."""
-_MOST_FAILURES = 16
-_REST_S = 10.0
-_MOST_SUSPECTS = 4096
+_MAX_FAILURES = 16
+_PAUSE_S = 10.0
+_MAX_SUSPECTS = 4096
 _SLOW_S = 60.0
 _BUSY = (429, 503)
 
@@ -74,20 +72,15 @@ class Tiered(Protocol):
 
 
 class Breaker:
-    """Circuit breaker: opens after consecutive failures, then admits a probe every `rest_s` until one succeeds.
+    """Circuit breaker: opens after consecutive failures, then admits a probe every `pause_s` until one succeeds.
 
-    Two stalls in a row open it, too: with few connections, sixteen would take minutes.
-
-    After M. Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due `rest_s` later.
-
-    Args:
-        most_failures: number of consecutive failures that opens it.
-        rest_s: time between probes.
+    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M. Nygard, "Release It!",
+    2007. A probe that is cancelled needs no report: the next is due `pause_s` later.
     """
 
-    def __init__(self, most_failures: int = _MOST_FAILURES, rest_s: float = _REST_S) -> None:
-        self._most_failures = most_failures
-        self._rest_s = rest_s
+    def __init__(self, max_failures: int = _MAX_FAILURES, pause_s: float = _PAUSE_S) -> None:
+        self._max_failures = max_failures
+        self._pause_s = pause_s
         self._failures = 0
         self._probe_s = 0.0
 
@@ -97,7 +90,7 @@ class Breaker:
     @property
     def is_open(self) -> bool:
         """True if only probes are admitted."""
-        return self._failures >= self._most_failures
+        return self._failures >= self._max_failures
 
     def admits(self, now_s: float) -> bool:
         """Return whether a request may be sent now; in an open breaker, it is the probe."""
@@ -105,7 +98,7 @@ class Breaker:
             return True
         if now_s < self._probe_s:
             return False
-        self._probe_s = now_s + self._rest_s
+        self._probe_s = now_s + self._pause_s
         return True
 
     def succeeded(self) -> None:
@@ -114,16 +107,16 @@ class Breaker:
 
     def failed(self, now_s: float, *, stalled: bool = False) -> None:
         """Count a failure, or a stall."""
-        self._failures += math.ceil(self._most_failures / 2) if stalled else 1
+        self._failures += math.ceil(self._max_failures / 2) if stalled else 1
         if self.is_open:
-            self._probe_s = max(self._probe_s, now_s + self._rest_s)
+            self._probe_s = max(self._probe_s, now_s + self._pause_s)
 
 
 class SlowOwners:
-    """Owners that are left out for `rest_s`, each because the object store was much quicker twice within that time."""
+    """Owners that are left out for a minute, each because the object store was much quicker twice within that time."""
 
-    def __init__(self, rest_s: float = _SLOW_S) -> None:
-        self._rest_s = rest_s
+    def __init__(self, pause_s: float = _SLOW_S) -> None:
+        self._pause_s = pause_s
         self._seen_s: dict[str, float] = {}
         self._until_s: dict[str, float] = {}
 
@@ -132,9 +125,9 @@ class SlowOwners:
 
     def add(self, owner: str, now_s: float) -> None:
         """Record that the object store was much quicker than an owner."""
-        if now_s - self._seen_s.get(owner, -math.inf) < self._rest_s:
-            self._until_s[owner] = now_s + self._rest_s
-            log.info("a slow owner is left out of the tier", owner=owner, for_s=self._rest_s)
+        if now_s - self._seen_s.get(owner, -math.inf) < self._pause_s:
+            self._until_s[owner] = now_s + self._pause_s
+            log.info("a slow owner is left out of the tier", owner=owner, for_s=self._pause_s)
         self._seen_s[owner] = now_s
 
     def has(self, owner: str, now_s: float) -> bool:
@@ -148,12 +141,11 @@ class SlowOwners:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Way of one request to the tier.
+    """Address and headers of one request to the tier.
 
     Attributes:
         address: HOST:PORT to connect to.
-        refreshes: True if the part is to be fetched past the tier's cache.
-        detours: True if another owner than the first is to be asked.
+        refreshes, detours: True for the header of that name.
         question: "name" or "alive": asks about the owner, in place of the parts; empty for the parts.
     """
 
@@ -221,7 +213,7 @@ class TierState:
         """Record that the tier answered a request as expected."""
         self._suspects.pop(_suspect(obj, parts.start), None)
         if self._breaker.is_open:
-            log.info("the tier answers again", tier=self.address)
+            log.info("tier recovered", tier=self.address)
         self._breaker.succeeded()
 
     def failed(self, obj: RemoteObject, cause: str, *, stalled: bool = False) -> None:
@@ -229,13 +221,13 @@ class TierState:
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
         if self._breaker.is_open and not was_open:
-            log.warning("the tier fails; parts come from the origin", tier=self.address, url=obj.url, cause=cause)
+            log.warning("tier unavailable; fetching from the origin", tier=self.address, url=obj.url, cause=cause)
 
     def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
         """Request the parts that begin at `starts` past the tier's cache the next time: its bytes may be damaged."""
         for start in starts:
             self._suspects[_suspect(obj, start)] = None
-        while len(self._suspects) > _MOST_SUSPECTS:
+        while len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
 
 

@@ -22,7 +22,7 @@ from yarl import URL
 
 from shardcache.access.protocols import WEB
 from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
-from shardcache.origin.base import Origin, RedirectGuard, RemoteObject, Setup
+from shardcache.origin.base import Origin, RemoteObject, Setup
 from shardcache.origin.http_semantics import (
     certificate_error,
     check_range,
@@ -41,14 +41,44 @@ from shardcache.transport.flow import Flow, Received
 from shardcache.transport.head import ECHOED, number_in
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit
+
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+_OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
+# Of a Location; its bytes beyond ASCII are sent back as they came.
+_BLANKS = re.compile(r"[\x00-\x20\x7f]")
+
+
+class InvalidUrlError(ValueError):
+    """Not a valid web url."""
 
 
 class HttpOrigin(Origin):
-    """Web servers with one set of options; `storage_options` are those of `HttpClient`."""
+    """Web servers with one set of options.
+
+    `storage_options` are `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as in fsspec's
+    HTTPFileSystem. All but the proxy are sent only to the url's own server, never to the target of a redirect.
+    """
 
     def __init__(self, setup: Setup) -> None:
-        self._client = HttpClient(setup.table.storage_options, setup.redirect_guard, setup.workers)
+        """Raise ConfigError for other options."""
+        options = setup.table.storage_options
+        merged = {**options, **options.get("client_kwargs", {})}
+        merged.pop("client_kwargs", None)
+        if unknown := sorted(merged.keys() - _OPTIONS):
+            raise ConfigError(
+                f"unsupported storage_options for web servers: {', '.join(unknown)}",
+                remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
+            )
+        given = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        self._headers = {name: str(value).encode().decode("latin-1") for name, value in given.items()}  # sent as UTF-8
+        self._params = _merged("params", options)
+        self._proxy: str | None = merged.get("proxy")
+        self._redirect_guard = setup.redirect_guard
+        self._workers = setup.workers
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.
@@ -56,7 +86,7 @@ class HttpOrigin(Origin):
         Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
         """
         with _translated(url):
-            answer = await self._client.get(url, {"Range": "bytes=0-0"})
+            answer = await self._get(url, {"Range": "bytes=0-0"})
         assert answer is not None
         _check(answer, url)
         size_bytes = _size_bytes(answer, url)
@@ -72,7 +102,7 @@ class HttpOrigin(Origin):
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
         headers, body = _ask_for(obj, parts, held=commit is not None)
         with _translated(obj.url):
-            answer = await self._client.get(obj.url, headers, body, flow, commit)
+            answer = await self._get(obj.url, headers, body, flow, commit)
         if answer is None or answer.sums is not None:
             return None if answer is None else answer.sums
         _check(answer, obj.url)
@@ -89,7 +119,9 @@ class HttpOrigin(Origin):
             return None
         headers, body = _ask_for(obj, parts, held=False)
         with _translated(obj.url):
-            return await self._client.ask_tier(route, obj.url, headers, body, flow)
+            request = self._request(_parsed(obj.url), {**headers, **route.headers}, at_home=True)
+            request = replace(request, via=route.address, proxy=None, far_only=False)
+            return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""
@@ -101,6 +133,43 @@ class HttpOrigin(Origin):
 
     async def close(self) -> None:
         """Do nothing: the connections belong to the transport workers."""
+
+    async def _get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: Body | None = None,
+        flow: Flow | None = None,
+        commit: Commit | None = None,
+    ) -> Answer | None:
+        """Return the answer to a GET, after all redirects, which the guard may reject; None if `commit` refused."""
+        home = target = _parsed(url)
+        for _ in range(_MAX_REDIRECTS + 1):
+            request = self._request(target, headers, at_home=target.origin() == home.origin())
+            if body is None or flow is None:
+                answer: Answer | None = await self._workers.ask(request)
+            else:
+                answer = await self._workers.fetch(request, body, flow, commit)
+            location = answer.headers.get("location") if answer and answer.status in _REDIRECT_STATUSES else None
+            if location is None:
+                return answer
+            target = _next(url, target, location)
+            self._redirect_guard.check_hop(url, str(target))
+        raise OriginError(f"the server redirects more than {_MAX_REDIRECTS} times", url=url)
+
+    def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
+        own = self._headers if at_home else {}
+        if at_home and self._params:
+            query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
+            target = _verbatim(target, target.raw_path, query)
+        ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+        proxy = self._proxy or proxy_of(str(target))
+        if proxy is not None and not proxy.startswith("http://"):
+            raise ConfigError(
+                f"unsupported proxy for web servers: {proxy}",
+                remedy="use a proxy that speaks plain HTTP, as http://host:port",
+            )
+        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._redirect_guard.far_only)
 
 
 def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
@@ -205,95 +274,6 @@ def _expected_version(version: str) -> dict[str, Sequence[str | None]]:
         return {}
     is_date = not version.startswith(("W/", '"')) and parsedate(version) is not None
     return {"last-modified": (version,)} if is_date else {"etag": (version,)}
-
-
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_MOST_HOPS = 5
-_OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
-_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Of a Location; its bytes beyond ASCII are sent back as they came.
-_BLANKS = re.compile(r"[\x00-\x20\x7f]")
-
-
-class InvalidUrlError(ValueError):
-    """Not a valid web url."""
-
-
-class HttpClient:
-    """Client with one set of options.
-
-    Args:
-        options: `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as in fsspec's HTTPFileSystem.
-            All but the proxy are sent only to the url's own server, never to the target of a redirect.
-        redirect_guard: checks redirects.
-
-    Raises ConfigError for other options.
-    """
-
-    def __init__(self, options: Mapping[str, Any], redirect_guard: RedirectGuard, workers: Workers) -> None:
-        merged = {**options, **options.get("client_kwargs", {})}
-        merged.pop("client_kwargs", None)
-        if unknown := sorted(merged.keys() - _OPTIONS):
-            raise ConfigError(
-                f"unsupported storage_options for web servers: {', '.join(unknown)}",
-                remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
-            )
-        given = _merged("headers", options) | _cookie_header(_merged("cookies", options))
-        self._headers = {name: str(value).encode().decode("latin-1") for name, value in given.items()}  # sent as UTF-8
-        self._params = _merged("params", options)
-        self._proxy: str | None = merged.get("proxy")
-        self._redirect_guard = redirect_guard
-        self._workers = workers
-
-    async def get(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None = None,
-        flow: Flow | None = None,
-        commit: Commit | None = None,
-    ) -> Answer | None:
-        """Return the answer to a GET, after all redirects; None if `commit` refused its body.
-
-        Raises NotAllowedError for a redirect that the guard rejects, OriginError for an invalid one, InvalidUrlError,
-        and what `Workers` raise.
-        """
-        home = target = _parsed(url)
-        for _ in range(_MOST_HOPS + 1):
-            request = self._request(target, headers, at_home=target.origin() == home.origin())
-            if body is None or flow is None:
-                answer: Answer | None = await self._workers.ask(request)
-            else:
-                answer = await self._workers.fetch(request, body, flow, commit)
-            location = answer.headers.get("location") if answer and answer.status in _REDIRECTS else None
-            if location is None:
-                return answer
-            target = _next(url, target, location)
-            self._redirect_guard.check_hop(url, str(target))
-        raise OriginError(f"the server redirects more than {_MOST_HOPS} times", url=url)
-
-    async def ask_tier(
-        self, route: Route, url: str, headers: Mapping[str, str], body: Body, flow: Flow | None
-    ) -> Answer | None:
-        """Return the tier's answer to a GET; it follows no redirects. Raises InvalidUrlError, and as `Workers`."""
-        request = self._request(_parsed(url), {**headers, **route.headers}, at_home=True)
-        request = replace(request, via=route.address, proxy=None, far_only=False)
-        return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
-
-    def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
-        own = self._headers if at_home else {}
-        if at_home and self._params:
-            query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
-            target = _verbatim(target, target.raw_path, query)
-        ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
-        proxy = self._proxy or proxy_of(str(target))
-        if proxy is not None and not proxy.startswith("http://"):
-            raise ConfigError(
-                f"unsupported proxy for web servers: {proxy}",
-                remedy="use a proxy that speaks plain HTTP, as http://host:port",
-            )
-        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._redirect_guard.far_only)
 
 
 def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from shardcache.origin.tier_client import QUESTION, Breaker, SlowOwners
 
 def test_failures_in_a_row_open_it() -> None:
     """A success in between starts the count again."""
-    breaker = Breaker(most_failures=3, rest_s=10)
+    breaker = Breaker(max_failures=3, pause_s=10)
     for _ in range(2):
         breaker.failed(0.0)
     breaker.succeeded()
@@ -26,7 +26,7 @@ def test_failures_in_a_row_open_it() -> None:
 
 def test_two_stalls_in_a_row_open_it() -> None:
     """Not one, and not a stall and a quick failure."""
-    breaker = Breaker(most_failures=16)
+    breaker = Breaker(max_failures=16)
     breaker.failed(0.0)
     breaker.failed(20.0, stalled=True)
     assert not breaker.is_open
@@ -36,7 +36,7 @@ def test_two_stalls_in_a_row_open_it() -> None:
 
 def test_an_open_breaker_admits_one_probe_per_rest() -> None:
     """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
-    breaker = Breaker(most_failures=1, rest_s=10)
+    breaker = Breaker(max_failures=1, pause_s=10)
     breaker.failed(0.0)
     assert [breaker.admits(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [False, True, False, False, True]
     breaker.failed(25.0)
@@ -48,7 +48,7 @@ def test_an_open_breaker_admits_one_probe_per_rest() -> None:
 @given(st.lists(st.tuples(st.floats(0, 5), st.sampled_from(["ask", "failed", "succeeded"]))))
 def test_an_open_breaker_is_asked_at_most_once_per_rest(steps: list[tuple[float, str]]) -> None:
     """Whatever comes in which order."""
-    breaker, now_s, last_s = Breaker(most_failures=2, rest_s=7), 0.0, None
+    breaker, now_s, last_s = Breaker(max_failures=2, pause_s=7), 0.0, None
     for pause_s, step in steps:
         now_s += pause_s
         if step == "failed":
@@ -63,7 +63,7 @@ def test_an_open_breaker_is_asked_at_most_once_per_rest(steps: list[tuple[float,
 
 def test_an_owner_that_was_slow_twice_within_the_rest_is_left_out_for_it() -> None:
     """Others are not, nor is one that is slow now and then."""
-    owners = SlowOwners(rest_s=60)
+    owners = SlowOwners(pause_s=60)
     for now_s in (0.0, 61.0):
         owners.add("a", now_s)
     assert not owners.any(61.0)
