@@ -23,6 +23,12 @@ from shardcache.errors import ConfigError
 _CA_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)
 _SHARED = "shared"
+_PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+# Uses of a key that an authority's does not have.
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("encipher_only", "decipher_only"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +69,12 @@ class Authority:
     def issue(self, name: str, folder: Path, days: int, address: str | None = None) -> Issued:
         """Write a new certificate and key for a node, with the authority's certificate. Raises OSError."""
         addresses = () if address is None else (x509.IPAddress(ipaddress.ip_address(address)),)
-        now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
-        expires = min(now + timedelta(days=days), self._certificate.not_valid_after_utc)
+        key = ec.generate_private_key(ec.SECP256R1())
+        expires = min(datetime.now(UTC) + timedelta(days=days), self._certificate.not_valid_after_utc)
         certificate = (
-            x509.CertificateBuilder()
-            .subject_name(_name(name))
-            .issuer_name(self._certificate.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _CLOCK_SKEW)
-            .not_valid_after(expires)
+            _builder(_name(name), self._certificate.subject, key, expires)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False
-            )
+            .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(PEER_NAME), *addresses]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -129,29 +127,26 @@ def expiry_s(tls: Tls) -> float:
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    now, name = datetime.now(UTC), _name("shardcache tier authority")
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
+    name, unused = _name("shardcache tier authority"), dict.fromkeys(_USES, False)
+    return (
+        _builder(name, name, key, datetime.now(UTC) + timedelta(days=_CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.KeyUsage(**unused, key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(key, hashes.SHA256())
     )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, expires: datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=_CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
+        .not_valid_before(datetime.now(UTC) - _CLOCK_SKEW)
+        .not_valid_after(expires)
     )
 
 

@@ -30,11 +30,11 @@ PID_FILE = "nginx.pid"
 
 _IDLE_S = 5
 _WAIT = 180
-_MOST_S = 30 * 86400
+_MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
 _KEYS_PER_MIB = 8000
-_LEAST_KEYS_MIB = 16
-_LEAST_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
+_MIN_KEYS_MIB = 16
+_MIN_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
 _SIGNATURE = r"X-Amz-(Algorithm|Credential|Date|Expires|Security-Token|Signature|SignedHeaders)=[\w%/+=.~-]*"
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
@@ -70,7 +70,7 @@ class TimeLimits:
         store_s, wait_s = round(stall_timeout_s, 3), round(_WAIT * stall_timeout_s, 3)
         limits = cls(connect_s, 3 * connect_s, answer_s, store_s, wait_s, wait_s + store_s)
         asked_s = QUESTION * stall_timeout_s
-        if 0 < answer_s < asked_s and 2 * asked_s < store_s < wait_s < limits.front_s < _MOST_S:
+        if 0 < answer_s < asked_s and 2 * asked_s < store_s < wait_s < limits.front_s < _MAX_S:
             return limits
         raise ConfigError(
             f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
@@ -111,11 +111,11 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "signature": _SIGNATURE,
         "cache": _path(tier.cache(node)),
         "run": _path(tier.run(node)),
-        "keys_mib": max(_LEAST_KEYS_MIB, math.ceil(2 * tier.max_size_bytes / _PART_BYTES / _KEYS_PER_MIB)),
+        "keys_mib": max(_MIN_KEYS_MIB, math.ceil(2 * tier.max_size_bytes / _PART_BYTES / _KEYS_PER_MIB)),
         "max_size": _mebibytes(tier.max_size_bytes),
         "min_free": _mebibytes(tier.min_free_bytes),
         "permitted_s": max(tier.trust_s, 1),
-        "owners_kib": _LEAST_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
+        "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
         "front": tier.front,
         "own": tier.nodes.index(node),

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _RANGES = re.compile(r"\[([0-9,-]+)\]")
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _OUTSIDE = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
-_MOST = 4096
+_MAX_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def parse(text: str) -> tuple[Node, ...]:
 def _expanded(item: str) -> Iterator[str]:
     try:
         for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
-            if number == _MOST:
-                raise ConfigError(f"{item!r} stands for more than {_MOST:,} nodes", remedy="list fewer nodes")
+            if number == _MAX_NODES:
+                raise ConfigError(f"{item!r} stands for more than {_MAX_NODES:,} nodes", remedy="list fewer nodes")
             yield entry
     except ValueError:
         raise ConfigError(f"{item!r} has unbalanced braces", remedy="write node{1..8} or node[1-8]") from None

@@ -81,7 +81,7 @@ class NodeTier:
                     if os.geteuid() == 0:
                         shutil.chown(folder, self._tier.user or _default_user(nginx))
             if prepare(self._folder):
-                self._say("this machine went down without stopping the tier: its cache was cleared")
+                self._say("unclean shutdown: the tier's cache was cleared")
             self._write(self._tier, self._node)
         except OSError as exn:
             remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
@@ -116,18 +116,18 @@ class NodeTier:
                 self._reload(nginx, process)
 
     def _reload(self, nginx: str, process: Process) -> None:
-        """Have nginx use the sources as they are now; until they can be used, the former configuration stays."""
-        former = self._config.read_text()
+        """Have nginx use the sources as they are now; until they can be used, the previous configuration stays."""
+        previous = self._config.read_text()
         try:
             tier = self._read()
             self._write(tier, tier.node(self._name))
             _check(nginx, self._config)
-            _reload(process, tier.front, tier.digest)
+            _reload_nginx(process, tier.front, tier.digest)
         except (ShardcacheError, OSError) as exn:
-            self._config.write_text(former)
+            self._config.write_text(previous)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
             if reason != self._stale:
-                self._say(f"the former configuration stays in use: {exn}")
+                self._say(f"the previous configuration stays in use: {exn}")
             self._stale = reason
             return
         self._tier, self._stale = tier, None
@@ -165,8 +165,8 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
     """
     boot_id = boot_id or _BOOT_ID.read_text().strip()
     boot, clean = folder / _BOOT, folder / _CLEAN
-    former = boot.read_text() if boot.exists() else None
-    unclean = (folder / _PARTS).exists() and former != boot_id and not clean.exists()
+    written = boot.read_text() if boot.exists() else None
+    unclean = (folder / _PARTS).exists() and written != boot_id and not clean.exists()
     if unclean:
         shutil.rmtree(folder / _PARTS)
     boot.write_text(boot_id)
@@ -236,7 +236,7 @@ class Figures:
 
 
 class AccessLog:
-    """Reads what nginx adds to its access log; keeps one former file of it.
+    """Reads what nginx adds to its access log; keeps one previous file of it.
 
     Args:
         path: the log.
@@ -343,7 +343,7 @@ def _wait_until_listening(process: Process, pid_file: Path) -> bool:
     return False
 
 
-def _reload(process: Process, front: str, digest: str) -> None:
+def _reload_nginx(process: Process, front: str, digest: str) -> None:
     """Have nginx use its changed configuration. Raises ConfigError unless it then serves the list with this digest."""
     process.send_signal(signal.SIGHUP)
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S

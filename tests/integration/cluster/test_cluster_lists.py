@@ -71,7 +71,7 @@ def test_a_list_without_the_node_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, mounted.folder / "nodes") as log:
         eventually((tmp_path / "run" / "status.json").exists)
         mounted.replace({"nodes": "two=127.0.0.3\n"})
-        eventually(lambda: "the former configuration stays in use: one is not among the nodes" in log.read_text())
+        eventually(lambda: "the previous configuration stays in use: one is not among the nodes" in log.read_text())
         assert "127.0.0.2:" in (tmp_path / "run" / "nginx.conf").read_text()
         mounted.replace({"nodes": TWO})
         eventually(lambda: "ready: 2 nodes" in log.read_text())
@@ -117,7 +117,7 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
         assert [found["state"] for found in tier_findings(tmp_path, front)] == ["ok", "failed"]
         known.touch()
         eventually(lambda: "ready: 2 nodes" in log.read_text() and status()["stale"] is None)
-        assert log.read_text().count("the former configuration stays in use") == 1
+        assert log.read_text().count("the previous configuration stays in use") == 1
 
 
 @needs_nginx
