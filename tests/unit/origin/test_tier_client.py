@@ -1,14 +1,11 @@
-"""The daemon's side of a tier: its breaker, the owners that it leaves out, and limits of time."""
+"""The daemon's side of a tier: its breaker, and the owners that it leaves out."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cluster.nginx import TimeLimits
-from shardcache.errors import ConfigError
-from shardcache.origin.tier_client import QUESTION, Breaker, SlowOwners
+from shardcache.origin.tier_client import Breaker, SlowOwners
 
 
 def test_failures_in_a_row_open_it() -> None:
@@ -70,18 +67,3 @@ def test_an_owner_that_was_slow_twice_within_the_rest_is_left_out_for_it() -> No
     owners.add("a", 70.0)
     assert owners.has("a", 129.9) and owners.any(129.9) and not owners.has("b", 70.0)
     assert not owners.has("a", 130.0) and not owners.any(130.0)
-
-
-@given(st.floats(1.0, 10_000.0))
-def test_the_time_limits_of_the_tier_follow_from_the_stall_timeout(stall_timeout_s: float) -> None:
-    """An owner answers before the daemon stops asking, the store has its time, and the front outlasts the owner."""
-    limits = TimeLimits.of(stall_timeout_s)
-    assert limits.connect_s < QUESTION * stall_timeout_s > limits.answer_s
-    assert limits.store_s < limits.wait_s < limits.front_s
-
-
-def test_time_limits_that_nginx_cannot_have_are_refused() -> None:
-    """It counts milliseconds, and days."""
-    for stall_timeout_s in (0.0, 0.001, 1e6):
-        with pytest.raises(ConfigError, match="no time limits follow"):
-            TimeLimits.of(stall_timeout_s)
