@@ -106,7 +106,7 @@ async def test_a_replaced_file_is_another_version(folder: str, origins: Origins)
 
 
 @pytest.mark.parametrize("folder", ["file", "memory", "asyncmemory"], indirect=True)
-async def test_what_is_missing_or_a_folder_is_named(folder: str, origins: Origins) -> None:
+async def test_missing_file_or_folder_is_named(folder: str, origins: Origins) -> None:
     """Neither is retried; the folder's error says how to name its shards."""
     write(folder + "a.tar", DATA)
     with pytest.raises(NotFoundError):

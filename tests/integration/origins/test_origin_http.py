@@ -161,7 +161,7 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
             await read(origins, obj, 0, 50_000)
 
 
-async def test_nobody_there_may_be_tried_again(origins: Origins) -> None:
+async def test_refused_connection_may_be_tried_again(origins: Origins) -> None:
     """A refused connection is a matter of retries; a url that is none is not."""
     with pytest.raises(OriginUnavailableError):
         await origins.origin("http://127.0.0.1:1/a.tar").stat("http://127.0.0.1:1/a.tar")

@@ -99,7 +99,7 @@ async def test_an_empty_object_is_an_object(moto: Bucket, origins: Origins) -> N
     assert await read_whole(origins.origin(url), obj, 10) == []
 
 
-async def test_what_is_missing_is_named(moto: Bucket, origins: Origins) -> None:
+async def test_missing_bucket_or_object_is_named(moto: Bucket, origins: Origins) -> None:
     """A missing key and a missing bucket are told apart, though HEAD tells neither."""
     with pytest.raises(NotFoundError, match="object does not exist") as key:
         await origins.origin(moto.url).stat(f"{moto.url}/no.tar")
@@ -144,7 +144,7 @@ async def test_wrong_credentials_are_denied_with_a_remedy(
     assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
-async def test_no_credentials_at_all_names_anon(
+async def test_error_without_credentials_names_anon(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without any credentials the error says how to ask anonymously; doing so works."""

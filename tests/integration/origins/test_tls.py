@@ -42,7 +42,7 @@ def lead_aws(monkeypatch: pytest.MonkeyPatch, server: FaultyS3 | ScriptedServer)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "https"])
-async def test_who_is_trusted_is_read(
+async def test_server_with_a_trusted_certificate_is_read(
     scheme: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """AWS_CA_BUNDLE for S3, SSL_CERT_FILE for the web: every byte comes, over connections that are used again."""

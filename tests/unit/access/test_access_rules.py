@@ -51,7 +51,7 @@ def test_everything_else_is_refused(url: str) -> None:
 
 
 @given(st.sampled_from(["s3://data", "s3://data/", "https://host", "https://host/data/"]), st.text(max_size=30))
-def test_what_is_allowed_lies_below_the_prefix(prefix: str, rest: str) -> None:
+def test_allowed_urls_lie_below_the_prefix(prefix: str, rest: str) -> None:
     """Whatever comes behind a prefix: it is refused, or still names the same bucket or host and no way up."""
     url = prefix + rest
     try:
@@ -73,7 +73,7 @@ def test_other_users_get_no_local_files_by_default(url: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["sftp", "ftp", "smb", "webhdfs", "git", "memory", "nonsense"])
-def test_what_is_no_object_store_needs_a_rule(protocol: str) -> None:
+def test_filesystem_that_is_not_an_object_store_needs_a_rule(protocol: str) -> None:
     """Filesystems that reach any host, or this one, with the daemon's keys are not for everyone by default."""
     url = f"{protocol}://host/a.tar"
     with pytest.raises(NotAllowedError):
@@ -90,7 +90,7 @@ def test_what_is_no_object_store_needs_a_rule(protocol: str) -> None:
         *("168.63.129.16", "100.100.100.200", "metadata", "metadata.google.internal"),
     ],
 )
-def test_no_rule_opens_the_node_itself_to_others(host: str) -> None:
+def test_node_itself_is_closed_to_other_users_without_rules(host: str) -> None:
     """Instance metadata hands out the machine's credentials; the loopback trusts whoever reaches it."""
     for scheme in ("http", "https"):
         with pytest.raises(NotAllowedError):
@@ -141,7 +141,7 @@ def test_a_rule_that_says_something_else_is_refused(entry: object) -> None:
         AllowRule.parse(entry)
 
 
-def test_what_may_not_be_fetched_is_not_seen() -> None:
+def test_urls_that_a_user_may_not_fetch_are_hidden() -> None:
     """Except by whoever runs the daemon, who must be able to tidy up after a rule is gone."""
     rules = allow({"prefix": "s3://a/", "users": [54321]})
     assert rules.shows("s3://a/x", SOMEBODY) and not rules.shows("s3://a/x", Peer(7))

@@ -50,7 +50,7 @@ def test_a_range_beyond_reason_is_refused_before_it_is_expanded() -> None:
 @pytest.mark.parametrize(
     "pattern", ["s3://b/" + "{a,b}" * 30, "s3://b/" + "{" * 40 + "a,b" + "}" * 40, "s3://b/{1..%s}" % ("9" * 5000)]
 )
-def test_what_would_take_minutes_to_expand_is_refused_at_once(pattern: str) -> None:
+def test_pattern_that_takes_minutes_to_expand_is_refused_at_once(pattern: str) -> None:
     """Alternatives multiply as ranges do, and nobody nests forty deep."""
     with pytest.raises(ConfigError):
         expand_braces(pattern)

@@ -67,7 +67,7 @@ async def test_each_filesystem_signs_for_itself() -> None:
         await sessions.close()
 
 
-async def test_what_is_not_plain_is_left_to_the_sdk() -> None:
+async def test_access_points_of_all_regions_are_signed_by_the_sdk() -> None:
     """An access point of all regions is signed for another way, each time by the SDK."""
     arn = "arn:aws:s3::123456789012:accesspoint/abc.mrap"
     sessions, signer = SdkSessions(OriginTable(match="s3://*", storage_options=_KEYS), 4), Signer()

@@ -40,7 +40,7 @@ shards = st.lists(
 
 
 @given(shards, st.sampled_from([None, "s3://b/train", "s3://b/train/", "s3://b/", "s3://other/"]))
-def test_what_was_written_is_read_back(written: list[ShardRef], relative_to: str | None) -> None:
+def test_index_file_is_read_back_as_written(written: list[ShardRef], relative_to: str | None) -> None:
     """Whatever the keys look like, the index gives the same shards where it was said to lie."""
     text = shardlist.write(written, relative_to)
     place = (relative_to or "s3://anywhere/at/all").rstrip("/") + "/index.json"
@@ -64,7 +64,7 @@ def test_it_is_what_wids_asks_for() -> None:
         ("s3://b/train//a.tar", "s3://b/train//a.tar"),
     ],
 )
-def test_what_lies_below_the_index_is_named_from_there(url: str, named: str) -> None:
+def test_shards_below_the_index_are_named_relative_to_it(url: str, named: str) -> None:
     """Only that, and nothing that a reader would resolve to another key."""
     index = json.loads(shardlist.write([ShardRef(url, "v", 1, 1)], "s3://b/train/"))
     assert index["shardlist"][0]["url"] == named
@@ -129,7 +129,7 @@ def test_an_index_gives_urls_counts_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"shardlist": [1]}', b'{"shardlist": 3}', b"\xff", b"null"])
-def test_what_is_no_index_is_an_error_with_a_remedy(data: bytes) -> None:
+def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes) -> None:
     """Any other JSON, or none, says what an index looks like."""
     with pytest.raises(OriginError) as refused:
         parse_index("s3://b/index.json", data)

@@ -36,7 +36,7 @@ def test_a_newer_folder_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe"])
-def test_what_is_no_number_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_folder_with_an_unreadable_format_is_refused(tmp_path: Path, content: bytes) -> None:
     """A folder that is perhaps no cache at all is not written to."""
     (tmp_path / "format").write_bytes(content)
     with pytest.raises(CacheFormatError, match="does not contain a number"):

@@ -80,7 +80,7 @@ def index(tar: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_what_was_compressed_comes_out(dst: Path, codec: Codec) -> None:
+def test_inflated_shard_is_the_tar_that_was_compressed(dst: Path, codec: Codec) -> None:
     """Every codec gives the tar back, all of it reserved, with checksums that the store can verify it by."""
     reservation = Reservation(dst)
     crcs = run(COMPRESS[codec](TAR), dst, codec, reservation)

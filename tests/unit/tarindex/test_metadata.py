@@ -61,7 +61,7 @@ def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[An
     ],
     ids=["nothing", "a list", "no text", "two objects", "too deep", "too much of it", "too large a member"],
 )
-def test_what_is_no_metadata_is_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_member_without_metadata_is_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
     """It names shard, member and sample, and the command that keeps less."""
     with pytest.raises(MetadataError, match="the member 'json' of the sample '1' holds no valid metadata") as caught:
         read(tmp_path, [{"json": b"{}"}, {"json": content}])

@@ -70,7 +70,7 @@ def test_an_archive_without_members_has_no_samples(path: Path) -> None:
 
 
 @pytest.mark.parametrize("second", ["b.jpg", "b.JPG", "b.__key__", "b.__KEY__", "b.__url__"])
-def test_where_webdataset_raises_over_a_member_so_does_the_reader(path: Path, second: str) -> None:
+def test_reader_raises_over_a_member_where_webdataset_does(path: Path, second: str) -> None:
     """A double extension, or one that a sample has of itself: the samples before it come, then a typed error."""
     path.write_bytes(archive(A, B, member(second.encode(), b"again"), B_CLS))
     expected = by_webdataset(path)
@@ -94,7 +94,7 @@ NO_TARS = {
 
 
 @pytest.mark.parametrize("name", NO_TARS)
-def test_where_webdataset_cannot_go_on_the_shard_is_refused(path: Path, name: str) -> None:
+def test_shard_that_ends_webdataset_is_refused(path: Path, name: str) -> None:
     """It raises when it comes there; here nothing of such a shard is published."""
     path.write_bytes(NO_TARS[name])
     assert isinstance(by_webdataset(path).error, tarfile.ReadError)

@@ -179,7 +179,7 @@ def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     assert sidecar.stat().st_size == refused.sidecar_bytes
 
 
-def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
+def test_sidecar_is_written_for_tars_alone(tmp_path: Path) -> None:
     """The error of the walk passes through, and nothing is left behind."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(b"<html>" * 200)

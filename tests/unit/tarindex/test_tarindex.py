@@ -226,7 +226,7 @@ def test_any_flipped_header_byte_is_noticed(path: Path) -> None:
         (b"short", "5 bytes"),
     ],
 )
-def test_what_is_no_tar_is_told_apart(path: Path, content: bytes, hint: str) -> None:
+def test_file_that_is_not_a_tar_says_what_it_is(path: Path, content: bytes, hint: str) -> None:
     """An error page, compressed data under a plain name, and a stub each get a message of their own."""
     path.write_bytes(content)
     with pytest.raises(NotATarError, match=hint.replace("?", r"\?")):
