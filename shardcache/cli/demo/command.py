@@ -34,7 +34,7 @@ def demo(as_json: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
     import asyncio
 
-    from shardcache.cli.demo.steps import run
+    from shardcache.cli.demo.world import run
     from shardcache.cli.output import make_console
 
     console = make_console()

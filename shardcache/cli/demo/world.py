@@ -1,4 +1,4 @@
-"""The demo's processes: an S3 server, a daemon and training jobs, each stopped when its context exits."""
+"""The demo's steps and its processes: an S3 server, a daemon and training jobs, each stopped when its context exits."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.demo import images
+from shardcache.cli.demo.outcome import Dataset, Epoch, Outcome, epochs_of
 from shardcache.cli.event_loop import in_thread
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 
 BUCKET = "shapes"
+_INDEX = "index.json"
 RANKS = 2
 EPOCHS = 2
 
@@ -210,3 +213,43 @@ def _store_environment(endpoint: str) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1",
         **{name.upper(): value for name, value in _CREDENTIALS.items()},
     }
+
+
+async def run(folder: Path, say: Callable[[str], None]) -> Outcome:
+    """Run the demo in a folder, and describe each step; return its outcome."""
+    node = DemoNode(folder)
+    uneven = images.IMAGES_OF_SHARDS
+    say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
+    shards = list(images.draw_shards())
+    keys = frozenset(key for shard in shards for key in shard.keys)
+    dataset = Dataset(keys, len(shards), sum(len(shard.body) for shard in shards))
+    with s3_server() as endpoint:
+        say(f"uploading them to an S3 server at {endpoint}, and starting a daemon with an empty cache")
+        await asyncio.to_thread(upload, endpoint, {shard.name: shard.body for shard in shards})
+        async with node.daemon(endpoint):
+            pattern = f"s3://{BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
+            say(f"counting their samples: shardcache index '{pattern}' -o {_INDEX}")
+            await asyncio.to_thread(upload, endpoint, {_INDEX: await node.index(pattern)})
+            say(f"training 2 concurrent jobs from s3://{BUCKET}/{_INDEX}: {RANKS} ranks × 2 workers each;")
+            say("the second is stopped midway through its last epoch, and resumes from its checkpoint with 1 rank")
+            epochs = await _train(node, f"s3://{BUCKET}/{_INDEX}")
+            page = await node.status()
+    return Outcome(dataset, tuple(epochs), page["counters"]["origin_bytes"])
+
+
+async def _train(node: DemoNode, urls: str) -> list[Epoch]:
+    # Different seeds, so different orders: one download still serves both.
+    runs = {
+        "first": [Run("first", "first", seed=0)],
+        "second": [Run("second", "second", seed=1, stop_after=8), Run("resumed", "second", seed=1, ranks=1)],
+    }
+    try:
+        async with asyncio.TaskGroup() as group:
+            jobs = {job: group.create_task(_in_turn(node, urls, each)) for job, each in runs.items()}
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [epoch for job, reports in jobs.items() for epoch in epochs_of(job, reports.result())]
+
+
+async def _in_turn(node: DemoNode, urls: str, runs: Sequence[Run]) -> list[list[Any]]:
+    return [await node.train(urls, run) for run in runs]

@@ -1,0 +1,486 @@
+"""`shardcache cluster`: a cache that the nodes of a cluster share, in front of the object stores."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardcache.cli.common import Family, fail, json_option, parse_size, print_json
+from shardcache.errors import ConfigError, DaemonError
+
+if TYPE_CHECKING:
+    from shardcache.cluster.node_list import Node
+    from shardcache.cluster.tier import Tier, Tls
+    from shardcache.cluster.tier_status import NodeReport
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_RESOLV_CONF = Path("/etc/resolv.conf")
+_NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
+_ENDPOINT = re.compile(r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?")
+_AT_START = "none"
+_USER = re.compile(r"[a-z_][a-z0-9_-]*")
+_FOLDER_NOTE = "`{node}` stands for the node's name."
+_PORT = click.IntRange(1, 65535)
+_FOLDER = "/etc/shardcache/tier"
+
+
+# Values of options
+
+
+def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else str(ipaddress.ip_address(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not an IP address") from None
+
+
+def _host_port(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    found = _endpoint(text)
+    if found is None or not found[1]:
+        raise click.BadParameter(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:9080")
+    return "".join(found)
+
+
+def _endpoint(text: str) -> tuple[str, str] | None:
+    """Return the two parts of ADDRESS or ADDRESS:PORT, the second "" or with its colon; None if it is neither."""
+    if found := _ENDPOINT.fullmatch(text):
+        try:
+            ipaddress.ip_address(found["address"].strip("[]"))
+        except ValueError:
+            return None
+        if found["port"] is None or 0 < int(found["port"]) < 65536:
+            return found["address"], f":{found['port']}" if found["port"] else ""
+    return None
+
+
+def _user(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not _USER.fullmatch(text):
+        raise click.BadParameter(f"{text!r} is not the name of a user")
+    return text
+
+
+def _resolvers(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
+    return () if given == (_AT_START,) else tuple(map(_resolver, given)) or None
+
+
+def _resolver(text: str) -> str:
+    """Return the address of a DNS server, with or without a port, as nginx writes it. Raises click.BadParameter."""
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    found = _endpoint(f"[{text}]" if is_bare_ipv6 else text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is neither ADDRESS, nor ADDRESS:PORT, nor `none`")
+    return "".join(found)
+
+
+# Options
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options in their order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _with_default(
+    flag: str, default: object, metavar: str | None, text: str, **how: Any
+) -> Callable[[Command], Command]:
+    return click.option(flag, default=default, show_default=True, metavar=metavar, help=text, **how)
+
+
+def _nodes_option(*, required: bool) -> Callable[[Command], Command]:
+    return click.option(
+        "--nodes",
+        required=required,
+        metavar="LIST",
+        help="All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
+        "node{1..8}; or a file with such a list, or `-` for stdin.",
+    )
+
+
+_owner_port_option = _with_default(
+    "--owner-port", 9081, "PORT", "Port at which nginx serves the other nodes.", type=_PORT
+)
+_tls_options = _options(
+    click.option(
+        "--plain", is_flag=True, help="Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic."
+    ),
+    _with_default("--ca", f"{_FOLDER}/ca.pem", "FILE", "Certificate of the cluster's authority."),
+    _with_default("--certificate", f"{_FOLDER}/node.pem", "FILE", "Certificate of the node."),
+    _with_default("--key", f"{_FOLDER}/node.key", "FILE", "Key of that certificate."),
+)
+_tier_options = _options(
+    click.option(
+        "--store",
+        "stores",
+        required=True,
+        multiple=True,
+        metavar="URL",
+        help="Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
+        "connects to these hosts and names below them, and to no other. Repeatable.",
+    ),
+    _with_default(
+        "--store-ca",
+        Path("/etc/ssl/certs/ca-certificates.crt"),
+        "FILE",
+        "Certificates of the authorities to trust for https stores.",
+        type=click.Path(path_type=Path, readable=False),
+    ),
+    click.option(
+        "--resolver",
+        "resolvers",
+        multiple=True,
+        metavar="ADDRESS[:PORT]",
+        callback=_resolvers,
+        help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
+        "[default: those of /etc/resolv.conf]",
+    ),
+    _with_default(
+        "--trust-s",
+        300,
+        "SECONDS",
+        "Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
+        type=click.IntRange(0),
+    ),
+    _with_default(
+        "--outage-s",
+        0,
+        "SECONDS",
+        "While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
+        "Signatures cannot be checked then.",
+        type=click.IntRange(0),
+    ),
+    _with_default(
+        "--stall-timeout-s",
+        20.0,
+        "SECONDS",
+        "The daemons' --stall-timeout-s, which the tier's time limits follow.",
+        type=click.FloatRange(1),
+    ),
+    _with_default(
+        "--front", "127.0.0.1:9080", "ADDRESS:PORT", "Where nginx serves the daemon of its node.", callback=_host_port
+    ),
+    _owner_port_option,
+    click.option(
+        "--listen",
+        metavar="ADDRESS",
+        callback=_address,
+        help="Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
+    ),
+    _with_default(
+        "--cache-dir",
+        "/var/cache/shardcache-tier",
+        "FOLDER",
+        f"Folder on a local disk for the parts that a node owns. {_FOLDER_NOTE}",
+    ),
+    _with_default(
+        "--run-dir",
+        "/run/shardcache-tier",
+        "FOLDER",
+        f"Folder in memory (tmpfs) for permissions, whose names hold signatures. {_FOLDER_NOTE}",
+    ),
+    _with_default("--max-size", "100GiB", "SIZE", "Maximum size of the parts that a node caches.", callback=parse_size),
+    _with_default(
+        "--min-free", "5GiB", "SIZE", "Space always kept free on the filesystem of --cache-dir.", callback=parse_size
+    ),
+    _with_default(
+        "--spread",
+        "shard",
+        None,
+        "Whether one node owns all parts of a shard, or each part has its own owner.",
+        type=click.Choice(["shard", "part"]),
+    ),
+    click.option(
+        "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
+    ),
+    _with_default("--workers", 4, "N", "Worker processes of nginx on a node.", type=click.IntRange(1, 256)),
+    _tls_options,
+)
+
+
+def _nodes_of(text: str) -> tuple[Node, ...]:
+    """Return the nodes of `--nodes`. Raises ConfigError."""
+    from shardcache.cluster.node_list import parse
+
+    if text == "-":
+        return parse(sys.stdin.read())
+    try:
+        return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
+    except FileNotFoundError:
+        raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file") from None
+    except (OSError, UnicodeDecodeError) as exn:
+        raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
+
+
+def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str) -> Tls | None:
+    """Return the files of mutual TLS; None if it is not needed, or not wanted."""
+    from shardcache.cluster.tier import Tls
+
+    if plain or all(node.is_loopback for node in nodes):
+        return None
+    return Tls(Path(ca), Path(certificate), Path(key))
+
+
+def _tier_of(
+    nodes: str,
+    stores: tuple[str, ...],
+    *,
+    plain: bool,
+    ca: str,
+    certificate: str,
+    key: str,
+    resolvers: tuple[str, ...] | None,
+    max_size: int,
+    min_free: int,
+    **options: Any,
+) -> Tier:
+    """Return the tier that the options describe. Raises ConfigError."""
+    from shardcache.cluster.tier import Tier, Upstream
+
+    found, parsed = _nodes_of(nodes), tuple(map(Upstream.parse, stores))
+    if resolvers is None:
+        resolvers = () if all(store.is_address for store in parsed) else _system_resolvers()
+    return Tier(
+        nodes=found,
+        stores=parsed,
+        tls=_tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key),
+        resolvers=resolvers,
+        ipv6=_has_ipv6_route(),
+        max_size_bytes=max_size,
+        min_free_bytes=min_free,
+        **options,
+    )
+
+
+def _has_ipv6_route() -> bool:
+    """Return whether this machine has a way to addresses of IPv6; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect(("2000::", 9))
+    except OSError:
+        return False
+    return True
+
+
+def _system_resolvers() -> tuple[str, ...]:
+    try:
+        found = _NAMESERVER.findall(_RESOLV_CONF.read_text())
+    except OSError:
+        found = []
+    if not found:
+        remedy = "name a DNS server with --resolver, or resolve the store's name when nginx starts: --resolver none"
+        raise ConfigError("no DNS server is known here", url=str(_RESOLV_CONF), remedy=remedy)
+    return tuple(map(_resolver, found))
+
+
+# Commands
+
+
+@click.command(short_help="Write the nginx.conf of each node.")
+@_nodes_option(required=True)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, readable=False),
+    help="Folder for the files, as NODE/nginx.conf; with --node, the file.",
+)
+@click.option("--node", metavar="NAME", help="Write the file of this node alone.")
+@_tier_options
+@json_option
+def render(nodes: str, stores: tuple[str, ...], out: Path, node: str | None, as_json: bool, **options: Any) -> None:
+    """Write the nginx.conf of each node of a cluster.
+
+    Run it again with another list when nodes join or leave, and reload nginx: each shard that moves to another owner is
+    fetched once more. All nodes need the same list, stores and --spread. Between nodes that are not one machine,
+    traffic is encrypted and both sides need a certificate of the cluster: see `shardcache cluster certificates`.
+    """
+    from shardcache.cluster.nginx import render as nginx_conf
+
+    tier = _tier_of(nodes, stores, **options)
+    if node is not None:
+        texts = {out: nginx_conf(tier, tier.node(node))}
+    else:
+        texts = {out / each.name / "nginx.conf": nginx_conf(tier, each) for each in tier.nodes}
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError as exn:
+        raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
+    if as_json:
+        print_json({"digest": tier.digest, "files": [str(path) for path in texts]})
+    else:
+        click.echo("".join(f"{path}\n" for path in texts), nl=False)
+
+
+@click.command(short_help="Write the certificates of the nodes, signed by the cluster's own authority.")
+@_nodes_option(required=False)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, readable=False, file_okay=False),
+    help="Folder of the authority, ca.pem and ca.key, and of each node's files: NODE/ca.pem, node.pem and node.key.",
+)
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="In place of --nodes: write one certificate for all nodes, shared/, for schedulers that give all of them the "
+    "same files, such as a Secret of Kubernetes.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="Validity of the certificates."
+)
+@json_option
+def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json: bool) -> None:
+    """Write a certificate for each node, signed by the authority in the folder; without one, create it first.
+
+    Run it again before the certificates expire, or for a node that joins, on the same folder; then copy NODE/ to
+    /etc/shardcache/tier of each node, and reload nginx. Whoever has ca.key can admit nodes: keep it off them.
+    """
+    if (nodes is None) is not shared:
+        raise click.UsageError("name the nodes with --nodes, or give --shared")
+    try:
+        from shardcache.cluster.authority import issue_all, issue_shared
+    except ModuleNotFoundError as exn:
+        if exn.name is None or not exn.name.startswith("cryptography"):
+            raise
+        remedy = "pip install 'shardcache[cluster]'"
+        raise ConfigError("certificates need the package cryptography, which is not installed", remedy=remedy) from None
+    issued = [issue_shared(out, days)] if nodes is None else issue_all(_nodes_of(nodes), out, days)
+    if as_json:
+        rows = [{"node": each.node, "folder": str(each.folder), "expires": each.expires.isoformat()} for each in issued]
+        print_json({"certificates": rows})
+        return
+    for each in issued:
+        click.echo(f"{each.folder}: valid until {each.expires:%Y-%m-%d}")
+
+
+@click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.")
+@_nodes_option(required=True)
+@click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
+@_tier_options
+@json_option
+def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **options: Any) -> None:
+    """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render` would write.
+
+    While it runs, changes of the file with the list of nodes, and of the certificates, are put to use within seconds.
+    It clears the cache if this machine went down before the tier was stopped, and publishes the figures that
+    `shardcache cluster status` shows.
+    """
+    import asyncio
+    from threading import Event
+
+    from shardcache.cluster.running import NodeTier
+    from shardcache.server.service_manager import ServiceNotifier
+
+    if nodes == "-":
+        raise ConfigError("the list of nodes is read again when it changes", remedy="put it into a file: --nodes FILE")
+
+    def read() -> Tier:
+        return _tier_of(nodes, stores, **options)
+
+    def say(message: str) -> None:
+        if as_json:
+            print_json({"event": "message", "message": message})
+        else:
+            click.echo(message, err=True)
+
+    notifier = ServiceNotifier.take(os.environ, os.getpid())
+
+    def ready(line: str) -> None:
+        if as_json:
+            print_json({"event": "ready", "message": line})
+        else:
+            click.echo(f"ready: {line}")
+        asyncio.run(notifier.tell(READY=1, STATUS=line))
+
+    files = (options["ca"], options["certificate"], options["key"], nodes)
+    watched = tuple(Path(file) for file in files if Path(file).is_file())
+    stopping = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    status = NodeTier(read, node or _host_name(), watched, say=say, ready=ready).run(stopping)
+    if status:
+        raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
+
+
+def _host_name() -> str:
+    """Return the name under which a list has this node by default."""
+    return socket.gethostname().partition(".")[0]
+
+
+@click.command(
+    short_help="Show every node of the tier: what it owns, its hits, and who is down.",
+    epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
+)
+@_nodes_option(required=True)
+@_owner_port_option
+@_tls_options
+@json_option
+def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, key: str, as_json: bool) -> None:
+    """Show every node of the tier: its share of all shards, cached files and bytes, hits, bytes by source.
+
+    Bytes and hits count since the node's `shardcache cluster run` was started; a node whose nginx was started otherwise
+    shows none. Between nodes that are not one machine, it needs a certificate of the cluster: run it on a node.
+    """
+    import asyncio
+
+    from shardcache.cluster.tier_status import ask
+
+    found = _nodes_of(nodes)
+    tls = _tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key)
+    reports = asyncio.run(ask(found, owner_port, tls))
+    digests = {report.peers["digest"] for report in reports if report.peers}
+    if as_json:
+        print_json({"nodes": [report.to_json() for report in reports], "agree": len(digests) <= 1})
+    else:
+        _print(reports)
+        if len(digests) > 1:
+            click.echo("The nodes have different lists of nodes: shards are fetched more than once.", err=True)
+    if len(digests) != 1 or any(report.peers is None or report.stale for report in reports):
+        fail()
+
+
+def _print(reports: list[NodeReport]) -> None:
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import size
+
+    numbers = ("owns", "files", "cached", "hit share", "from tier", "from store")
+    table = make_table("node", *numbers, "peers", "state", numbers=numbers)
+    for report in reports:
+        figures, peers = report.figures, report.peers
+        cells = 5 * ["–"]
+        if figures is not None:
+            share = "–" if report.hit_share is None else f"{report.hit_share:.1%}"
+            amounts = [size(figures[name]) for name in ("from_tier_bytes", "from_store_bytes")]
+            cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
+        seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
+        table.add_row(report.node.name, f"{report.share:.1%}", *cells, seen, report.state)
+    make_console().print(table)
+
+
+@click.group(
+    cls=Family,
+    commands=[render, certificates, run, status],
+    short_help="Share the nodes' caches, so that a cluster fetches a shard once.",
+)
+def cluster() -> None:
+    """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is fetched once.
+
+    nginx on each node is the tier. `[[origin]] tier = "127.0.0.1:9080"` has the daemon use it. docs/cluster.md
+    explains how to set it up.
+    """
