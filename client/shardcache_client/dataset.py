@@ -13,7 +13,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
-from shardcache_client.order.state import ReaderState
+from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.mesh import MeshRanks
@@ -22,8 +23,6 @@ from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
-from shardcache_client.sharing.bookmark import Iteration
-from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
 from shardcache_client.typed import B_co, T_co, U
@@ -141,7 +140,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             """See `ShardReader.map`."""
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._begin(_loader())
+        return self._begin(_iteration())
 
     def _check(self) -> None:
         super()._check()
@@ -158,7 +157,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         return super()._why_not_counted() + remedy
 
     def _loader_name(self) -> str:
-        return _loader_name()
+        # Seeds alone may be the same in two runs, and process ids in two containers.
+        loader = _iteration().loader
+        return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader}"  # noqa: PTH116
 
     @property
     def _in_worker(self) -> bool:
@@ -267,7 +268,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def begin(self, iteration: Iteration) -> None:
         """Begin an iteration of the loader that reads this copy; see `Bookmark.begin`."""
         self._refuse_resharding()
-        self._bookmark.begin(iteration, None, self._follows)
+        self._bookmark.begin(iteration, self._follows)
 
     def follow(self, dataset: ShardDataset[Any]) -> None:
         """Continue where the dataset does that this is a copy of, if its epoch or state were set since."""
@@ -307,19 +308,10 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         return [self._stream_of(epoch, reader, states) for reader in crew]
 
 
-def _loader() -> WorkerPlace | None:
-    """Return this process's place among the workers of a DataLoader; None if it is not a worker."""
+def _iteration() -> Iteration:
+    """Return an iteration of this process, which may be a DataLoader's worker."""
     info = get_worker_info()
-    return None if info is None else WorkerPlace(info.seed - info.id, info.id, info.num_workers)
-
-
-def _loader_name() -> str:
-    """Return a name for the loader that is unique on this node; empty in a process that is not a loader's worker.
-
-    Seeds alone may be the same in two runs, and process ids in two containers.
-    """
-    loader = _loader()
-    return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader.number}"  # noqa: PTH116
+    return Iteration() if info is None else Iteration(info.seed - info.id, info.id, info.num_workers)
 
 
 def _let_collate_pass_buffers() -> None:

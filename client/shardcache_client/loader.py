@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from multiprocessing.sharedctypes import RawValue
 from typing import Any, Generic, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client.order.state import ReaderState
+from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
-from shardcache_client.sharing.bookmark import Iteration
-from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
@@ -247,18 +247,18 @@ class _Batches(DataLoader[Any]):
     """Batches of one iteration after another, each with the reader's state after it."""
 
     def __init__(self, reader: Batched, collate: Collate, options: Mapping[str, Any]) -> None:
+        self._pid = os.getpid()
         self._share = _Share(reader)
         super().__init__(self._share, collate_fn=_Reporting(self._share, collate), **options)
 
     def begin(self, iteration: Iteration) -> Iterator[Any]:
         """Begin an iteration."""
         self._share.begin(iteration)
-        self._pid = os.getpid()
         return iter(self)
 
     def bound_to_others(self, iteration: Iteration) -> bool:
-        """Return True if the workers are those of the process that forked this one, or cannot take states."""
-        return self._iterator is not None and (self._pid != os.getpid() or bool(iteration.states))
+        """Return True if they belong to the process that forked this one, or have workers that cannot take states."""
+        return self._pid != os.getpid() or (self._iterator is not None and bool(iteration.states))
 
     def end(self) -> None:
         """End the workers."""
@@ -272,17 +272,16 @@ class _Share(IterableDataset[Any]):
         self._reader = reader
         self._start: tuple[int, Sequence[ReaderState], int] = (0, (), 0)
         self._stream: EpochStream | None = None
-        self._epoch = SharedState({}, in_worker)
+        self._epoch = RawValue("q")  # for workers that persist
 
     def begin(self, iteration: Iteration) -> None:
         """Set what is read next: by workers that have yet to be started, and, without states, by others."""
         self._start = iteration.epoch, iteration.states, iteration.turn
-        with self._epoch.edit() as notes:
-            notes["epoch"] = iteration.epoch
+        self._epoch.value = iteration.epoch
 
     def __iter__(self) -> Iterator[Any]:
         if self._stream is not None and in_worker():
-            self._start = self._epoch.read()["epoch"], (), 0
+            self._start = self._epoch.value, (), 0
         self._stream = self._reader.stream(*self._start)
         return self._stream.samples()
 

@@ -16,7 +16,7 @@ from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
-from shardcache_client.order.state import Place, ReaderState, find_states
+from shardcache_client.position.state import Place, ReaderState, find_states
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.typed import T_co, U

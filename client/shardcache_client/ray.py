@@ -31,7 +31,7 @@ from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.state import Resumption
+from shardcache_client.position.state import Resumption
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.topology import job_name

@@ -41,20 +41,29 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
-from shardcache_client.order.lanes.elastic import ElasticDeal, batches_before, in_batches, resume_batches
+from shardcache_client.order.lanes.elastic import ElasticDeal
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, is_read, resume
+from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.partition import Even, Partition
+from shardcache_client.position.state import (
+    Place,
+    ReaderState,
+    Resumption,
+    batches_before,
+    find_states,
+    in_batches,
+    is_read,
+    resume,
+    resume_batches,
+)
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
-from shardcache_client.sharing.bookmark import Bookmark, Iteration
-from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, job_name
 from shardcache_client.typed import T_co, U
@@ -235,7 +244,7 @@ class ShardReader(Selecting, Generic[T_co]):
         return samples
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._begin(None)
+        return self._begin(Iteration())
 
     if not TYPE_CHECKING:  # to a type checker, there are none
 
@@ -308,16 +317,15 @@ class ShardReader(Selecting, Generic[T_co]):
         derived._bookmark.follow(self._bookmark)
         return derived
 
-    def _begin(self, loader: WorkerPlace | None) -> Iterator[Any]:
-        """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
-        iteration = Iteration()
-        self._start(iteration, loader)
-        samples = self._samples(iteration, loader)
+    def _begin(self, iteration: Iteration) -> Iterator[Any]:
+        """Begin an iteration and return its samples."""
+        self._start(iteration)
+        samples = self._samples(iteration)
         iteration.read_by(samples)
         return samples
 
-    def _start(self, iteration: Iteration, loader: WorkerPlace | None) -> None:
-        self._bookmark.begin(iteration, loader, self._follows)
+    def _start(self, iteration: Iteration) -> None:
+        self._bookmark.begin(iteration, self._follows)
         iteration.place = stream = self.stream(iteration.epoch, iteration.states, iteration.turn)
         if iteration.states and not (stream.counted and stream.samples_left):
             self.count(iteration)  # StatefulDataLoader asks for no sample if it resumes at the end
@@ -333,17 +341,18 @@ class ShardReader(Selecting, Generic[T_co]):
         self._group.compare(self.manifest, topology, counted=deal.counted)
         self._group.compare_options(self._dealing.options(), topology)
 
-    def _samples(self, iteration: Iteration, loader: WorkerPlace | None) -> Iterator[Any]:
+    def _samples(self, iteration: Iteration) -> Iterator[Any]:
         self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
-        if iteration.looks and loader is None:
-            self._start(iteration, None)  # by now, the iteration that was being read may have ended
+        in_worker = iteration.loader is not None
+        if iteration.looks and not in_worker:
+            self._start(iteration)  # by now, the iteration that was being read may have ended
         # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
-        ahead = self.batch_size * (1 if loader is None else 2 if loader.worker else 3)
+        ahead = self.batch_size * (1 if not in_worker else 2 if iteration.worker else 3)
 
         stream: EpochStream = iteration.place
-        samples = stream.samples(partial(self.finish, iteration, loader))
+        samples = stream.samples(partial(self.finish, iteration))
         yield from islice(samples, ahead)
-        if loader is None or not stream.read:
+        if not in_worker or not stream.read:
             self.count(iteration)
         try:
             yield from samples
@@ -373,11 +382,11 @@ class ShardReader(Selecting, Generic[T_co]):
         if counts and self._in_step and not self._in_worker and not sys.is_finalizing():
             self._group.leave(iteration.epoch)
 
-    def finish(self, iteration: Iteration, loader: WorkerPlace | None = None) -> None:
+    def finish(self, iteration: Iteration) -> None:
         """Note that all samples of this process's part of an iteration were yielded."""
-        if not self._bookmark.finish(iteration, loader):
+        if not self._bookmark.finish(iteration):
             return
-        if loader is not None:
+        if iteration.loader is not None:
             self.count(iteration)
         if not iteration.looks and not iteration.is_set and self._in_step:
             self._group.end(iteration.epoch)
@@ -507,7 +516,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def _own_state(self, *, alone: bool) -> ReaderState:
         """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
-        stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.states)
+        stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.next_states()[0])
         return self._state_after(stream, alone=alone)
 
     def _state_after(self, stream: EpochStream, *, alone: bool) -> ReaderState:

@@ -14,11 +14,10 @@ from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_ran
 from shardcache_client.order.lanes.interleaving import Lane
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.order.share import Segment, Share
 from shardcache_client.order.span_deal import SpanDeal
+from shardcache_client.position.partition import Even, Partition, Phase
 from shardcache_client.topology import Topology
 
 

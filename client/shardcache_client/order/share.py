@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.state import Place
+from shardcache_client.position.state import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from shardcache_client.order.lanes.interleaving import Lane, between
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase, what_is_left
 from shardcache_client.order.share import Share
+from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
 from shardcache_client.topology import Topology
 
 _what_is_left = lru_cache(maxsize=4)(what_is_left)

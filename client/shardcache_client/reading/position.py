@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shardcache.errors import SampleError
 from shardcache_client.handlers import Handler
-from shardcache_client.order.state import Place
+from shardcache_client.position.state import Place
 
 log = logging.getLogger("shardcache")
 

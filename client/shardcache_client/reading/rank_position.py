@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardcache_client.order.state import Place, ReaderState
+from shardcache_client.position.state import Place, ReaderState
 from shardcache_client.reading.stream import EpochStream
 
 

@@ -16,7 +16,7 @@ from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
-from shardcache_client.order.state import Place, Resumption
+from shardcache_client.position.state import Place, Resumption
 from shardcache_client.reading.lanes import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow

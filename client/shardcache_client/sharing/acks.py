@@ -20,7 +20,7 @@ from secrets import randbits
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.sharing.locks import reopened, take
+from shardcache_client.sharing.shared_state import reopened, take
 
 _NUMBER = struct.Struct("<Q")
 _DESK_CELLS = 1 << 20  # address space only: the few cells in use at a time are reused

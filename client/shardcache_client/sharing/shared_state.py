@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import struct
@@ -12,22 +14,15 @@ from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any
-from zlib import crc32
-
-from shardcache_client.sharing.locks import held
 
 Notes = dict[str, Any]
 
 _EDITING, _BEGINNING = range(2)  # bytes of the file that processes lock
+_SLOT_BYTES = 1 << 30  # address space only
+_SIZE = struct.Struct("<Q")
+_FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
 
-# Two slots, written alternately: a process killed while writing one does not damage the other. The size is address
-# space only.
-_SLOT_BYTES = 1 << 30
-_COUNTS = struct.Struct("<QQ")  # number of the edit, and length of the document after the checksum
-_CHECKSUM = struct.Struct("<I")
-_HEAD_BYTES = _COUNTS.size + _CHECKSUM.size
-
-_BOARDS: weakref.WeakValueDictionary[int, SharedState] = weakref.WeakValueDictionary()
+_STATES: weakref.WeakSet[SharedState] = weakref.WeakSet()
 _detaching = threading.Lock()
 
 
@@ -52,64 +47,58 @@ class SharedState:
 
     def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
         self._in_worker = in_worker
-        self._make(json.dumps(notes or {}).encode())
+        self._make(notes or {})
 
     def __repr__(self) -> str:
         return f"SharedState({self.read()!r})"
 
-    def _make(self, document: bytes) -> None:
-        fd = os.memfd_create("shardcache-board")
-        _write(fd, 1, document)
-        self._hold(fd, os.getpid(), document)
+    def _make(self, notes: Notes) -> None:
+        fd = os.memfd_create("shardcache-state")
+        _write(fd, notes)
+        self._hold(fd, os.getpid(), notes)
 
-    def _hold(self, fd: int, trainer_pid: int, at_start: bytes) -> None:
+    def _hold(self, fd: int, trainer_pid: int, at_start: Notes) -> None:
         self._fd, self._at_start = fd, at_start
         self._close = weakref.finalize(self, os.close, fd)
         self._trainer_pid = trainer_pid  # last: until then, other threads wait in `_here`
-        _BOARDS[id(self)] = self
+        _STATES.add(self)
 
     def _here(self) -> int:
         """Return the descriptor of this process's notes, detached first from a trainer it does not work for."""
-        if self._detached():
-            return self._fd
-        with _detaching:
-            if not self._detached():
-                self._close()
-                self._make(self._at_start)
+        if not self._is_own():
+            with _detaching:
+                if not self._is_own():
+                    self._close()
+                    self._make(self._at_start)
         return self._fd
 
-    def _detached(self) -> bool:
+    def _is_own(self) -> bool:
         return self._trainer_pid == os.getpid() or self._in_worker()
 
     def read(self) -> Notes:
         """Return the current notes."""
-        notes: Notes = json.loads(_newest(self._here())[1])
-        return notes
-
-    def read_at_start(self) -> Notes:
-        """Return the notes as they were when this process was started."""
-        notes: Notes = json.loads(self._at_start)
-        return notes
+        fd = self._here()
+        with _held(fd, _EDITING):
+            return _read(fd)
 
     @contextmanager
     def edit(self) -> Iterator[Notes]:
         """Lend the notes for changes, exclusively."""
         fd = self._here()
-        with held(fd, _EDITING):
-            number, document = _newest(fd)
-            notes: Notes = json.loads(document)
+        with _held(fd, _EDITING):
+            notes = _read(fd)
             yield notes
-            _write(fd, number + 1, json.dumps(notes).encode())
+            _write(fd, notes)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Admit one thread or process at a time, for any length of time; others may still read and edit."""
-        with held(self._here(), _BEGINNING):
+        with _held(self._here(), _BEGINNING):
             yield
 
     def prepare_fork(self) -> None:
         """Keep the current notes for a child that is about to be forked."""
-        self._at_start = _newest(self._here())[1]
+        self._at_start = self.read()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
@@ -118,45 +107,75 @@ class SharedState:
         return _attach, (DupFd(self._fd), self._trainer_pid, self._at_start, self._in_worker)
 
 
-def _attach(duplicate: Any, trainer_pid: int, at_start: bytes, in_worker: Callable[[], bool]) -> SharedState:
+def _attach(duplicate: Any, trainer_pid: int, at_start: Notes, in_worker: Callable[[], bool]) -> SharedState:
     shared_state = SharedState.__new__(SharedState)
     shared_state._in_worker = in_worker
     shared_state._hold(duplicate.detach(), trainer_pid, at_start)
     return shared_state
 
 
-def _write(fd: int, number: int, document: bytes) -> None:
-    counts = _COUNTS.pack(number, len(document))
-    data = counts + _CHECKSUM.pack(crc32(document, crc32(counts))) + document
-    at = number % 2 * _SLOT_BYTES
+# The first byte of the file is the number of the slot that counts. A process killed while it writes the other one has
+# changed nothing.
+
+
+def _write(fd: int, notes: Notes) -> None:
+    document = json.dumps(notes).encode()
+    slot = 1 - _slot(fd)
+    data, at = _SIZE.pack(len(document)) + document, (1 + slot) * _SLOT_BYTES
     while data:
         written = os.pwrite(fd, data, at)
         data, at = data[written:], at + written
+    os.pwrite(fd, bytes([slot]), 0)
 
 
-def _newest(fd: int) -> tuple[int, bytes]:
-    """Return the number and the document of the last edit. Needs no lock: one slot is always whole, or soon will be."""
-    while True:
-        if found := max(filter(None, (_read(fd, slot) for slot in range(2))), default=None):
-            return found
+def _read(fd: int) -> Notes:
+    at = (1 + _slot(fd)) * _SLOT_BYTES
+    (size_bytes,) = _SIZE.unpack(os.pread(fd, _SIZE.size, at))
+    notes: Notes = json.loads(os.pread(fd, size_bytes, at + _SIZE.size))
+    return notes
 
 
-def _read(fd: int, slot: int) -> tuple[int, bytes] | None:
-    at = slot * _SLOT_BYTES
-    head = os.pread(fd, _HEAD_BYTES, at)
-    if len(head) < _HEAD_BYTES:
-        return None
-    number, size_bytes = _COUNTS.unpack_from(head)
-    document = os.pread(fd, min(size_bytes, _SLOT_BYTES - _HEAD_BYTES), at + _HEAD_BYTES)
-    (checksum,) = _CHECKSUM.unpack_from(head, _COUNTS.size)
-    return (number, document) if checksum == crc32(document, crc32(head[: _COUNTS.size])) else None
+def _slot(fd: int) -> int:
+    return (os.pread(fd, 1, 0) or b"\0")[0]
+
+
+# Locks on single bytes of a file belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude
+# threads of one process, and are dropped when any descriptor of the file is closed. The kernel releases them when their
+# process ends, however it ends.
+
+
+def reopened(fd: int) -> int:
+    """Return a descriptor with its own open file description, as forked processes share that of the original."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def take(fd: int, byte: int) -> bool:
+    """Lock a byte unless another open file description holds it; return True on success."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError as exn:
+        if exn.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _held(fd: int, byte: int) -> Iterator[None]:
+    """Hold the lock on a byte, which excludes other processes and other threads of this one."""
+    own = reopened(fd)
+    try:
+        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        yield
+    finally:
+        # Unlock explicitly: a child forked by another thread in the meantime shares the open file description.
+        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+        os.close(own)
 
 
 def _prepare_fork() -> None:
-    for reference in _BOARDS.valuerefs():
-        shared_state = reference()
-        if shared_state is not None:
-            shared_state.prepare_fork()
+    for shared_state in list(_STATES):
+        shared_state.prepare_fork()
 
 
 def _begin_child() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError, SampleError
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
-from shardcache_client.order.partition import Even
+from shardcache_client.position.partition import Even
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards
 

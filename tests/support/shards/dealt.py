@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.lanes.elastic import Combed
 from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.partition import Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Segment, Share
 from shardcache_client.order.span_deal import SpanDeal
+from shardcache_client.position.partition import Partition, Phase
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]

@@ -11,16 +11,15 @@ Progress is a single number, that of the global batches taken, and any other rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.lanes.interleaving import Interleaving, Lane, between
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Share, Slice
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place, ReaderState, Resumption
+from shardcache_client.position.partition import Even, Partition, Phase
+from shardcache_client.position.state import batches_before
 from shardcache_client.topology import Topology
 
 
@@ -174,50 +173,3 @@ def batch_size_of_rank(global_batch_size: int, world_size: int) -> int:
             remedy="use a number of ranks that divides it",
         )
     return global_batch_size // world_size
-
-
-def batches_before(phases: Sequence[Phase]) -> int:
-    """Return the number of global batches taken in earlier phases of an epoch.
-
-    A phase has the number of samples taken by each worker of a rank, all of whom are in step. A batch that was begun is
-    read again.
-    """
-    return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
-
-
-def in_batches(states: Sequence[ReaderState]) -> list[ReaderState]:
-    """Return states of the same moment that any readers continue with the next global batch, beginning with worker 0.
-
-    States from within a batch stay as they are, for the same readers to continue with the next sample.
-    """
-    first = states[0]
-    if any(state.place.given % state.cut.batch_size for state in states):
-        return list(states)
-    done = replace(first, phases=(*first.phases, _phase(states)), place=Place())
-    return [replace(done, reader=worker) for worker in range(first.cut.workers)]
-
-
-def _phase(states: Sequence[ReaderState]) -> Phase:
-    cut = states[0].cut
-    given = {state.reader % cut.workers: state.place.given for state in states}  # ranks are in step
-    if len(given) < cut.workers:
-        raise ConfigError(
-            "the states of some workers are missing", remedy="load the loader's whole state, with all of its workers"
-        )
-    return Phase(cut, tuple(given[worker] for worker in range(cut.workers)))
-
-
-def resume_batches(states: Sequence[ReaderState], cut: Partition, topology: Topology) -> Resumption:
-    """Return the point from which a reader resumes, given the states of some readers of a job.
-
-    Raises ConfigError if the states of some workers are missing.
-    """
-    first = states[0]
-    if cut == first.cut:
-        own = {state.reader: state.place for state in states}
-        alike = [state.place for state in states if state.reader % cut.workers == topology.worker]
-        if topology.reader in own:
-            return Resumption(first.epoch, first.phases, own[topology.reader])
-        if alike:  # samples that the other rank skipped belong to its own part
-            return Resumption(first.epoch, first.phases, Place(taken=alike[0].given, given=alike[0].given))
-    return Resumption(first.epoch, (*first.phases, _phase(states)))

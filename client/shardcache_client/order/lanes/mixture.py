@@ -32,9 +32,9 @@ from shardcache_client.order.lanes.interleaving import Interleaving
 from shardcache_client.order.lanes.proportions import Proportions
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.partition import Even
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.span_deal import SpanDeal
+from shardcache_client.position.partition import Even
 
 SourceWeights = Mapping[str, float] | Sequence[float]
 Weights = SourceWeights | Mapping[int, SourceWeights]

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order import state
 from shardcache_client.order.deal import SampleDeal, ShardDeal, check
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
+from shardcache_client.position import state
+from shardcache_client.position.partition import Even, Partition, Phase
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, everybody, walk
 
@@ -111,10 +110,10 @@ def test_two_epochs_differ_and_one_repeats() -> None:
 
 _ORDER = """
 import json
-from shardcache_client.order import state
+from shardcache_client.position import state
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.partition import Partition
+from shardcache_client.position.partition import Partition
 from support.shards.dealt import everybody
 print(json.dumps(everybody(SampleDeal([7, 0, 31, 12, 5], Shuffle(11, 3, 2), "pad", 4), 5, Partition(2, 2, "pad", 4))))
 """

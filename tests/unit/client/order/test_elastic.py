@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, SampleDeal
-from shardcache_client.order.lanes.elastic import Blocks, Combed, ElasticDeal, in_batches, resume_batches
+from shardcache_client.order.lanes.elastic import Blocks, Combed, ElasticDeal
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.share import Part, Segment
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place as Reached
-from shardcache_client.order.state import ReaderState
+from shardcache_client.position.partition import Even, Partition
+from shardcache_client.position.state import Place as Reached
+from shardcache_client.position.state import ReaderState, in_batches, resume_batches
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, crew, walk
 

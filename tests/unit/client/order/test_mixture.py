@@ -19,11 +19,10 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.share import Segment
-from shardcache_client.order.state import Place as Reached
+from shardcache_client.position.partition import Even, Partition, Phase
+from shardcache_client.position.state import Place as Reached
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, shares, walk
 

@@ -1,18 +1,17 @@
-"""bookmark.py: which epoch is read from where, as loaders and training loops begin, load and set it."""
+"""bookmark.py: workers of an iteration read one epoch, from where it was left; a look is followed by the same again."""
 
 from __future__ import annotations
 
 import copy
+import subprocess
 from typing import Any
 
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.partition import Partition
-from shardcache_client.order.progress import Phase
-from shardcache_client.order.state import Place, ReaderState, Resumption, resume
-from shardcache_client.sharing.bookmark import Bookmark, Iteration
-from shardcache_client.sharing.epoch import WorkerPlace
+from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.partition import Partition, Phase
+from shardcache_client.position.state import Place, ReaderState, Resumption, resume
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Topology
 
@@ -35,22 +34,22 @@ def saved(reader: int, **fields: Any) -> dict[str, Any]:
 
 
 def forked(bookmark: Bookmark) -> list[Bookmark]:
-    """Return what two workers have of it: their own, but for the board."""
+    """Return what two workers have of it: their own, but for the shared state."""
     return [copy.copy(bookmark), copy.copy(bookmark)]
 
 
-def begun(bookmark: Bookmark, place: WorkerPlace | None = None) -> Iteration:
-    """Begin an iteration in a process, which takes a second batch of it, and reads it to its end."""
-    iteration = Iteration()
-    bookmark.begin(iteration, place)
+def begun(bookmark: Bookmark, *place: int) -> Iteration:
+    """Begin an iteration in a process, or as a worker, which takes a second batch of it, and reads it to its end."""
+    iteration = Iteration(*place)
+    bookmark.begin(iteration)
     bookmark.count(iteration)
-    bookmark.finish(iteration, place)
+    bookmark.finish(iteration)
     return iteration
 
 
 def begin(workers: list[Bookmark], loader: int) -> list[Resumption]:
     """Have a loader's workers read an iteration; return from where each reads."""
-    iterations = [begun(each, WorkerPlace(loader, worker, len(workers))) for worker, each in enumerate(workers)]
+    iterations = [begun(each, loader, worker, len(workers)) for worker, each in enumerate(workers)]
     return [start(each, CUT, Topology(0, 1, worker, 2)) for worker, each in enumerate(iterations)]
 
 
@@ -86,9 +85,8 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
 def test_a_look_leaves_a_loaded_state_to_the_next_iteration(bookmark: Bookmark) -> None:
     """With and without workers: it resumes there, and is followed by the next, which does, too."""
     bookmark.load([saved(0), saved(1)], worker=False)
-    for place in (None, WorkerPlace(5, 0, 1)):
-        look = Iteration()
-        bookmark.begin(look, place)
+    for look in (Iteration(), Iteration(5, 0, 1)):
+        bookmark.begin(look)
         assert (look.epoch, [state.reader for state in look.states]) == (EPOCH, [0, 1])
     assert begin(forked(bookmark), 17) == in_the_middle()
 
@@ -106,9 +104,9 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
     first.load(saved(0), worker=True)
-    assert begun(first, WorkerPlace(17, 0, 2)).epoch == EPOCH
+    assert begun(first, 17, 0, 2).epoch == EPOCH
     second.load(saved(1), worker=True)
-    assert begun(second, WorkerPlace(17, 1, 2)).epoch == EPOCH
+    assert begun(second, 17, 1, 2).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
 
@@ -196,3 +194,128 @@ def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
     begin(forked(bookmark), 31)
     bookmark.load(saved(0), worker=False)
     assert bookmark.workers == 0
+
+
+def join(bookmark: Bookmark, *place: int) -> Iteration:
+    """Begin an iteration, as a worker of a loader or alone."""
+    iteration = Iteration(*place)
+    bookmark.begin(iteration)
+    return iteration
+
+
+def epochs_of(workers: list[Bookmark], loader: int, order: list[int]) -> list[int]:
+    """Have a loader's workers begin in an order, and read to the end; return the epoch that each reads."""
+    iterations = [join(workers[worker], loader, worker, len(order)) for worker in order]
+    for bookmark, iteration in zip(workers, iterations, strict=True):
+        bookmark.count(iteration)
+        bookmark.finish(iteration)
+    return [each.epoch for each in iterations]
+
+
+def test_counted_iterations_read_one_epoch_after_another(bookmark: Bookmark) -> None:
+    """A question for the next epoch takes none, and neither does a look."""
+    assert [bookmark.next_epoch, bookmark.next_epoch] == [0, 0]
+    assert [join(bookmark).epoch for _ in range(3)] == [0, 0, 0]
+    assert [begun(bookmark).epoch for _ in range(3)] == [0, 1, 2]
+    assert bookmark.next_epoch == 3
+
+
+def test_workers_that_begin_at_any_time_read_the_same_epoch(bookmark: Bookmark) -> None:
+    """Also when the first has long begun and the last begins late; the iteration after that is another."""
+    workers = forked(bookmark)
+    assert epochs_of(workers, 17, [0, 1]) == [0, 0]
+    assert epochs_of(workers, 17, [1, 0]) == [1, 1]
+    first, last = forked(bookmark)
+    first.count(join(first, 31, 0, 2))
+    bookmark.set_epoch(7)
+    assert join(last, 31, 1, 2).epoch == 2
+
+
+def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(bookmark: Bookmark) -> None:
+    """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
+    first, late = forked(bookmark)
+    for _ in range(2):
+        first.count(join(first, 17, 0, 2))
+    bookmark.load([saved(0, over=True), saved(1, over=True)], worker=False)
+    assert join(first, 17, 0, 2).epoch == EPOCH + 1
+    assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
+
+
+def test_an_iteration_that_begins_while_another_is_read_looks_at_the_same_epoch(bookmark: Bookmark) -> None:
+    """As long as the worker of the other one lives: it is never counted, however much of it is read."""
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        bookmark.count(join(bookmark, 17, 0, 1))
+        with bookmark._shared_state.edit() as notes:
+            notes["iterations"][0]["pid"] = worker.pid
+        look = join(bookmark, 29, 0, 1)
+        assert (look.epoch, look.looks) == (0, True)
+        bookmark.count(look)
+        assert not look.counted
+        worker.kill()
+    assert (join(bookmark, 31, 0, 1).epoch, bookmark.next_epoch) == (1, 1)
+
+
+def test_the_first_of_two_iterations_to_be_counted_makes_the_other_a_look(bookmark: Bookmark) -> None:
+    """Both have begun with the same epoch, and one goes on: the other may be read, too, and counts for nothing."""
+    first, second = join(bookmark), join(bookmark)
+    bookmark.count(second)
+    bookmark.count(first)
+    assert [(each.epoch, each.counted) for each in (first, second)] == [(0, False), (0, True)]
+    assert bookmark.next_epoch == 1
+
+
+def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on(bookmark: Bookmark) -> None:
+    """The next epoch or the same again. One that was read to its end needs no agreement, nor does a look."""
+    asked: list[tuple[int, int]] = []
+
+    def again(epoch: int, left: int) -> int:
+        asked.append((epoch, left))
+        return left
+
+    iterations = [Iteration() for _ in range(3)]
+    for iteration in iterations:
+        bookmark.begin(iteration, again)
+        bookmark.count(iteration)
+        if iteration is iterations[1]:
+            bookmark.finish(iteration)
+    assert ([each.epoch for each in iterations], asked) == ([0, 0, 1], [(1, 0)])
+
+
+def test_a_dropped_loader_with_the_number_of_the_next(bookmark: Bookmark) -> None:
+    """Loaders seeded alike have one number: the workers of the new one stay together."""
+    first = forked(bookmark)[0]
+    first.count(join(first, 17, 0, 2))
+    assert epochs_of(forked(bookmark), 17, [0, 1]) == [1, 1]
+
+
+def test_many_dropped_loaders_leave_no_heap(bookmark: Bookmark) -> None:
+    """The shared memory is bounded, and the main iteration is not forgotten."""
+    workers = forked(bookmark)
+    main = [join(workers[0], 0, 0, 2)]
+    workers[0].count(main[0])
+    for loader in range(1, 200):
+        join(forked(bookmark)[0], loader, 0, 2)
+    assert len(str(bookmark._shared_state.read())) < 5_000
+    main.append(join(workers[1], 0, 1, 2))
+    assert [workers[worker].finish(main[worker]) for worker in range(2)] == [False, True]
+
+
+def test_an_epoch_that_is_set_holds_for_every_iteration(bookmark: Bookmark) -> None:
+    """With workers and without, until another one is set."""
+    begun(bookmark)
+    for epoch in (7, 3):
+        bookmark.set_epoch(epoch)
+        assert bookmark.next_epoch == epoch
+        assert [begun(bookmark).epoch, *epochs_of(forked(bookmark), 17, [0, 1])] == [epoch] * 3
+
+
+def test_a_loaded_state_ends_iterations_that_some_workers_have_yet_to_begin(bookmark: Bookmark) -> None:
+    """None of them counts, and a setting of the epoch holds no longer."""
+    first = forked(bookmark)[0]
+    iteration = join(first, 17, 0, 2)
+    bookmark.set_epoch(2)
+    bookmark.load([saved(0), saved(1)], worker=False)
+    first.count(iteration)
+    assert not iteration.counted
+    assert epochs_of(forked(bookmark), 29, [0, 1]) == [EPOCH, EPOCH]
+    assert begun(bookmark).epoch == EPOCH + 1

@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase, what_is_left
+from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
 
 cuts = st.builds(
     Partition,

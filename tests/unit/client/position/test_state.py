@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, resume
+from shardcache_client.position.partition import Even, Partition, Phase
+from shardcache_client.position.state import Place, ReaderState, Resumption, find_states, resume
 from shardcache_client.topology import Topology
 from support.shards.dealt import crew, taken_in_turns, walk
 

@@ -1,0 +1,1 @@
+"""Where a reader is, and how it continues."""

@@ -1,0 +1,332 @@
+"""A dataset's position: its iterations, the epoch of the next one, and the states from which it resumes."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.position.state import ReaderState, find_states, find_turn
+from shardcache_client.sharing.shared_state import Notes, SharedState
+
+_MAX_REMEMBERED = 16
+"""Limit on the iterations noted, which abandoned loaders leave behind."""
+
+Agree = Callable[[int, int], int]
+"""Returns the epoch that follows, given the next one by this trainer's count, and the last one, which it ended early.
+May block."""
+
+
+def by_own_count(epoch: int, _left: int) -> int:
+    """Return this trainer's own count, without agreement with other ranks."""
+    return epoch
+
+
+@dataclass(slots=True, eq=False)
+class Iteration:
+    """One iteration over a dataset, in the process that reads it.
+
+    Attributes:
+        loader: of a DataLoader's worker, a number that all workers have that the loader started together; else None.
+        worker, workers: number of this worker, and of all.
+        epoch: the epoch that it reads.
+        states: states from which it resumes; none if it reads the epoch from its beginning.
+        turn: number of the worker that has the first turn, if there are as many as there were.
+        looks: True if it takes no part in the dataset's position, since another one is being read.
+        is_set: True if the epoch was set, not counted.
+        place: tracks its position.
+        done: True if nothing of it is left.
+        ended: True once it was read to its end.
+        counted: True once it was the main one.
+    """
+
+    loader: int | None = None
+    worker: int = 0
+    workers: int = 1
+    epoch: int = 0
+    states: Sequence[ReaderState] = ()
+    turn: int = 0
+    looks: bool = False
+    is_set: bool = False
+    place: Any = None
+    done: bool = False
+    ended: bool = False
+    counted: bool = False
+    number: int = 0
+    pid: int = 0
+    _reader: weakref.ref[Iterator[Any]] | None = None
+
+    def read_by(self, reader: Iterator[Any]) -> None:
+        """Note the generator that the user holds."""
+        self._reader = weakref.ref(reader)
+
+    @property
+    def live(self) -> bool:
+        """True until the generator has ended, or the user has dropped it."""
+        reader = None if self._reader is None else self._reader()
+        return getattr(reader, "gi_frame", None) is not None
+
+
+class Bookmark:
+    """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
+
+    Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch on; until then it may be
+    a look, of which nothing remains. The one that counts is the main one as long as it is read; an iteration that
+    begins in this time looks at the same epoch.
+
+    Args:
+        shared_state: the shared state.
+        datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
+    """
+
+    def __init__(self, shared_state: SharedState, datasets: Mapping[bool, str]) -> None:
+        self.datasets = datasets
+        self._shared_state = shared_state
+        self._set_here: int | None = None  # epoch set by this process or before it was started
+        self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
+        self._iterations = 0  # number begun by this worker
+        self._followed = -1  # number of changes of another bookmark that this one has followed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._main: Iteration | None = None
+        self._begun: list[Iteration] = []  # since then, by this process
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_main": None, "_begun": []}
+
+    def __repr__(self) -> str:
+        return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that an iteration would read if it began now."""
+        notes = self._shared_state.read()
+        if self._loaded_here and "set" not in notes:
+            return self._loaded_here[0].epoch
+        return _next(notes)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers of the loader that began the last iteration; 0 if it was begun without workers."""
+        return int(self._shared_state.read().get("workers", 0))
+
+    @property
+    def current(self) -> Iteration | None:
+        """The iteration of this process whose position is the dataset's; None if that is where the next one begins."""
+        main = self._main if self._main is not None and self._main.pid == os.getpid() else None
+        if main is None or main.done or not main.live:
+            self._begun = [each for each in self._begun if each.live and not each.looks and each.pid == os.getpid()]
+            return self._begun[-1] if self._begun else main
+        return main
+
+    def next_states(self) -> tuple[Sequence[ReaderState], int]:
+        """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
+        return (self._loaded_here, 0) if self._loaded_here else _states(self._shared_state.read(), self.next_epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that every iteration reads from now on."""
+        self._set_here = epoch
+        self._change({"set": epoch})
+
+    def load(self, data: object, *, worker: bool) -> None:
+        """Resume from a state at the next iteration.
+
+        Args:
+            data: a result of `ReaderState.to_json`, or any structure with such states of several workers or ranks.
+            worker: True in a DataLoader worker, which loads for itself only; otherwise for all future readers.
+
+        Raises ConfigError if it contains no state, or one of another dataset.
+        """
+        states = find_states(data)
+        if states[0].dataset != self.datasets.get(states[0].counted):
+            raise ConfigError(
+                "the state is from another dataset, or the numbers of samples in its shards have changed",
+                remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
+            )
+        if worker:
+            self._forget()
+            self._loaded_here = states
+            return
+        epoch, over = states[0].epoch, all(state.over for state in states)
+        loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
+        loaded["turn"] = 0 if over else find_turn(data)
+        self._set_here = None
+        self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
+
+    def follow(self, other: Bookmark) -> bool:
+        """Continue where another bookmark does, if an epoch was set or a state loaded there since the last call.
+
+        Returns True if so.
+        """
+        notes = other._shared_state.read()
+        changes = notes.get("changes", 0)
+        if changes == self._followed:
+            return False
+        before, self._followed = self._followed, changes
+        if notes.get("loaded_in", 0) <= before:
+            self.set_epoch(notes["set"])  # the state that was loaded earlier may have been read since
+            return True
+        self._set_here = notes.get("set")
+        loaded = notes.get("loaded")
+        names = ("set", "seeds", "explained", "loaded")[: 3 if loaded is None or "taken" in loaded else 4]
+        self._change({"next": notes.get("next", 0)} | {name: notes[name] for name in names if name in notes})
+        return True
+
+    def _change(self, changes: Notes) -> None:
+        """Set the epoch or load a state; no iteration that has begun counts from now on, but workers may join it."""
+        self._forget()
+        with self._shared_state.edit() as notes:
+            notes.pop("main", None)
+            for each in notes.get("iterations", []):
+                each["look"] = True
+            notes["changes"] = notes.get("changes", 0) + 1
+            if "next" in changes:
+                notes.pop("set", None)
+                notes.pop("loaded", None)
+                notes["loaded_in"] = notes["changes"]
+            notes |= changes
+
+    def begin(self, iteration: Iteration, agree: Agree = by_own_count) -> None:
+        """Begin an iteration in this process, or take part in the one that another worker of its loader has begun.
+
+        Args:
+            iteration: gets epoch, states and turn.
+            agree: called if the last iteration was ended early.
+        """
+        own, self._loaded_here = self._loaded_here, ()
+        self._iterations += iteration.loader is not None
+        # The number of this worker's iteration, too: a persistent worker that starts late may begin its first one after
+        # the others have begun their second.
+        reader = None if iteration.loader is None else [iteration.loader, self._iterations]
+        with self._shared_state.turn():  # the first worker may wait for other ranks, the others for the first
+            with self._shared_state.edit() as notes:
+                begun = _join(notes, reader, iteration.worker)
+            if begun is None:
+                begun = self._begin_first(iteration, reader, own[0].epoch if own else None, agree)
+        iteration.epoch, iteration.looks, iteration.is_set = begun["epoch"], begun["look"], begun["set"]
+        iteration.number, iteration.pid = begun["number"], os.getpid()
+        if iteration.loader is not None:
+            self._main = iteration
+        elif not iteration.looks:
+            self._begun.append(iteration)
+        if own and own[0].epoch == iteration.epoch:
+            iteration.states = own
+        elif not iteration.looks:
+            with self._shared_state.edit() as notes:
+                notes["workers"] = 0 if iteration.loader is None else iteration.workers
+                iteration.states, iteration.turn = _states(notes, iteration.epoch, iteration.number)
+
+    def _begin_first(self, iteration: Iteration, reader: Any, loaded: int | None, agree: Agree) -> Notes:
+        notes = self._shared_state.read()
+        # For a worker's first iteration, the one set when it was started: the trainer may set another before the last
+        # of a loader's workers begins.
+        chosen = self._set_here if self._iterations == 1 else notes.get("set")
+        epoch, look = notes.get("next", 0), False
+        main = _find(notes, notes.get("main"))
+        if loaded is not None and chosen in (None, loaded):
+            epoch = loaded
+        elif chosen is not None:
+            epoch = chosen
+            look = main is not None and epoch == main["epoch"] and self._is_live(main, iteration.loader)
+        elif main is not None and len(main["read"]) < main["workers"]:
+            look = self._is_live(main, iteration.loader)
+            epoch = main["epoch"] if look else agree(epoch, main["epoch"])
+        begun = {"epoch": epoch, "reader": reader, "look": look, "set": chosen is not None, "pid": os.getpid()}
+        begun |= {"workers": iteration.workers, "joined": [iteration.worker], "read": []}
+        with self._shared_state.edit() as notes:
+            notes["begun"] = begun["number"] = notes.get("begun", 0) + 1
+            if not look and chosen is None:
+                notes["next"] = epoch
+            known = notes.get("iterations", [])
+            kept = [each for each in known[:-_MAX_REMEMBERED] if each["number"] == notes.get("main")]
+            notes["iterations"] = [*kept, *known[-_MAX_REMEMBERED:], begun]
+        return begun
+
+    def _is_live(self, main: Notes, loader: int | None) -> bool:
+        """Return True if the main iteration is still being read, but for a loader that begins its next one."""
+        if main["reader"] is None:
+            found = self._main
+            return found is not None and (found.number, found.pid) == (main["number"], os.getpid()) and found.live
+        if len(main["read"]) == main["workers"] or main["reader"][0] == loader:
+            return False
+        try:
+            os.kill(main["pid"], 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def count(self, iteration: Iteration, agree: Callable[[int], object] = lambda _: None) -> None:
+        """Count an iteration, of which the second batch is requested or the end was reached.
+
+        It becomes the main one, unless it only looks, or another has been counted since it began.
+
+        Args:
+            agree: called with the epoch, before the iteration is counted for the first time.
+        """
+        if iteration.looks:
+            return
+        with self._shared_state.turn():
+            notes = self._shared_state.read()
+            found = _find(notes, iteration.number)
+            if found is None or found["look"]:
+                iteration.looks = True
+                return
+            if notes.get("main") != iteration.number:
+                if not iteration.is_set:
+                    agree(iteration.epoch)
+                with self._shared_state.edit() as notes:
+                    _count(notes, iteration)
+        self._main, self._begun, iteration.counted = iteration, [], True
+
+    def finish(self, iteration: Iteration) -> bool:
+        """Note that this process has yielded the last sample of its part; return True if all processes have."""
+        iteration.done = True
+        with self._shared_state.edit() as notes:
+            found = _find(notes, iteration.number)
+            if found is None:
+                return False
+            found["read"] = sorted({*found["read"], iteration.worker})
+            return len(found["read"]) == int(found["workers"])
+
+
+def _next(notes: Notes) -> int:
+    return int(notes["set"] if "set" in notes else notes.get("next", 0))
+
+
+def _states(notes: Notes, epoch: int, number: int | None = None) -> tuple[Sequence[ReaderState], int]:
+    """Return the loaded states for an epoch, unless an iteration of another number has read from there."""
+    loaded = notes.get("loaded")
+    if loaded is None or loaded["epoch"] != epoch or loaded.get("taken", number) != number:
+        return (), 0
+    return find_states(loaded["states"]), loaded["turn"]
+
+
+def _find(notes: Notes, number: int | None) -> Notes | None:
+    return next((each for each in notes.get("iterations", []) if each["number"] == number), None)
+
+
+def _join(notes: Notes, reader: Any, worker: int) -> Notes | None:
+    """Add the worker to the iteration that its loader has begun, and return that; None if there is none."""
+    for each in reversed(notes.get("iterations", [])):  # an abandoned loader may have had the same number as this one
+        if reader is not None and each["reader"] == reader and worker not in each["joined"]:
+            each["joined"].append(worker)
+            found: Notes = each
+            return found
+    return None
+
+
+def _count(notes: Notes, iteration: Iteration) -> None:
+    for each in notes["iterations"]:
+        each["look"] = each["number"] != iteration.number
+    notes["main"] = iteration.number
+    if not iteration.is_set:
+        notes["next"] = iteration.epoch + 1
+    loaded = notes.get("loaded")
+    if loaded and loaded["epoch"] == iteration.epoch:
+        loaded.setdefault("taken", iteration.number)
+    elif loaded and loaded["over"]:
+        del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
