@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, whole
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
-from shardcache_client.order.permute import permutation
+from shardcache_client.order.rounds import permutation
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.distributed import MeetingPlace
 from shardcache_client.topology import Ranks, Topology

@@ -40,12 +40,10 @@ from shardcache_client.files.blocks import TokenBlocks
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
-from shardcache_client.order.deal import Assignment, Deal, check
-from shardcache_client.order.lanes.elastic import ElasticDeal
+from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, check
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.selection import Choices
-from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.partition import Even, Partition
 from shardcache_client.position.state import (
@@ -577,9 +575,7 @@ class ShardReader(Selecting, Generic[T_co]):
             return True
         deal, cut = stream.deal, self._cut(stream.topology)
         drops = (False, True) if self._batching is None else (self._batching[1],)
-        return isinstance(deal, SpanDeal) and all(
-            deal.ends_together(cut, stream.start.phases, drop_last=drop_last) for drop_last in drops
-        )
+        return all(deal.ends_together(cut, stream.start.phases, drop_last=drop_last) for drop_last in drops)
 
     def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
         """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""

@@ -1,50 +1,84 @@
-"""Division of a dataset among its readers, according to manifest, shuffle, evenness and topology. Pure."""
+"""Division of a dataset among its readers, according to manifest, shuffle, evenness and topology. Pure.
+
+Global batches are the same for any number of ranks and workers: the epoch is cut into a fixed number of spans, each
+with an order of its own, and a global batch is the next few samples of each span, one span after another, however many
+ranks there are. Each rank takes an equal part of every global batch, in order, and its workers take these parts in
+turn, as a DataLoader asks them for batches. So a reader reads some places of each span that it needs, at regular
+distances. Progress is a single number, that of the global batches taken.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import ClassVar, Protocol, Self
+from functools import cached_property, lru_cache
+from typing import ClassVar, Self, TypeAlias
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_rank
-from shardcache_client.order.lanes.interleaving import Lane
+from shardcache_client.order.lanes import Blocks, Interleaved, Strided
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mix import Mix
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
-from shardcache_client.order.share import Segment, Share
-from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.position.partition import Even, Partition, Phase
+from shardcache_client.order.share import Lane, Mix, Segment, Share
+from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
+from shardcache_client.position.state import batches_before
 from shardcache_client.topology import Topology
 
+_what_is_left = lru_cache(maxsize=4)(what_is_left)
 
-class Deal(Protocol):
-    """A division of each epoch into the readers' shares."""
+
+class SpanDeal(ABC):
+    """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`."""
+
+    even: Even
+    batch_size: int
+
+    counted: ClassVar[bool] = True
 
     @property
-    def counted(self) -> bool:
-        """True if samples are dealt, False if whole shards."""
+    @abstractmethod
+    def epoch_samples(self) -> int:
+        """Samples of an epoch over all ranks, before any padding."""
 
-    @property
-    def epoch_samples(self) -> int | None:
-        """Samples of an epoch over all ranks, before any padding; None if they are not counted."""
+    @abstractmethod
+    def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
+        """Return the order in which the reader of a span of the epoch reads it."""
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return a reader's share of an epoch, or a share of other readers, to make up for skipped samples.
 
         Args:
-            time: 0 for its own share; 1, 2 and so on for the next ones.
+            time: 0 for its own share; 1, 2 and so on for the shares of the readers so many places further on.
             phases: earlier phases of the epoch, read by other readers.
         """
+        cut = Partition.of(topology, self.even, self.batch_size)
+        first = phases[0].cut if phases else cut
+        rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
+        reader = (topology.reader + time) % cut.readers
+        segments = tuple(
+            self.lane(epoch, first.own(self.epoch_samples, part.reader)).between(part.start, part.stop)
+            for span in cut.spans(len(rest), reader)
+            for part in rest.between(*span)
+        )
+        return Share(segments, cut.size(len(rest), reader))
 
     def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the number of samples that a reader must yield for its own share; None for all that can be read."""
+        """Return the number of samples that a reader must yield for its own share; None for all that can be read.
+
+        Skipped samples must be replaced, or the ranks would get unequal numbers.
+        """
+        return None if self.even is None else share.samples
+
+    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+        """Return True if all ranks make the same number of batches of the samples left after the phases."""
+        left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
+        return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 
     def rank_size(self, topology: Topology) -> int | None:
-        """Return the number of samples that a rank reads in an epoch, None if unknown."""
+        """Return the number of samples that a rank reads in an epoch."""
+        return Partition.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
 
 
 @dataclass(frozen=True)
@@ -68,7 +102,7 @@ class SampleDeal(SpanDeal):
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch; see `Deal`."""
+        """Samples of an epoch."""
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
 
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
@@ -76,6 +110,80 @@ class SampleDeal(SpanDeal):
         begin = epoch * self.epoch_samples
         pieces = self._order.pieces(begin + span[0], begin + span[1])
         return Mix(pieces, self.shuffle.window if self.shuffle else 0)
+
+
+@dataclass(frozen=True)
+class ElasticDeal(SpanDeal):
+    """Deals global batches of samples.
+
+    An epoch is whole global batches: with `even="pad"` the last one is filled with samples that come next in the order,
+    with "drop" it is left out unless it is whole.
+
+    Attributes:
+        spans: deals the spans of the epoch.
+        global_batch_size: number of samples in the batches of all ranks together; a multiple of `count`.
+        count: number of spans.
+    """
+
+    spans: SpanDeal
+    global_batch_size: int
+    count: int = 1
+
+    @property
+    def even(self) -> Even:  # type: ignore[override]  # read only
+        """Policy for a number of samples that is not whole global batches."""
+        return self.spans.even
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch."""
+        return self.spans.epoch_samples
+
+    @property
+    def batches(self) -> int:
+        """Number of global batches in an epoch."""
+        samples, size = self.epoch_samples, self.global_batch_size
+        return samples // size if self.even == "drop" else -(-samples // size)
+
+    def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
+        """Return the order of a span of the epoch, which may reach beyond its end."""
+        return self.spans.lane(epoch, span)
+
+    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
+        """Return the parts of global batches for this reader or, for `time` above 0, one `time` places further on."""
+        rank, worker = divmod((topology.reader + time) % topology.readers, topology.workers)
+        size = batch_size_of_rank(self.global_batch_size, topology.world_size)
+        piece = self.global_batch_size // self.count
+        first = batches_before(phases) + worker
+        batches = max(0, -((first - self.batches) // topology.workers))
+        if not batches:
+            return Share((), 0)
+        lanes, length = [], self.batches * piece
+        for span in range(rank * size // piece, -(-(rank + 1) * size // piece)):
+            start, stop = max(0, rank * size - span * piece), min(piece, (rank + 1) * size - span * piece)
+            lane = self.lane(epoch, (span * length, (span + 1) * length))
+            width = stop - start
+            lanes.append(Strided(0, batches * width, lane, first * piece + start, width, topology.workers * piece))
+        turns = Blocks(tuple(lane.width for lane in lanes))
+        return Share((Interleaved(0, batches * size, turns, tuple(lanes)),), batches * size)
+
+    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+        """Return True: all ranks have a part of every global batch."""
+        return True
+
+    def rank_size(self, topology: Topology) -> int:
+        """Return the number of samples of the rank's share."""
+        return self.batches * batch_size_of_rank(self.global_batch_size, topology.world_size)
+
+
+def batch_size_of_rank(global_batch_size: int, world_size: int) -> int:
+    """Return the size of each rank's part of a global batch. Raises ConfigError if the parts would not be equal."""
+    if global_batch_size % world_size:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} cannot be divided among {world_size} ranks",
+            remedy="use a number of ranks that divides it",
+        )
+    return global_batch_size // world_size
 
 
 @dataclass(frozen=True)
@@ -119,6 +227,14 @@ class ShardDeal:
         if self.samples_per_epoch is None:
             return None
         return Partition.of(topology, self.even, self.batch_size).rank_size(self.samples_per_epoch, topology.rank)
+
+    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+        """Return False: nobody knows when ranks end."""
+        return False
+
+
+Deal: TypeAlias = SpanDeal | ShardDeal
+"""A division of each epoch into the readers' shares."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,57 @@
 """The order of a dataset: an endless sequence of rounds over all shards, of which each epoch is an interval. Pure.
 
 In each round every shard comes once, in an order determined by seed and round, with its samples one after another; so
-every sample has a position in the endless sequence. Ranks and workers are the subject of `partition`, the mixing of
-samples from several shards that of `mix`.
+every sample has a position in the endless sequence. Ranks and workers are the subject of `deal`, the mixing of samples
+from several shards that of `share`.
+
+Permutations depend on their key alone: they are the same for every machine, Python version and hash seed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from shardcache_client.order.permute import permutation
+try:
+    import numpy as np
+except ImportError:
+    _MIN_FOR_NUMPY = math.inf
+else:
+    _MIN_FOR_NUMPY = 1000  # numpy is slower for few numbers, and takes a third of the time for many
 
 # Rounds kept: this epoch's and the next one's. Epochs of small datasets may span more, which are then recomputed.
 _ROUNDS = 2
+
+
+def permutation(size: int, key: str) -> list[int]:
+    """Return the numbers below `size` in an order determined by the key.
+
+    They are sorted by random numbers of the Mersenne Twister (`random.random`, whose sequence for an integer seed
+    Python promises to keep, unlike that of `shuffle`), seeded with the key's BLAKE2b hash (RFC 7693).
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    source = random.Random(int.from_bytes(digest, "little"))
+    if size >= _MIN_FOR_NUMPY:
+        return _by_numpy(size, source)
+    draw = source.random
+    return sorted(range(size), key=[draw() for _ in range(size)].__getitem__)
+
+
+def _by_numpy(size: int, source: random.Random) -> list[int]:
+    """Return the sort order of `source`'s next random numbers, built from the same words as `random.random` uses.
+
+    Two words of 32 bits give a number of 53 bits: the upper 27 of the first, the upper 26 of the second.
+    """
+    words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
+    draws = words[0::2] >> 5 << 26 | words[1::2] >> 6
+    order: list[int] = draws.argsort(kind="stable").tolist()
+    return order
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import Literal, Protocol, TypeAlias
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.lanes.proportions import Proportions
-from shardcache_client.order.permute import permutation
+from shardcache_client.order.proportions import Proportions
+from shardcache_client.order.rounds import permutation
 
 By = Literal["samples", "shards"]
 

@@ -1,23 +1,121 @@
-"""One reader's share of an epoch: ranges of beats in mixes, or of several mixes that take turns. Pure."""
+"""The samples that one reader reads, in order: a window of shards, mixed. Pure.
+
+Time is counted in steps. One piece enters per step, in the order of the pieces, and spreads its samples in equal parts
+over `window` steps, beginning with its own; the samples of a step come in random order. So the first sample needs only
+the first shard, it is known in advance when each shard is needed, a reader never holds more than `window` shards, and
+no sample waits in a buffer. Neighbours in a shard end up a third of a window's samples apart on average, in either
+order.
+
+Any step can be computed directly from the sizes of the pieces in it, so reading can start anywhere without delay.
+
+(MosaicML's py1e shifts each sample by a random distance and sorts; steps are the same idea with parts of equal size, so
+that no step depends on the random numbers of the others.)
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Self, TypeAlias
 
-from shardcache_client.order.mix import Mix
+from shardcache_client.order.rounds import Piece, permutation
 from shardcache_client.position.state import Place
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mixed order of pieces.
+
+    Attributes:
+        pieces: in the order in which they enter.
+        window: number of steps that each piece takes part in; 0 and 1 read one piece after another, 0 in file order.
+    """
+
+    pieces: Sequence[Piece]
+    window: int = 0
+
+    @property
+    def _stay(self) -> int:
+        return max(1, self.window)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps until the last piece has left."""
+        return len(self.pieces) + self._stay - 1 if self.pieces else 0
+
+    def pieces_at(self, step: int) -> range:
+        """Return the pieces that are in a step."""
+        return range(max(0, step - self._stay + 1), min(step + 1, len(self.pieces)))
+
+    def part(self, piece: int, step: int, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the samples of a piece that come in a step, in order; `numbers` are all of the piece's samples."""
+        start, stop = self._part(len(numbers), step - piece)
+        return numbers[start:stop]
+
+    def interleaved(self, step: int, sizes: Sequence[int]) -> list[int]:
+        """Return the piece of each sample of a step, as indices into `pieces_at(step)`.
+
+        Args:
+            sizes: sizes of the parts that come in the step, in the order of `pieces_at`.
+        """
+        parts = [place for place, size in enumerate(sizes) for _ in range(size)]
+        if len(sizes) <= 1:
+            return parts
+        return [parts[place] for place in permutation(len(parts), self._key(step))]
+
+    def _part(self, size: int, nth: int) -> tuple[int, int]:
+        """Return the range of a piece's samples for the nth of its steps; rounded so that the first has the most."""
+        return -(-size * nth // self._stay), -(-size * (nth + 1) // self._stay)
+
+    def _key(self, step: int) -> str:
+        last = self.pieces[min(step, len(self.pieces) - 1)]
+        return f"{last.own_key}:{last.start}+{step - len(self.pieces) if step >= len(self.pieces) else 0}"
+
+    # For pieces whose sizes are known
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Number of samples before each piece, and before the end."""
+        return list(accumulate(((piece.stop or 0) - piece.start for piece in self.pieces), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def between(self, start: int, stop: int) -> Segment:
+        """Return the part from one place of the order to a later one."""
+        first = self.find(start) if start else (0, 0)
+        if stop == len(self):
+            return Segment(self, first, None, (start, stop))
+        step, nth = self.find(stop - 1)
+        return Segment(self, first, (step, nth + 1), (start, stop))
+
+    def find(self, place: int) -> tuple[int, int]:
+        """Return the step that contains a place of the whole order, and the place's index in that step."""
+        step = bisect_right(range(self.steps), place, key=self._come)
+        return step, place - (self._come(step - 1) if step else 0)
+
+    def enters(self, piece: int) -> int:
+        """Return the first place at which a piece is held."""
+        return self._come(piece - 1) if piece else 0
+
+    def _come(self, step: int) -> int:
+        """Return the number of samples up to the end of a step: all of pieces that have left, parts of the others."""
+        pieces, starts = self.pieces_at(step), self._starts
+        parts = (self._part(starts[piece + 1] - starts[piece], step - piece)[1] for piece in pieces)
+        return starts[pieces.start] + sum(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of beats in a mix.
+    """A range of steps in a mix.
 
     Attributes:
-        first: beat in which reading begins, and number of that beat's samples to skip.
-        last: beat in which it ends, and number of that beat's samples to read; None to read the mix to its end.
+        first: step in which reading begins, and number of that step's samples to skip.
+        last: step in which it ends, and number of that step's samples to read; None to read the mix to its end.
         span: the same range as places of the mix's order, if samples are counted.
     """
 
@@ -25,15 +123,6 @@ class Segment:
     first: tuple[int, int] = (0, 0)
     last: tuple[int, int] | None = None
     span: tuple[int, int] = (0, 0)
-
-    @classmethod
-    def between(cls, mix: Mix, start: int, stop: int) -> Segment:
-        """Build the segment from one place of the order of a mix of counted pieces to a later one."""
-        first = mix.find(start) if start else (0, 0)
-        if stop == len(mix):
-            return cls(mix, first, None, (start, stop))
-        beat, nth = mix.find(stop - 1)
-        return cls(mix, first, (beat, nth + 1), (start, stop))
 
     @property
     def samples(self) -> int:
@@ -47,19 +136,19 @@ class Segment:
 
     def after(self, passed: int) -> Segment:
         """Return the rest after `passed` samples, fewer than all."""
-        return Segment.between(self.mix, self.span[0] + passed, self.span[1]) if passed else self
+        return self.mix.between(self.span[0] + passed, self.span[1]) if passed else self
 
-    def beats(self) -> Iterator[tuple[int, int, int | None]]:
-        """Yield each beat with the range of its samples to read: (beat, start, stop), where stop None means the end."""
+    def steps(self) -> Iterator[tuple[int, int, int | None]]:
+        """Yield each step with the range of its samples to read: (step, start, stop), where stop None means the end."""
         begin, skipped = self.first
-        end, stop = (self.mix.beats - 1, None) if self.last is None else self.last
-        for beat in range(begin, end + 1):
-            yield beat, skipped if beat == begin else 0, stop if beat == end else None
+        end, stop = (self.mix.steps - 1, None) if self.last is None else self.last
+        for step in range(begin, end + 1):
+            yield step, skipped if step == begin else 0, stop if step == end else None
 
     @property
     def pieces(self) -> range:
         """Pieces that samples come from, in the order in which they enter."""
-        begin, end = self.first[0], self.mix.beats - 1 if self.last is None else self.last[0]
+        begin, end = self.first[0], self.mix.steps - 1 if self.last is None else self.last[0]
         if begin > end:
             return range(0)
         return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
@@ -76,7 +165,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """Consecutive places of a sequence of samples; the counterpart of a `Segment` for sequences that are no mix.
+    """Consecutive places of a sequence of samples that is no mix: of several lanes, or of some places of a lane.
 
     Attributes:
         start, stop: number of the first place, and of the place after the last.
@@ -89,6 +178,10 @@ class Slice(ABC):
     def samples(self) -> int:
         """Number of samples."""
         return self.stop - self.start
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return the part from one of these places, counted from 0, to a later one."""
+        return replace(self, start=self.start + start, stop=self.start + stop)
 
     def after(self, passed: int) -> Self:
         """Return the rest after `passed` samples, fewer than all."""
@@ -109,6 +202,8 @@ class Slice(ABC):
 
 
 Part: TypeAlias = Segment | Slice
+Lane: TypeAlias = Mix | Slice
+"""A sequence of samples of which any part can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +227,7 @@ class Share:
         if self.samples is None:
             return Share(
                 tuple(
-                    Segment(segment.mix, (place.beat, place.nth), segment.last)
+                    Segment(segment.mix, (place.step, place.nth), segment.last)
                     for segment in self.segments
                     if isinstance(segment, Segment)  # an interleaving is counted
                 ),

@@ -26,13 +26,13 @@ class Place:
         time: number of shares read to the end.
         taken: number of samples passed in the current share.
         given: number of samples yielded in all, without bad ones.
-        beat, nth: the same position as a beat and a sample within it, for shares whose samples are not counted.
+        step, nth: the same position as a step and a sample within it, for shares whose samples are not counted.
     """
 
     time: int = 0
     taken: int = 0
     given: int = 0
-    beat: int = 0
+    step: int = 0
     nth: int = 0
 
     def after(self, samples: int) -> Place:

@@ -47,9 +47,9 @@ def read_in_order(
     segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: ReadingProgress
 ) -> Iterator[Sample | None]:
     """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
-    for beat, first, last in segment.beats():
-        piece = segment.mix.pieces[beat]
-        reader_position.begin_beat(beat, first)
+    for step, first, last in segment.steps():
+        piece = segment.mix.pieces[step]
+        reader_position.begin_step(step, first)
         stop = piece.stop if last is None else piece.start + last
         leased_shard = shard_window.take(
             piece.shard, None if manifest is None else manifest[piece.shard].samples, (piece.start + first, stop)
@@ -108,7 +108,7 @@ class _HeldPiece:
     """A piece that the reader holds.
 
     Attributes:
-        numbers: the piece's samples, as numbers in the shard, in the order in which they are spread over beats.
+        numbers: the piece's samples, as numbers in the shard, in the order in which they are spread over steps.
         cut: returns a sample by its number.
     """
 
@@ -137,7 +137,7 @@ class DrawnSegment:
 
     def __iter__(self) -> Iterator[Sample | None]:
         reader_position = self._reader_position
-        for draws in self._beats():
+        for draws in self._steps():
             for draw in draws:  # as `drawn`, whose call would cost a shuffled reader a twentieth of its rate
                 reader_position.taken += 1
                 try:
@@ -151,21 +151,21 @@ class DrawnSegment:
 
     def draws(self) -> Iterator[Draw]:
         """Yield each sample as a function that returns it, to be called at most once and before the next is taken."""
-        for draws in self._beats():
+        for draws in self._steps():
             yield from draws
 
-    def _beats(self) -> Iterator[Iterator[Draw]]:
-        """Yield the draws of each beat, while its pieces are held."""
-        for beat, first, last in self._segment.beats():
-            self._reader_position.begin_beat(beat, first)
-            self._enter(beat)
-            yield self._draws(beat, first, last)
-            self._leave(beat)
-        self._leave(self._segment.mix.beats)
+    def _steps(self) -> Iterator[Iterator[Draw]]:
+        """Yield the draws of each step, while its pieces are held."""
+        for step, first, last in self._segment.steps():
+            self._reader_position.begin_step(step, first)
+            self._enter(step)
+            yield self._draws(step, first, last)
+            self._leave(step)
+        self._leave(self._segment.mix.steps)
 
-    def _enter(self, beat: int) -> None:
-        """Open the pieces of this beat that are not held yet, and request the next one ahead."""
-        new = [piece for piece in self._segment.mix.pieces_at(beat) if piece not in self._held]
+    def _enter(self, step: int) -> None:
+        """Open the pieces of this step that are not held yet, and request the next one ahead."""
+        new = [piece for piece in self._segment.mix.pieces_at(step) if piece not in self._held]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._shard_window.ask(min(waiting, _AT_ONCE))
             self._held[piece] = self._open(piece)
@@ -188,20 +188,20 @@ class DrawnSegment:
             numbers = [chosen[number] for number in numbers]
         return _HeldPiece(leased_shard, array("I", numbers), cut)
 
-    def _draws(self, beat: int, first: int, last: int | None) -> Iterator[Draw]:
+    def _draws(self, step: int, first: int, last: int | None) -> Iterator[Draw]:
         mix = self._segment.mix
-        held_pieces = [(piece, self._held[piece]) for piece in mix.pieces_at(beat)]
-        parts = [mix.part(piece, beat, held.numbers) for piece, held in held_pieces]
-        order = mix.interleaved(beat, [len(part) for part in parts])
+        held_pieces = [(piece, self._held[piece]) for piece in mix.pieces_at(step)]
+        parts = [mix.part(piece, step, held.numbers) for piece, held in held_pieces]
+        order = mix.interleaved(step, [len(part) for part in parts])
         passed = Counter(order[:first])
         cuts = [held.cut for _, held in held_pieces]
         numbers = [iter(part[passed[place] :]) for place, part in enumerate(parts)]
         for place in order[first:last]:
             yield partial(cuts[place], next(numbers[place]))
 
-    def _leave(self, beat: int) -> None:
-        """Release the pieces that are in no later beat."""
-        staying = self._segment.mix.pieces_at(beat + 1)
+    def _leave(self, step: int) -> None:
+        """Release the pieces that are in no later step."""
+        staying = self._segment.mix.pieces_at(step + 1)
         for piece in [piece for piece in self._held if piece not in staying]:
             self._shard_window.give_back(self._held.pop(piece).leased_shard)
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardcache_client.files.slicing import Sample
-from shardcache_client.order.lanes.elastic import Combed
-from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.lanes import Interleaved, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.share import Part, Segment
 from shardcache_client.reading.iteration import Draw, DrawnSegment, drawn, read_segment
@@ -47,7 +46,7 @@ class _Reading:
         """Yield the sample of each place, None in place of a skipped one."""
         if isinstance(part, Segment):
             yield from read_segment(part, self._manifest, self._shard_window, position)
-        elif isinstance(part, Combed):
+        elif isinstance(part, Strided):
             with closing(self.draws(part.passing(), _LanePosition(position))) as draws:
                 at = -1
                 for place in part.places():
@@ -78,7 +77,7 @@ class _Reading:
 
 def _in_turn(part: Interleaved, lanes: Mapping[int, Generator[T]]) -> Generator[tuple[int, T]]:
     try:
-        for lane in part.turns():
+        for lane in part.in_turn():
             yield lane, next(lanes[lane])
         for places in lanes.values():
             next(places, None)  # beyond its last sample, where it gives back its shards
@@ -92,13 +91,13 @@ def _draw_named(draw: Draw, part: Interleaved, lane: int) -> Sample:
 
 
 def _named(sample: Sample, part: Interleaved, lane: int) -> Sample:
-    if part.whole.names:
-        sample["__source__"] = part.whole.names[lane]
+    if part.names:
+        sample["__source__"] = part.names[lane]
     return sample
 
 
 class _LanePosition:
-    """The reader's position as a lane moves it on: beats of a lane are not beats of the reader."""
+    """The reader's position as a lane moves it on: steps of a lane are not steps of the reader."""
 
     def __init__(self, position: ReadingProgress) -> None:
         self._position = position
@@ -112,7 +111,7 @@ class _LanePosition:
     def taken(self, taken: int) -> None:
         self._position.taken = taken
 
-    def begin_beat(self, beat: int, skipped: int) -> None:
+    def begin_step(self, step: int, skipped: int) -> None:
         """Do nothing: the number of samples passed is position enough, as they are counted."""
 
     def skip(self, exn: Exception) -> None:

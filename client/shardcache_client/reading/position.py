@@ -26,8 +26,8 @@ class ReadingProgress(Protocol):
 
     taken: int
 
-    def begin_beat(self, beat: int, skipped: int) -> None:
-        """Note the start of a beat, of which `skipped` samples were taken before."""
+    def begin_step(self, step: int, skipped: int) -> None:
+        """Note the start of a step, of which `skipped` samples were taken before."""
 
     def skip(self, exn: Exception) -> None:
         """Call the handler with an error. Raises what ends the epoch."""
@@ -47,28 +47,28 @@ class ReaderPosition:
     time: int = 0
     taken: int = 0
     given: int = 0
-    beat: int = 0
+    step: int = 0
     skipped_samples: int = 0
     skipped_shards: int = 0
-    _before: int = 0  # number of samples taken before this beat
+    _before: int = 0  # number of samples taken before this step
 
     @classmethod
     def at(cls, place: Place, on_error: Handler) -> ReaderPosition:
         """Build the position of a reader that resumes from a place."""
-        return cls(on_error, place.time, place.taken, place.given, place.beat, _before=place.taken - place.nth)
+        return cls(on_error, place.time, place.taken, place.given, place.step, _before=place.taken - place.nth)
 
     @property
     def place(self) -> Place:
         """Position after the last sample yielded."""
-        return Place(self.time, self.taken, self.given, self.beat, self.taken - self._before)
+        return Place(self.time, self.taken, self.given, self.step, self.taken - self._before)
 
-    def begin_beat(self, beat: int, skipped: int) -> None:
-        """Note the start of a beat, of which `skipped` samples were taken before."""
-        self.beat, self._before = beat, self.taken - skipped
+    def begin_step(self, step: int, skipped: int) -> None:
+        """Note the start of a step, of which `skipped` samples were taken before."""
+        self.step, self._before = step, self.taken - skipped
 
     def begin_again(self) -> None:
         """Note the start of the next share."""
-        self.time, self.taken, self.beat, self._before = self.time + 1, 0, 0, 0
+        self.time, self.taken, self.step, self._before = self.time + 1, 0, 0, 0
 
     def skip(self, exn: Exception) -> None:
         """Call the handler with an error, and count the skipped sample or shard.

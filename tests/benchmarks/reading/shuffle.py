@@ -18,8 +18,8 @@ from benchmarks.data import LARGE
 from benchmarks.reading.mixing import BATCH, NEARBY, Quality, Served, quality_of
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache_client.order.mix import Mix
 from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.share import Mix
 
 SAMPLES = 500_000
 SHARD_SAMPLES = (500, 1_000, 2_500, 10_000)
@@ -54,10 +54,10 @@ def _mixed(mix: Mix, shard_samples: int) -> Iterator[int]:
         first = mix.pieces[piece].shard * shard_samples
         return [first + number for number in mix.pieces[piece].numbers(shard_samples, permuted=True)]
 
-    for beat in range(mix.beats):
-        parts = [mix.part(piece, beat, samples(piece)) for piece in mix.pieces_at(beat)]
+    for step in range(mix.steps):
+        parts = [mix.part(piece, step, samples(piece)) for piece in mix.pieces_at(step)]
         come = [iter(part) for part in parts]
-        yield from (next(come[place]) for place in mix.interleaved(beat, [len(part) for part in parts]))
+        yield from (next(come[place]) for place in mix.interleaved(step, [len(part) for part in parts]))
 
 
 def webdataset(buffer: int, shards: int, shard_samples: int) -> Served:

@@ -144,7 +144,7 @@ state_fields = st.fixed_dictionaries(
         "counted": st.booleans() | values,
         "phases": st.just([]) | st.lists(st.fixed_dictionaries({"cut": values, "taken": values, "beyond": values})),
         "reader": st.just(0) | values,
-        "place": st.just({}) | st.dictionaries(st.sampled_from(["time", "taken", "given", "beat", "nth"]), values),
+        "place": st.just({}) | st.dictionaries(st.sampled_from(["time", "taken", "given", "step", "nth"]), values),
         "beyond": st.just("") | values,
     },
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.lanes.elastic import Combed
-from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.deal import SampleDeal, SpanDeal
+from shardcache_client.order.lanes import Interleaved, Strided
 from shardcache_client.order.share import Part, Segment, Share
-from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.position.partition import Partition, Phase
 from shardcache_client.topology import Topology
 
@@ -24,28 +22,28 @@ def walk(share: Share, counts: Sequence[int]) -> list[Place]:
 def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
     if isinstance(part, Segment):
         return _walk_segment(part, counts)
-    if isinstance(part, Combed):
+    if isinstance(part, Strided):
         passing = _walk(part.passing(), counts)
         return [passing[place] for place in part.places()]
     assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
-    places = [next(lanes[lane]) for lane in part.turns()]
+    places = [next(lanes[lane]) for lane in part.in_turn()]
     assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"
     return places
 
 
 def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
     mix, places = segment.mix, []
-    for beat, first, last in segment.beats():
-        pieces = mix.pieces_at(beat)
+    for step, first, last in segment.steps():
+        pieces = mix.pieces_at(step)
         parts = []
         for piece in pieces:
             held = mix.pieces[piece]
             numbers = held.numbers(counts[held.shard], permuted=mix.window > 0)
-            parts.append(iter(mix.part(piece, beat, numbers)))
+            parts.append(iter(mix.part(piece, step, numbers)))
         sizes = [part.__length_hint__() for part in parts]  # type: ignore[attr-defined]
-        beat_places = [(mix.pieces[pieces[n]].shard, next(parts[n])) for n in mix.interleaved(beat, sizes)]
-        places += beat_places[first:last]
+        step_places = [(mix.pieces[pieces[n]].shard, next(parts[n])) for n in mix.interleaved(step, sizes)]
+        places += step_places[first:last]
     return places
 
 

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache_client.order.deal import Assignment, SampleDeal
-from shardcache_client.order.lanes.elastic import Blocks, Combed, ElasticDeal
-from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas
+from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
+from shardcache_client.order.lanes import Blocks, Interleaved, Strided
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.share import Part, Segment
-from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.position.partition import Even, Partition
 from shardcache_client.position.state import Place as Reached
 from shardcache_client.position.state import ReaderState, in_batches, resume_batches
@@ -78,10 +76,9 @@ class Elastic:
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
-    from shardcache_client.order.lanes.interleaving import between
     from shardcache_client.order.share import Share
 
-    whole = between(spans.lane(epoch, span), 0, span[1] - span[0])
+    whole = spans.lane(epoch, span).between(0, span[1] - span[0])
     return walk(Share((whole,), whole.samples), counts)
 
 
@@ -133,18 +130,18 @@ def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
     """Yield for each place that reading passes the shards that it opens, and whether its sample is read."""
     if isinstance(part, Segment):
         known: set[int] = set()
-        for beat, first, last in part.beats():
-            held = part.mix.pieces_at(beat)
+        for step, first, last in part.steps():
+            held = part.mix.pieces_at(step)
             new = [piece for piece in held if piece not in known]
             known.update(new)
             size = sum(
-                len(part.mix.part(piece, beat, part.mix.pieces[piece].numbers(99, permuted=False))) for piece in held
+                len(part.mix.part(piece, step, part.mix.pieces[piece].numbers(99, permuted=False))) for piece in held
             )
             for nth in range(size)[first:last]:
                 yield [part.mix.pieces[piece].shard for piece in new] if nth == first else [], True
     elif isinstance(part, Interleaved):
         lanes = {lane: opened(each) for lane, each in part.parts().items()}
-        for lane in part.turns():
+        for lane in part.in_turn():
             shards: list[int] = []
             for more, is_read in lanes[lane]:
                 shards += more
@@ -152,7 +149,7 @@ def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
                     break
             yield shards, True
     else:
-        assert isinstance(part, Combed)
+        assert isinstance(part, Strided)
         places = set(part.places())
         for place, (shards, _) in enumerate(opened(part.passing())):
             yield shards, place in places

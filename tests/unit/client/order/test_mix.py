@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardcache_client.order.mix import Mix
 from shardcache_client.order.rounds import Piece
-from shardcache_client.order.share import Segment
+from shardcache_client.order.share import Mix
 
 sizes = st.lists(st.integers(0, 50), max_size=12)
 windows = st.integers(0, 10)
@@ -24,17 +23,17 @@ def numbers_of(mix: Mix, piece: int) -> list[int]:
     return list(whole.numbers(whole.stop or 0, permuted=mix.window > 0))
 
 
-def beat_of(mix: Mix, beat: int) -> list[tuple[int, int]]:
-    """Return a beat's samples in order: piece, and number in the shard."""
-    pieces = mix.pieces_at(beat)
-    parts = [mix.part(piece, beat, numbers_of(mix, piece)) for piece in pieces]
+def step_of(mix: Mix, step: int) -> list[tuple[int, int]]:
+    """Return a step's samples in order: piece, and number in the shard."""
+    pieces = mix.pieces_at(step)
+    parts = [mix.part(piece, step, numbers_of(mix, piece)) for piece in pieces]
     draws = [iter(part) for part in parts]
-    return [(pieces[place], next(draws[place])) for place in mix.interleaved(beat, [len(part) for part in parts])]
+    return [(pieces[place], next(draws[place])) for place in mix.interleaved(step, [len(part) for part in parts])]
 
 
 def picks_of(mix: Mix) -> list[tuple[int, int]]:
     """Return all samples of a mix in order."""
-    return [pick for beat in range(mix.beats) for pick in beat_of(mix, beat)]
+    return [pick for step in range(mix.steps) for pick in step_of(mix, step)]
 
 
 @given(sizes, windows)
@@ -51,23 +50,23 @@ def test_any_stretch_is_read_without_what_comes_before(sizes: list[int], window:
     assume(len(mix))
     start = data.draw(st.integers(0, len(mix) - 1))
     stop = data.draw(st.integers(start + 1, len(mix)))
-    segment = Segment.between(mix, start, stop)
-    picks = [pick for beat, first, last in segment.beats() for pick in beat_of(mix, beat)[first:last]]
+    segment = mix.between(start, stop)
+    picks = [pick for step, first, last in segment.steps() for pick in step_of(mix, step)[first:last]]
     assert picks == picks_of(mix)[start:stop]
     assert {piece for piece, _ in picks} <= set(segment.pieces)
 
 
 @given(sizes, windows)
 def test_shards_enter_one_by_one_and_leave_after_a_window(sizes: list[int], window: int) -> None:
-    """In a beat there are samples of the last `window` pieces that entered, and of no others."""
+    """In a step there are samples of the last `window` pieces that entered, and of no others."""
     mix = mix_of(sizes, window)
-    for beat in range(mix.beats):
-        present = {piece for piece, _ in beat_of(mix, beat)}
-        assert present <= set(mix.pieces_at(beat)) <= set(range(beat - max(1, window) + 1, beat + 1))
+    for step in range(mix.steps):
+        present = {piece for piece, _ in step_of(mix, step)}
+        assert present <= set(mix.pieces_at(step)) <= set(range(step - max(1, window) + 1, step + 1))
 
 
 def test_the_first_sample_needs_the_first_shard_alone() -> None:
-    """Even the smallest shard gives something in its first beat."""
+    """Even the smallest shard gives something in its first step."""
     assert [pick[0] for pick in picks_of(mix_of([1, 1, 1], 8))] == [0, 1, 2]
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
+from shardcache_client.order.lanes import Interleaved
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.share import Segment
 from shardcache_client.position.partition import Even, Partition, Phase
@@ -171,18 +171,18 @@ def test_a_share_of_a_mixture_goes_on_behind_any_place(mixed: Mixed, size: tuple
 
 
 def needed(part: Segment | Interleaved) -> Iterator[list[int]]:
-    """Yield for each sample the shards that reading it opens: those of its beat that are not open yet."""
+    """Yield for each sample the shards that reading it opens: those of its step that are not open yet."""
     if isinstance(part, Interleaved):
         lanes = {lane: needed(lanes_part) for lane, lanes_part in part.parts().items()}
-        yield from (next(lanes[lane]) for lane in part.turns())
+        yield from (next(lanes[lane]) for lane in part.in_turn())
         return
     opened: set[int] = set()
     numbers = [[*piece.numbers(99, permuted=False)] for piece in part.mix.pieces]
-    for beat, first, last in part.beats():
-        held = part.mix.pieces_at(beat)
+    for step, first, last in part.steps():
+        held = part.mix.pieces_at(step)
         new = [piece for piece in held if piece not in opened]
         opened.update(new)
-        size = sum(len(part.mix.part(piece, beat, numbers[piece])) for piece in held)
+        size = sum(len(part.mix.part(piece, step, numbers[piece])) for piece in held)
         for nth in range(size)[first:last]:
             yield [part.mix.pieces[piece].shard for piece in new] if nth == first else []
 

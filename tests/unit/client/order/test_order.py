@@ -12,8 +12,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache_client.order.permute import permutation
-from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
+from shardcache_client.order.rounds import Order, Piece, Shuffle, permutation, round_key, shard_order
 
 counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 shuffles = st.none() | st.builds(Shuffle, seed=st.integers(), groups=st.integers(1, 4))
@@ -119,7 +118,7 @@ def test_a_permutation_needs_no_numpy() -> None:
     script = """
 import json, sys
 sys.modules["numpy"] = None
-from shardcache_client.order.permute import permutation
+from shardcache_client.order.rounds import permutation
 print(json.dumps(permutation(3000, "7/0/5")))
 """
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout

@@ -168,7 +168,7 @@ def test_one_ranks_state_is_believed_for_the_others() -> None:
 
     The bad samples in the share of one rank say nothing about the share of another.
     """
-    crew = [state_of(0, place=Place(taken=13, given=12, beat=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
+    crew = [state_of(0, place=Place(taken=13, given=12, step=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
     places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2), SAMPLES).place for worker in range(2)]
     assert [(place.taken, place.given) for place in places] == [(12, 12), (8, 8)]
     (phase,) = resume(crew, Partition(1, 1), Topology(), SAMPLES).phases

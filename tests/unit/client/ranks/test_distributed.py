@@ -19,8 +19,8 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, SourceQuotas
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.agreement import Agreement

@@ -17,20 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
-
-
-class LaneTurns(Protocol):
-    """A sequence of places, each of which belongs to one of several lanes."""
-
-    def lane(self, place: int) -> int:
-        """Return the lane that a place belongs to."""
-
-    def before(self, place: int) -> Sequence[int]:
-        """Return the number of each lane's places before a place."""
-
-    def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)

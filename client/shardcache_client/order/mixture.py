@@ -27,13 +27,12 @@ from typing import Any, Self
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import plain
-from shardcache_client.order.deal import Assignment, Deal, digest
-from shardcache_client.order.lanes.interleaving import Interleaving
-from shardcache_client.order.lanes.proportions import Proportions
+from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
+from shardcache_client.order.lanes import Interleaved
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mix import Mix
+from shardcache_client.order.proportions import Proportions
 from shardcache_client.order.rounds import Order, Shuffle
-from shardcache_client.order.span_deal import SpanDeal
+from shardcache_client.order.share import Mix
 from shardcache_client.position.partition import Even
 
 SourceWeights = Mapping[str, float] | Sequence[float]
@@ -224,7 +223,7 @@ class MixtureDeal(SpanDeal):
     def _names(self) -> tuple[str, ...]:
         return tuple(source.name for source in self.sources)
 
-    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaving:
+    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaved:
         """Return the order in which the reader of a span of the epoch reads it."""
         turns, begins = Proportions(self.schedule.samples(epoch)), self.schedule.starts(epoch)
         spans = zip(turns.before(span[0]), turns.before(span[1]), strict=True)
@@ -235,7 +234,7 @@ class MixtureDeal(SpanDeal):
             )
             lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
             first += len(source.manifest)
-        return Interleaving(turns, tuple(lanes), span[0], self._names)
+        return Interleaved(*span, turns, tuple(lanes), span[0], self._names)
 
 
 @dataclass(frozen=True, slots=True)
