@@ -292,8 +292,9 @@ class Scheduler:
         self._holding[claim] = group
         group.origin.held += 1
         self._round_robin.serve(group.priority.client)
+        self._paused.pop(claim, None)
         assert claim.granted is not None
-        if self._paused.pop(claim, None) is None:
+        if not claim.granted.done():  # done if it was paused, or has just been cancelled
             claim.generation, claim.concurrency = group.origin.aimd.generation, group.origin.held
             claim.granted.set_result(None)
         elif claim.work is not None:

@@ -19,7 +19,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
-from shardcache.transport.head import number_in
+from shardcache.transport.messages import number_in
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 _READ_BYTES = 256 * 1024

@@ -39,8 +39,7 @@ from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
 from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route
 from shardcache.transport.flow import Flow, Received
-from shardcache.transport.head import ECHOED
-from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 

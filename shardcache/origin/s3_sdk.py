@@ -30,8 +30,8 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.origin.http_semantics import certificate_error, connection_error, error_of
-from shardcache.transport.head import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
-from shardcache.transport.sockets import IDLE_S, Distrust, failure, new_socket
+from shardcache.transport.connections import IDLE_S, Distrust, failure, new_socket
+from shardcache.transport.messages import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
 
 CONNECT_TIMEOUT_S = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -38,8 +38,7 @@ from shardcache.origin.http_semantics import (
 )
 from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
-from shardcache.transport.head import ECHOED, number_in
-from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 

@@ -18,8 +18,7 @@ from shardcache.transport.connections import (
     server_of,
 )
 from shardcache.transport.gate import Gate
-from shardcache.transport.head import Response, number_in, request_head
-from shardcache.transport.messages import KEPT, Answer, Body, Request
+from shardcache.transport.messages import KEPT, Answer, Body, Request, Response, number_in, request_head
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.tls import TlsSocket
 

@@ -21,20 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from shardcache.transport.connections import Pool
+from shardcache.transport.connections import NearHostError, Pool
 from shardcache.transport.exchange import Exchange
 from shardcache.transport.gate import CancelledError, Gate
-from shardcache.transport.head import HeadError
-from shardcache.transport.messages import Message, decoded, encoded, request_from_json
+from shardcache.transport.messages import HeadError, Message, decoded, encoded, request_from_json
 from shardcache.transport.parts import PartFileError
-from shardcache.transport.sockets import NearHostError
 
 _PR_SET_PDEATHSIG = 1
 _IN, _OUT = 0, 1
 _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
 _READ_BYTES = 256 * 1024
-_MOST_THREADS = 1024  # one per request
+_MAX_THREADS = 1024  # one per request
 
 
 class Worker:
@@ -42,7 +40,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._pool = Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
-        self._threads = ThreadPoolExecutor(_MOST_THREADS)
+        self._threads = ThreadPoolExecutor(_MAX_THREADS)
         self._gates: dict[int, Gate] = {}
         self._reported: dict[int, tuple[int, int]] = {}  # bytes received and written
         self._sending = threading.Lock()
@@ -70,7 +68,7 @@ class Worker:
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the input's lines; between them, report progress and close old connections at regular intervals."""
-        rest, tick_s = b"", 0.0
+        partial_line, tick_s = b"", 0.0
         while True:
             is_readable = bool(select.select([_IN], [], [], _PROGRESS_S if self._gates else _EXPIRE_S)[0])
             if (now_s := time.monotonic()) >= tick_s:
@@ -82,7 +80,7 @@ class Worker:
             data = os.read(_IN, _READ_BYTES)
             if not data:
                 return
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, partial_line = (partial_line + data).split(b"\n")
             yield from lines
 
     def _begin(self, message: Message) -> None:
@@ -117,10 +115,10 @@ class Worker:
 
     def _report_progress(self) -> None:
         counts = {number: (gate.received_bytes, gate.written_bytes) for number, gate in list(self._gates.items())}
-        news = {number: count for number, count in counts.items() if count != self._reported.get(number, (0, 0))}
-        if news:
-            self._reported |= news
-            self._send({"is": "progress", "counts": [(number, *count) for number, count in news.items()]})
+        changed = {number: count for number, count in counts.items() if count != self._reported.get(number, (0, 0))}
+        if changed:
+            self._reported |= changed
+            self._send({"is": "progress", "counts": [(number, *count) for number, count in changed.items()]})
 
     def _send(self, message: Message) -> None:
         line = memoryview(encoded(message))

@@ -18,8 +18,7 @@ from typing import TypeAlias, cast
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
 from shardcache.transport.flow import Flow, Free
-from shardcache.transport.head import HEAD_REMEDY
-from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json
+from shardcache.transport.messages import HEAD_REMEDY, Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
 
 log = SharedLogger()
@@ -30,7 +29,7 @@ Commit: TypeAlias = Callable[[], Awaitable[bool]]
 # Threads of one process share its interpreter lock, which over TLS changes hands for every 16 KiB.
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 # A first request of a job comes alone, those of a command sixteen at a time.
 _PREPARED = 2
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
@@ -48,7 +47,7 @@ class TransportError(OSError):
 
 
 class Workers:
-    """Up to `most` worker processes, started as requests need them and replaced when one dies.
+    """Up to `maximum` worker processes, started as requests need them and replaced when one dies.
 
     A request waits for a process to start only if there is none; while another starts, the others get all requests.
 
@@ -56,10 +55,10 @@ class Workers:
         silence_s: time after which a worker that has requests and does not respond is killed.
     """
 
-    def __init__(self, most: int | None = None, *, silence_s: float = 20.0) -> None:
+    def __init__(self, maximum: int | None = None, *, silence_s: float = 20.0) -> None:
         cores = len(os.sched_getaffinity(0))
         self._ping_s = max(_SHORTEST_PING_S, silence_s / (_PINGS + 1))
-        self._most = most or max(_PREPARED, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
+        self._maximum = maximum or max(_PREPARED, min(_MAX_WORKERS, cores // _CORES_A_WORKER))
         self._workers: list[_Worker] = []
         self._starting = asyncio.Lock()
         self._growing: asyncio.Task[None] | None = None
@@ -104,7 +103,7 @@ class Workers:
         worker = await self._worker_for("" if body is None else body.parts.path)
         running = worker.begin(request, body, flow)
         try:
-            with flow.interruptible(running.rest):
+            with flow.interruptible(running.pause):
                 return await running.outcome(commit)
         finally:
             await running.end()
@@ -118,7 +117,7 @@ class Workers:
             if worker.writes_to(path):
                 return worker
         best = min(self._workers, key=lambda worker: len(worker.requests))
-        if len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._most and not self._is_growing:
+        if len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._maximum and not self._is_growing:
             self._growing = asyncio.create_task(self._grow(), name="another transport worker")
         return best
 
@@ -134,7 +133,7 @@ class Workers:
     async def _grow(self) -> None:
         """Start another worker, if there may be one, and use it once it takes requests."""
         async with self._starting:
-            if sum(not worker.has_ended for worker in self._workers) >= self._most:
+            if sum(not worker.has_ended for worker in self._workers) >= self._maximum:
                 return
             try:
                 worker = await self._start()
@@ -146,7 +145,7 @@ class Workers:
                     await worker.up.wait()
                 self._workers.append(worker)
             except TimeoutError:
-                log.warning("another transport worker does not start", waited_s=_START_LIMIT_S)
+                log.warning("transport worker failed to start", waited_s=_START_LIMIT_S)
             finally:
                 if worker not in self._workers:
                     await worker.end()
@@ -180,26 +179,26 @@ class _Running:
     path: str | None
     received_bytes: int = 0
     _written_bytes: int = 0
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _rests: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _paused: bool = False
     _held: bool = False
     _end: Message | None = None
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Pause until the flow is ready again."""
-        if not self._rests and self._end is None:
-            self._rests = True
+        if not self._paused and self._end is None:
+            self._paused = True
             self.send({"do": "pause", "id": self.number})
-            self._news.set()
+            self._changed.set()
 
     async def outcome(self, commit: Commit) -> Answer | None:
         """Return the answer; None if its body was not committed. Raises what `Workers.fetch` raises."""
         while self._end is None:
-            await self._news.wait()
-            self._news.clear()
-            if self._rests and self._end is None:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._paused and self._end is None:
                 await self.flow.ready()
-                self._rests = False
+                self._paused = False
                 self.send({"do": "resume", "id": self.number, "limit_bytes": self.limit_bytes()})
             if self._held and self._end is None:
                 self._held = False
@@ -215,30 +214,30 @@ class _Running:
             try:
                 async with asyncio.timeout(_END_LIMIT_S):
                     while self._end is None:
-                        self._news.clear()
-                        await self._news.wait()
+                        self._changed.clear()
+                        await self._changed.wait()
             except TimeoutError:
-                log.warning("a cancelled request does not end; the disk may hang")
+                log.warning("cancelled request still writing; the disk may be hung")
 
     def limit_bytes(self) -> float | None:
         """Return the number of bytes of the body that may be read in all; None for no limit."""
         return None if math.isinf(self.flow.credit_bytes) else self.received_bytes + max(0, self.flow.credit_bytes)
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Handle the worker's message about this request."""
         if message["is"] == "held":
             self._held = True
         else:
             self.progress(message.get("received_bytes", self.received_bytes), self._written_bytes)
             self._end = message
-        self._news.set()
+        self._changed.set()
 
     def progress(self, received_bytes: int, written_bytes: int) -> None:
         """Record the numbers of bytes of the body received and written so far."""
-        news_bytes = received_bytes - self.received_bytes
-        if news_bytes > 0:  # two threads' reports may come in the wrong order
+        more_bytes = received_bytes - self.received_bytes
+        if more_bytes > 0:  # two threads' reports may come in the wrong order
             self.received_bytes = received_bytes
-            self.flow.received(news_bytes)
+            self.flow.received(more_bytes)
         if written_bytes > self._written_bytes:
             self._written_bytes = written_bytes
             self.flow.written(written_bytes)
@@ -267,7 +266,7 @@ class _Worker(asyncio.SubprocessProtocol):
         self._exited = asyncio.Event()
         self._numbers = count()
         self._paths: Counter[str] = Counter()  # requests by the file that they write
-        self._rest = b""
+        self._partial_line = b""
         self._process: asyncio.SubprocessTransport
         self._input: asyncio.WriteTransport
 
@@ -314,7 +313,7 @@ class _Worker(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Handle each complete message."""
         self._pings = 0
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             self._take(decoded(line))
 
@@ -327,7 +326,7 @@ class _Worker(asyncio.SubprocessProtocol):
         self._exited.set()
         while self.requests:
             _, running = self.requests.popitem()
-            running.take({"is": "failed", "reason": "the transport worker was killed"})
+            running.receive({"is": "failed", "reason": "the transport worker was killed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the pipes of a process that has exited by itself."""
@@ -366,7 +365,7 @@ class _Worker(asyncio.SubprocessProtocol):
         if running is not None:
             if message["is"] != "held":
                 self._forget(running)
-            running.take(message)
+            running.receive(message)
 
     def _forget(self, running: _Running) -> None:
         del self.requests[running.number]

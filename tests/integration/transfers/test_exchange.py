@@ -18,8 +18,7 @@ from shardcache.checksums import crc32c
 from shardcache.transport.connections import Pool
 from shardcache.transport.exchange import Exchange
 from shardcache.transport.gate import CancelledError, Gate
-from shardcache.transport.head import HeadError
-from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.messages import Answer, Body, HeadError, Request
 from shardcache.transport.parts import RECORD, PartFileError, Parts
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from shardcache.origin.registry import Origins
+from shardcache.transport.connections import SILENCE_S
 from shardcache.transport.flow import nothing
-from shardcache.transport.sockets import SILENCE_S
 from support.network.lead import lead
 from support.network.silent_address import SILENT, SilentAddress
 from support.stores.buckets import Bucket, use_aws

@@ -149,6 +149,18 @@ async def test_a_cancelled_waiter_costs_no_slot() -> None:
         pass
 
 
+async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    """It was cancelled in the moment before, and has not left the queue yet."""
+    users = Users(Scheduler(1))
+    for name in ("held", "cancelled", "next"):
+        await users.start(name, PLANNED)
+    users._ends["held"].set_result(None)
+    users._tasks["cancelled"].cancel()
+    await turns()
+    assert users.order == ["held", "next"]
+    await users.finish("next")
+
+
 async def test_parties_that_wait_hold_equally_many_slots() -> None:
     """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
     users = Users(Scheduler(4))
