@@ -12,7 +12,6 @@ import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
-from shardcache.cache.counting import Counting
 from shardcache.cache.disk import Health, Quarantine, Reconciler
 from shardcache.cache.fetcher import Fetcher, Ingester
 from shardcache.cache.jobs import Loader
@@ -22,11 +21,10 @@ from shardcache.cache.maintenance import Maintenance, Pinning
 from shardcache.cache.manifests import Manifests, Resolved
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
-from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.residency import Evictor, Inventory
 from shardcache.cache.scrubbing import Scrubber
-from shardcache.cache.transfers import Transfers
+from shardcache.cache.transfers import Prefetcher, Transfers
 from shardcache.cache.versions import History, Revalidation
 from shardcache.cache.views import LiveView, Overview
 from shardcache.cache.waits import Transfer
@@ -82,9 +80,8 @@ class Cache:
         self._readers = Readers(leasing, counters, self.turns, settings.plan_memory)
 
         self._maintenance = Maintenance(self._evictor, quarantine)
-        self._warming = Warming(leasing, origins, downloader, most)
+        self._warming = Warming(leasing, origins, downloader, indexers, most)
         self._pinning = Pinning(self._pins, self._warming)
-        self._counting = Counting(leasing, origins, downloader, indexers, most)
 
         self._overview = Overview(self._readers, prefetcher, downloader, origins)
         self.live_view = LiveView(self._readers, self._overview.reason)
@@ -136,7 +133,7 @@ class Cache:
         """
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         async with self._found(patterns, peer, send, fresh=True) as refs:
-            await self._counting.count(refs, send, listed=listed, member=member)
+            await self._warming.count(refs, send, listed=listed, member=member)
 
     @asynccontextmanager
     async def _found(

@@ -76,13 +76,15 @@ class Leasing:
                 shard, hit = None, False
 
     @asynccontextmanager
-    async def using(self, shard: Shard) -> AsyncIterator[None]:
-        """Keep a shard while it is used."""
-        self.inventory.retain(shard)
+    async def published(self, ref: ShardRef) -> AsyncIterator[Published]:
+        """Provide a shard, fetched if it is missing, and keep it during the block. Raises as `acquire` does."""
+        found = await self.acquire(ref, Class.WARM, Wait())
+        assert isinstance(found, Published)  # this wait does not accept a partial shard
+        self.inventory.retain(found.shard)
         try:
-            yield
+            yield found
         finally:
-            await self.release(shard)
+            await self.release(found.shard)
 
     async def release(self, shard: Shard) -> None:
         """Release a retained shard and record this as the time of its last use."""

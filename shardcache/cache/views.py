@@ -21,8 +21,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from shardcache.cache.jobs import Job
-from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.transfers import Prefetcher
 from shardcache.cache.waits import Holder, JobKey, Stage, Transfer
 from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader

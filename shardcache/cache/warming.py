@@ -1,4 +1,4 @@
-"""Fetching of lists of shards on a user's request, a few at a time, with events for each outcome and for progress."""
+"""Work through lists of shards on a user's request: warming and counting, a few at a time, with events for progress."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import TokensRequest
+from shardcache.store.shard import Shard
+from shardcache.tarindex import TokenMember
 from shardcache.units import size
 
 Event = dict[str, Any]
@@ -27,7 +31,7 @@ Use = Callable[[Published], Awaitable[None]]
 
 _PROGRESS_S = 0.25
 _QUESTIONS = 16  # concurrent requests for sizes and versions
-_FAILED = "failed"
+_FETCHED, _FAILED = "fetched", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,11 @@ class ShardOutcome:
     Attributes:
         state: name of the counter that it adds to.
         size_bytes: size at the origin.
-        origin_bytes: bytes fetched from the origin for it.
         details: further fields of its event, in addition to url and state.
     """
 
     state: str
     size_bytes: int
-    origin_bytes: int = 0
     details: Event = field(default_factory=dict)
 
 
@@ -100,7 +102,7 @@ class Round:
     def _count(self, outcome: ShardOutcome) -> None:
         self._counts[outcome.state] += 1
         self._done_bytes += outcome.size_bytes
-        self._origin_bytes += outcome.origin_bytes
+        self._origin_bytes += outcome.size_bytes if outcome.state == _FETCHED else 0
 
     async def _tick(self) -> None:
         while True:
@@ -139,30 +141,18 @@ async def reporting(urls: Collection[str], downloader: Downloader, send: Send) -
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def ask_all(urls: Iterable[str], origins: Origins, downloader: Downloader) -> dict[str, RemoteObject]:
-    """Return the origin's object for each url, omitting those whose request fails: their transfers report the error."""
-    questions = asyncio.Semaphore(_QUESTIONS)
-    found: dict[str, RemoteObject] = {}
-
-    async def ask(url: str) -> None:
-        async with questions:
-            try:
-                found[url] = await downloader.stat_ahead(origins.origin(url), url)
-            except ShardcacheError:
-                return
-
-    await asyncio.gather(*map(ask, urls))
-    return found
-
-
 class Warming:
-    """Fetches lists of shards, `max_transfers` at a time."""
+    """Fetches or counts lists of shards, `max_transfers` at a time."""
 
-    def __init__(self, leasing: Leasing, origins: Origins, downloader: Downloader, max_transfers: int) -> None:
+    def __init__(
+        self, leasing: Leasing, origins: Origins, downloader: Downloader, indexers: Indexers, max_transfers: int
+    ) -> None:
         self._leasing = leasing
         self._store = leasing.store
+        self._transfers = leasing.transfers
         self._origins = origins
         self._downloader = downloader
+        self._indexers = indexers
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
@@ -181,8 +171,8 @@ class Warming:
         totals = await self.fetch(sized, send, note)
         for found in delivered:
             if self._store.shards.get(found.shard.key) is not found.shard:
-                totals["cached" if found.hit else "fetched"] -= 1
-                totals["failed"] += 1
+                totals["cached" if found.hit else _FETCHED] -= 1
+                totals[_FAILED] += 1
                 await send({"event": "error", "error": self._evicted_again(found).to_json()})
         await send({"event": "done", **totals})
 
@@ -191,35 +181,6 @@ class Warming:
         message = f"evicted again, to make room for other shards; {space.explanation}"
         return CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
 
-    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Use) -> Event:
-        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
-
-        async def visit(ref: ShardRef) -> ShardOutcome:
-            return await self._fetch(ref, use)
-
-        return await Round(refs, ("fetched", "cached"), self._leasing.transfers, send).run(visit, self._max_transfers)
-
-    async def _fetch(self, ref: ShardRef, use: Use) -> ShardOutcome:
-        found = await self._leasing.acquire(ref, Class.WARM, Wait())
-        assert isinstance(found, Published)  # this wait does not accept a partial shard
-        async with self._leasing.using(found.shard):
-            await use(found)
-        size_bytes, details = found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
-        if found.hit:
-            return ShardOutcome("cached", size_bytes, details=details)
-        return ShardOutcome("fetched", size_bytes, size_bytes, details)
-
-    async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
-        """Return each ref once, with sizes that its pattern did not give: a progress bar needs the total.
-
-        Args:
-            versions: ask for missing versions, too.
-        """
-        wanted = list(dict.fromkeys(refs))
-        unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
-        found = await ask_all(unknown, self._origins, self._downloader)
-        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
-
     def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
         known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
         if known_bytes > space.effective_bytes(space.unwritten_bytes):
@@ -227,6 +188,113 @@ class Warming:
                 f"the shards total {size(known_bytes)}; {space.explanation}",
                 remedy=f"{space.remedy}, or warm fewer shards",
             )
+
+    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Use) -> Event:
+        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
+
+        async def visit(ref: ShardRef) -> ShardOutcome:
+            async with self._leasing.published(ref) as found:
+                await use(found)
+            state = "cached" if found.hit else _FETCHED
+            return ShardOutcome(state, found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes})
+
+        return await Round(refs, (_FETCHED, "cached"), self._transfers, send).run(visit, self._max_transfers)
+
+    async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
+        """Return each ref once, with sizes that its pattern did not give, and, if asked for, versions."""
+        wanted = list(dict.fromkeys(refs))
+        unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
+        found = await self._ask_origins(unknown)
+        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
+
+    async def _ask_origins(self, urls: Iterable[str]) -> dict[str, RemoteObject]:
+        """Return the origin's object for each url, omitting failed requests: their transfers report the error."""
+        questions = asyncio.Semaphore(_QUESTIONS)
+        found: dict[str, RemoteObject] = {}
+
+        async def ask(url: str) -> None:
+            async with questions:
+                try:
+                    found[url] = await self._downloader.stat_ahead(self._origins.origin(url), url)
+                except ShardcacheError:
+                    return
+
+        await asyncio.gather(*map(ask, urls))
+        return found
+
+    # Counting. The shards pass through the cache, which may be smaller than the dataset: each may be evicted once it is
+    # counted. A shard is fetched only if the count of its present version is unknown, or if tokens are counted.
+
+    async def count(
+        self, refs: Sequence[ShardRef], send: Send, *, listed: bool, member: TokenMember | None = None
+    ) -> None:
+        """Report version, size and samples of each shard's present version to `send`; an exception from it aborts.
+
+        A repeated url is counted once, at its first place; `number` is that place.
+
+        Args:
+            listed: whether the versions in the refs come from a fresh listing of the origin.
+            member: count the tokens in this member, too; each shard that is not cached is fetched for that.
+        """
+        present = await self._present(refs, listed=listed)
+        numbers = {ref.url: number for number, ref in enumerate(present)}
+        samples = 0
+
+        async def visit(ref: ShardRef) -> ShardOutcome:
+            nonlocal samples
+            counted, hit = await (self._counted(ref) if member is None else self._tokens_counted(ref, member))
+            assert counted.samples is not None and counted.size_bytes is not None
+            samples += counted.samples
+            details = {
+                "number": numbers[ref.url],
+                "version": counted.version,
+                "size_bytes": counted.size_bytes,
+                "samples": counted.samples,
+            } | ({} if counted.tokens is None else {"tokens": counted.tokens})
+            return ShardOutcome("known" if hit else _FETCHED, counted.size_bytes, details)
+
+        sums = await Round(present, (_FETCHED, "known"), self._transfers, send).run(visit, self._max_transfers)
+        await send({"event": "done", **sums, "samples": samples})
+
+    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
+        """Return each url once, in its present version, with that version's sample count if it is known."""
+        unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
+        found = await self._ask_origins(unsure)
+        counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
+        present: dict[str, ShardRef] = {}
+        for ref in refs:
+            obj = found.get(ref.url)
+            now = _ref(obj, counts.get((obj.url, obj.version))) if obj else ShardRef(ref.url)
+            present.setdefault(ref.url, now if ref.url in unsure else ref)
+        return await self._leasing.history.fill(list(present.values()))
+
+    async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
+        """Return the shard's ref with every field set, and True if no fetch was needed."""
+        if ref.version is None:
+            ref = _ref(await self._downloader.stat(self._origins.origin(ref.url), ref.url))
+        if ref.samples is not None and ref.size_bytes is not None:
+            return ref, True
+        name = name_of(ref)
+        if name in self._store.shards:
+            async with self._leasing.published(ref) as found:  # records the use
+                facts, hit = found.facts, found.hit
+        else:  # no lease: if the shard has already been evicted for the next one, a lease would re-fetch it
+            shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
+            assert isinstance(shard, Shard)
+            facts, hit = await self._store.facts(shard), False
+        return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples), hit
+
+    async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
+        """Return the shard's ref with every field set, tokens included, and True if no fetch was needed."""
+        async with self._leasing.published(ref) as found:
+            facts, layout, key = found.facts, self._store.layout, found.shard.key
+            request = TokensRequest(str(layout.tar(key)), str(layout.sidecar(key)), facts.url, str(member))
+            tokens = await self._indexers.count_tokens(request)
+        return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples, tokens), found.hit
+
+
+def _ref(obj: RemoteObject, samples: int | None = None) -> ShardRef:
+    return ShardRef(obj.url, obj.version, obj.size_bytes, samples)
 
 
 def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:

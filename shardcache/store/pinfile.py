@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -54,6 +53,7 @@ class Pin:
 
 def read_pins(layout: Layout) -> list[Pin]:
     """Return the pins; from a damaged file, those that can be read, keeping a copy of the file for inspection."""
+    aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
     try:
         lines = layout.pins.read_bytes().splitlines()
     except FileNotFoundError:
@@ -61,26 +61,17 @@ def read_pins(layout: Layout) -> list[Pin]:
     except OSError as exn:
         if is_exhaustion(exn):
             raise
-        log.error("cannot read pins; nothing is pinned", file=str(_aside(layout)), cause=str(exn))
+        log.error("cannot read pins; nothing is pinned", file=str(aside), cause=str(exn))
         with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
-            layout.pins.rename(_aside(layout))
+            layout.pins.rename(aside)
         return []
     pins = [pin for line in lines if (pin := _pin(line)) is not None]
     if len(pins) < len(lines):
-        _mend(layout, pins, lost=len(lines) - len(pins))
+        log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
+        with contextlib.suppress(OSError, CacheError):  # a disk that cannot be written: the next start logs it again
+            shutil.copy(layout.pins, aside)
+            write_pins(layout, pins)
     return pins
-
-
-def _mend(layout: Layout, pins: list[Pin], lost: int) -> None:
-    """Copy a damaged file to one side, and replace it with the readable pins."""
-    log.error("pin file damaged; some pins lost", lost=lost, file=str(_aside(layout)))
-    with contextlib.suppress(OSError, CacheError):  # a disk that cannot be written: the next start logs it again
-        shutil.copy(layout.pins, _aside(layout))
-        write_pins(layout, pins)
-
-
-def _aside(layout: Layout) -> Path:
-    return layout.pins.with_name(f"{layout.pins.name}.damaged")
 
 
 def _pin(line: bytes) -> Pin | None:
