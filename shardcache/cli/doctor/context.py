@@ -130,13 +130,6 @@ class Context:
         """The cache folder, if the current user is its operator."""
         return self.cache_dir if self.is_operator else None
 
-    @property
-    def process(self) -> Path | None:
-        """The /proc folder of the daemon, without one that of this process; None if the daemon's is not visible."""
-        if self.status is None:
-            return Path("/proc/self")
-        return None if self.pid is None else Path(f"/proc/{self.pid}")
-
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
         """The daemon's environment; None if it may not be read: it is for the daemon's user and root alone."""

@@ -6,7 +6,6 @@ import os
 import shlex
 from contextlib import suppress
 
-from shardcache import __version__
 from shardcache.cli.doctor.context import (
     STORE_VARIABLES,
     Context,
@@ -19,16 +18,12 @@ from shardcache.cli.doctor.context import (
     warning,
 )
 from shardcache.cli.doctor.paths import barrier, way_in, who_may
-from shardcache.config import unknown_variables
-from shardcache.errors import DaemonError, NoDaemonError
-from shardcache.protocol import SOCKET_ENV, SPOKEN, socket_path
+from shardcache.errors import DaemonError
+from shardcache.protocol import SOCKET_ENV, socket_path
 from shardcache.units import duration, user_name
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 
 _MAX_SOCKET_BYTES = 107
 _SILENT_S = 10.0
-# The daemon shows it among its jobs.
-_JOB = "shardcache doctor"
 
 
 def path(context: Context) -> Finding:
@@ -86,20 +81,6 @@ def _start(context: Context) -> str:
     return shlex.join(words)
 
 
-def version(context: Context) -> Finding:
-    """Open a session as a training process does."""
-    if context.status is None and isinstance(context.daemon_error, NoDaemonError):
-        return skipped("no daemon answers")
-    try:
-        DaemonConnection(context.socket, ReaderIdentity(_JOB)).close()
-    except DaemonError as exn:
-        if context.status is None and exn.code == "daemon":
-            return skipped("you may not use the socket")
-        return of_error(exn, "training processes of this installation are refused too")
-    theirs = __version__ if context.status is None else context.status["version"]
-    return ok(f"daemon {theirs} and client {__version__} speak {SPOKEN}")
-
-
 def health(context: Context) -> Finding | None:
     """Read the state of the daemon and of its disk from the status page."""
     if context.status is None:
@@ -132,15 +113,10 @@ def config_file(context: Context) -> Finding:
     return ok(f"{config} is valid" if exists else f"no file at {config}: options come only from flags and environment")
 
 
-def environment(context: Context) -> list[Finding]:
-    """Find variables that nothing reads, and those that differ from the daemon's: names alone, values may be secret."""
-    cause = "no such option exists: the variable is ignored"
-    found = [
-        warning(f"{name} is set", cause, f'export {meant}="${name}"; unset {name}' if meant else f"unset {name}")
-        for name, meant in unknown_variables()
-    ]
-    if context.environment is not None:
-        differing = context.environment.items() ^ os.environ.items()
-        if names := sorted({name for name, _ in differing if STORE_VARIABLES.match(name)}):
-            found.append(ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}"))
-    return found
+def environment(context: Context) -> Finding | None:
+    """Name the variables that differ from the daemon's; their values may be secrets."""
+    if context.environment is None:
+        return None
+    differing = context.environment.items() ^ os.environ.items()
+    names = sorted({name for name, _ in differing if STORE_VARIABLES.match(name)})
+    return ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}") if names else None

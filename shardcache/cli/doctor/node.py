@@ -8,7 +8,6 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error, ok, skipped, warning
@@ -28,15 +27,10 @@ _LIMIT_S = 2.0
 # Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
 _SLOW_BYTES_PER_S = 100e6
 
-_HIDDEN = "the daemon's process is not visible from here"
 # 8 accelerators, 16 workers each, training and validation.
 _READERS = 256
 _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
-# An idle daemon uses 110 MiB, its indexers included; the rest is for the plans of large datasets. On top come the parts
-# in flight, and as much again being written to disk.
-_OWN_BYTES = 256 * 1024**2
-_BUFFERS_PER_CONNECTION = 2
 
 
 def folder(context: Context) -> Finding:
@@ -187,9 +181,10 @@ def _timed(move: Callable[[int], int], max_bytes: int, end: Callable[[], None]) 
 
 def open_files(context: Context) -> Finding:
     """Check the limit on open files of the daemon, or of one started here."""
-    if context.process is None:
-        return skipped(_HIDDEN)
-    line = next(line for line in (context.process / "limits").read_text().splitlines() if line.startswith("Max open f"))
+    if context.status is not None and context.pid is None:
+        return skipped("the daemon's process is not visible from here")
+    lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("Max open files"))
     soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
     limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
     base = own_files(context.settings or Settings.model_construct())
@@ -219,25 +214,3 @@ def shared_memory(_context: Context) -> Finding:
         remedy = f"ls -lS {_SHM}   # remove files of dead jobs; shardcache stores nothing there"
         return warning(found, cause, remedy, free_bytes=free_bytes)
     return ok(found, free_bytes=free_bytes)
-
-
-def memory(context: Context) -> Finding:
-    """Check the memory limit of the daemon's control group, cgroups(7) of version 2."""
-    if context.process is None:
-        return skipped(_HIDDEN)
-    limits, top = [], Path("/sys/fs/cgroup")
-    group = (context.process / "cgroup").read_text().rpartition("0::/")[2].strip()
-    for place in (top / group, *(top / group).parents):
-        # Without a file in the root, and in a namespace that shows only its own subtree.
-        with suppress(OSError, ValueError):
-            limits.append(int((place / "memory.max").read_text()))
-    if not limits:
-        return ok("not limited by a control group")
-    settings, limit_bytes = context.settings or Settings.model_construct(), min(limits)
-    needed_bytes = _OWN_BYTES + _BUFFERS_PER_CONNECTION * settings.max_connections * settings.part_size
-    found = f"control group limit {size(limit_bytes)}; the daemon needs up to {size(needed_bytes)} besides page cache"
-    if limit_bytes >= needed_bytes:
-        return ok(found, limit_bytes=limit_bytes)
-    cause = f"{settings.max_connections} connections with parts of {size(settings.part_size)} may get it OOM-killed"
-    remedy = f"systemctl set-property shardcache MemoryMax={needed_bytes * 5 // 4}   # or fewer --max-connections"
-    return warning(found, cause, remedy, limit_bytes=limit_bytes)

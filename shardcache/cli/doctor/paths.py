@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import grp
 import os
-import pwd
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,8 +45,6 @@ def way_in(path: Path) -> tuple[str, str]:
     if found.st_gid == 0 or not found.st_mode & 0o070:
         cause = f"only its owner may access {path} ({who_may(path)})"
         return cause, "shardcache serve --group NAME   # the group of the training users"
-    if _is_listed(found.st_gid):
-        return f"{me()} joined the group {group} after this login began", f"newgrp {group}   # or log in again"
     cause = f"{path} is {who_may(path)}, and {me()} is neither its owner nor in its group"
     return cause, f"usermod -aG {group} {me()}   # as root; then log in again"
 
@@ -57,15 +54,6 @@ def _group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
-
-
-def _is_listed(gid: int) -> bool:
-    """Return True if the user database lists the current user in a group, even if this login predates it."""
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        return user.pw_gid == gid or user.pw_name in grp.getgrgid(gid).gr_mem
-    except KeyError:
-        return False
 
 
 class Mount(NamedTuple):

@@ -22,7 +22,6 @@ carried out.
 CHECKS: Sequence[Check] = (
     ("socket.path", daemon.path),
     ("socket.daemon", daemon.listener),
-    ("daemon.version", daemon.version),
     ("daemon.health", daemon.health),
     ("config.file", daemon.config_file),
     ("config.environment", daemon.environment),
@@ -33,7 +32,6 @@ CHECKS: Sequence[Check] = (
     ("disk.write", node.speed),
     ("kernel.open_files", node.open_files),
     ("kernel.shared_memory", node.shared_memory),
-    ("kernel.memory", node.memory),
     ("tier.bypass", tier.bypasses),
     ("tier.reach", tier.reach),
     ("origin.reach", stores.probe),

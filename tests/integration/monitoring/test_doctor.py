@@ -19,11 +19,9 @@ from click.testing import CliRunner
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, Finding, gather
 from shardcache.cli.main import app
-from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder import CacheFolder, Layout
 from support.disks.mounts import Tmpfs, may_mount
 from support.network.other_user import OtherUser, needs_root, open_folder
-from support.network.peer import WELCOME, Peer, scripted
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -56,7 +54,6 @@ def test_a_node_that_is_well(daemon: Daemon) -> None:
     found = {finding["check"]: finding for finding in report["findings"]}
     assert (ran.exit_code, report["daemon"], report["counts"]["failed"]) == (0, True, 0)
     assert str(daemon.pid) in found["socket.daemon"]["found"]
-    assert found["daemon.version"]["state"] == "ok"
     assert str(daemon.cache_dir) in found["cache.folder"]["found"]
     assert found["disk.write"]["figures"]["bytes_per_s"] > 0 and found["disk.read"]["figures"]["bytes_per_s"] > 0
     assert found["origin.speed"]["subject"].startswith(f"file://{daemon.root}/")
@@ -100,7 +97,6 @@ def test_a_socket_that_is_for_others(daemon: Daemon) -> None:
     assert (code, found["socket.daemon"]["state"]) == (1, "failed")
     assert "root:45678 0660" in found["socket.daemon"]["cause"]
     assert found["socket.daemon"]["remedy"].startswith(f"usermod -aG 45678 {STRANGER.uid}")
-    assert found["daemon.version"]["state"] == "skipped"
 
 
 @needs_root
@@ -135,20 +131,6 @@ def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch
     assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
 
 
-async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
-    """An old daemon's answer to a training process is the doctor's, too: the release to install is named."""
-
-    def old(peer: Peer) -> None:
-        peer.hear()
-        peer.say(**(WELCOME | {"protocol": OLDEST_PROTOCOL_VERSION - 1, "version": "0.0.9"}))
-        peer.stay()
-
-    with scripted(tmp_path / "s.sock", old):
-        found = (await look(socket=tmp_path / "s.sock"))["daemon.version"]
-    assert found.state == "failed"
-    assert "0.0.9" in found.found and "install shardcache" in found.remedy
-
-
 async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
     """The limit is the running daemon's own, and the command lifts it there."""
     before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -171,17 +153,11 @@ async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatc
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 
-async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong value fails and is named; a variable that nothing reads is, with the one that was meant."""
+async def test_options_that_make_no_sense(tmp_path: Path) -> None:
+    """A wrong value fails and is named."""
     (tmp_path / "conf.toml").write_text('capacity = "a lot"\n')
-    monkeypatch.setenv("SHARDCACHE_CAPCITY", "1TB")
-    monkeypatch.setenv("SHARDCACHE_SERVICE_HOST", "10.0.0.1")
     found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
     assert found["config.file"].state == "failed" and "capacity" in found["config.file"].found
-    assert (
-        found["config.environment"].remedy
-        == 'export SHARDCACHE_CAPACITY="$SHARDCACHE_CAPCITY"; unset SHARDCACHE_CAPCITY'
-    )
     assert found["origin.reach"].state == "skipped"
 
 
@@ -257,8 +233,6 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
 _BREAK = """
 set -e
 mount -t tmpfs -o size=64m tmpfs /dev/shm
-mount -t tmpfs tmpfs /sys/fs/cgroup
-echo 200000000 >/sys/fs/cgroup/memory.max
 mkdir "$1/lower" "$1/layers" "$1/container"; mount -t tmpfs tmpfs "$1/layers"; mkdir "$1/layers/upper" "$1/layers/work"
 mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/layers/upper,workdir=$1/layers/work" overlay "$1/container"
 exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" --socket "$1/s.sock"
@@ -267,7 +241,7 @@ exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" -
 
 @needs_mounts
 def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
-    """In a mount namespace of its own: shared memory, memory and the container's own layer are warned of."""
+    """In a mount namespace of its own: shared memory and the container's own layer are warned of."""
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", _BREAK, "bash", tmp_path, sys.executable],
         env=clean_environment({}),
@@ -280,7 +254,6 @@ def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     broken = {
         "kernel.shared_memory": "--shm-size=8g",
-        "kernel.memory": "--max-connections",
         "cache.filesystem": "-v /nvme/shardcache:",
     }
     for check, remedy in broken.items():
