@@ -23,7 +23,6 @@ from shardcache.origin.tier_client import QUESTION
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
-OTHERS = "/.shardcache/nodes"
 STATUS_FILE = "status.json"
 ACCESS_LOG = "access.log"
 PID_FILE = "nginx.pid"
