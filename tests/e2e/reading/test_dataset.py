@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError, SampleError
-from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError
+from shardcache_client import ShardDataset, ignore_and_continue
 from shardcache_client.position.partition import Even
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -37,16 +37,6 @@ def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None
     packed = [sample for first in range(0, 200, 25) for sample in random_samples(25, first=first)]
     assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in samples] == packed
     assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
-
-
-def test_each_iteration_reads_the_next_epoch(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """In another order; each comes again for the same seed, in another dataset, too, and when it is set."""
-    ds = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
-    epochs = [keys_of(ds) for _ in range(2)]
-    again = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
-    again.set_epoch(1)
-    assert keys_of(again) == epochs[1] != epochs[0]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == keys
 
 
 @pytest.mark.parametrize(("even", "sizes"), [("pad", [67, 67, 67]), ("drop", [66, 66, 66]), (None, [66, 67, 67])])
@@ -313,27 +303,12 @@ def flawed(folder: Path) -> list[str]:
     return [f"file://{source}/{number}.tar" for number in range(3)]
 
 
-def test_errors_are_raised_by_default(daemon: Daemon, flawed: list[str]) -> None:
-    """A bad shard, or a bad sample, ends the reading with an error of its own type."""
-    with pytest.raises(NotATarError, match=r"1\.tar"):
-        keys_of(ShardDataset(flawed, socket=daemon.socket))
-    with pytest.raises(SampleError, match=r"2\.tar"):
-        keys_of(ShardDataset(flawed[2], socket=daemon.socket))
-
-
 def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
     ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
     assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
     assert "epoch 0: skipped 1 shards, and 1 samples of other shards, as on_error decided" in caplog.text
     assert "in their place" not in caplog.text, "nobody has counted, so nobody misses them"
-
-
-def test_a_handler_may_stop(daemon: Daemon, flawed: list[str]) -> None:
-    """The epoch ends at the bad shard as if it were complete, and the next one can be read."""
-    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_stop)
-    assert Counter(keys_of(ds) + keys_of(ds)) == {"000000": 2, "000001": 2, "000002": 2}
-    eventually(lambda: daemon.leases() == 0)
 
 
 def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -> None:

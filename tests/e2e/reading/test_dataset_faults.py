@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import NoDaemonError, ShardTimeoutError
 from shardcache_client import ShardDataset, ignore_and_continue
-from support.programs.daemon import Daemon, eventually
+from support.programs.daemon import Daemon
 
 
 def test_a_daemon_killed_and_restarted_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
@@ -99,42 +97,3 @@ def test_a_store_that_does_not_answer(daemon: Daemon, folder: Path) -> None:
     assert caught.value.url == shard
     assert "asking the object store" in caught.value.message
     assert "timeout_s" in caught.value.remedy
-
-
-def test_a_worker_does_not_outlive_its_training_process(daemon: Daemon, urls: str, tmp_path: Path) -> None:
-    """A training process is killed while its worker waits for a daemon that is gone: the worker ends soon, too."""
-    script = tmp_path / "job.py"
-    script.write_text(_ONE_WORKER_JOB)
-    command = [sys.executable, str(script), str(daemon.socket), urls]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
-        try:
-            assert job.stdout is not None
-            worker = int(job.stdout.readline())
-            daemon.kill()
-        finally:
-            job.kill()
-    try:
-        eventually(lambda: not _runs(worker))
-    finally:
-        daemon.start()
-
-
-_ONE_WORKER_JOB = """
-import os, sys, time
-from torch.utils.data import DataLoader
-from shardcache_client import ShardDataset
-
-loader = DataLoader(ShardDataset(sys.argv[2], socket=sys.argv[1]), batch_size=1, num_workers=1, collate_fn=list)
-samples = iter(loader)
-next(samples)
-print(samples._workers[0].pid, flush=True)
-for _ in samples:
-    time.sleep(0.01)
-"""
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False

@@ -253,24 +253,6 @@ def test_an_iteration_that_is_left_after_its_second_sample_is_an_epoch(daemon: D
     assert ds.epoch == 2
 
 
-def test_window_0_moves_shards_and_leaves_samples(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """Shards come in another order, each as it was written."""
-    read = keys_of(ShardDataset(index, shuffle=True, shuffle_window=0, socket=daemon.socket))
-    pieces = [read[first : first + 25] for first in range(0, 200, 25)]
-    assert sorted(pieces) == [keys[first : first + 25] for first in range(0, 200, 25)]
-    assert pieces != sorted(pieces)
-
-
-def test_window_1_mixes_within_each_shard(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """One shard after another, each with its samples in an order of their own."""
-    samples = list(ShardDataset(index, shuffle=True, shuffle_window=1, socket=daemon.socket))
-    assert len(list(groupby(shards_of(samples)))) == 8
-    read = keys_of(samples)
-    for first in range(0, 200, 25):
-        assert read[first : first + 25] != sorted(read[first : first + 25])
-    assert sorted(read) == keys
-
-
 def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
     """Shards enter one after another; a reader never has more of them in hand than the window, nor in its mix."""
     ds = ShardDataset(index, shuffle=True, shuffle_window=3, socket=daemon.socket)
@@ -284,19 +266,6 @@ def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: 
     spans = [(shards.index(shard), 199 - shards[::-1].index(shard)) for shard in set(shards)]
     assert max(sum(first <= at <= last for first, last in spans) for at in range(200)) == 3
     assert len(list(groupby(shards))) > 80
-
-
-def test_canonical_nodes_meet_their_shards_again(daemon: Daemon, index: str) -> None:
-    """With two groups for two ranks each reads the same four shards in every epoch; with one it does not."""
-
-    def met(groups: int) -> int:
-        ds = ShardDataset(
-            index, shuffle=True, canonical_nodes=groups, seed=2, socket=daemon.socket, rank=0, world_size=2
-        )
-        return len({url for _ in range(3) for url in shards_of(ds)})
-
-    assert met(2) == 4
-    assert met(1) > 5
 
 
 COUNTS = (5, 0, 3, 8, 1, 6)

@@ -7,14 +7,15 @@ import json
 import random
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache.errors import ShardcacheError, ShardChangedError, ShardError, TrailingDataError, TruncatedShardError
-from shardcache_client import ShardDataset, ignore_and_continue
+from shardcache_client import ShardDataset, ShardReader, ignore_and_continue
+from shardcache_client.indexed import IndexedShards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -22,8 +23,13 @@ from support.stores.gated_store import GatedStore
 
 PART_BYTES = 64 * 1024
 SAMPLES = 100
-BODY = make_tar(random_samples(SAMPLES, {"bin": 9_000}))  # a megabyte: 16 parts
+WRITTEN = random_samples(SAMPLES, {"bin": 9_000})
+BODY = make_tar(WRITTEN)  # a megabyte: 16 parts
+FIVE_PARTS = 5 * PART_BYTES  # 33 samples, and the beginning of another
 KEYS = [f"{number:06d}" for number in range(SAMPLES)]
+
+Samples = IndexedShards[dict[str, Any]]
+Make = Callable[..., Samples]
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: Gate
     """With five parts of sixteen here, what lies in them is given; the rest follows when it comes, every byte right."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", 5 * PART_BYTES)
+    store.let("a.tar", FIVE_PARTS)
     assert keys_of(samples, 30) == KEYS[:30]
     assert not daemon.shards(), "nothing is published yet"
     store.let("a.tar")
@@ -93,7 +99,7 @@ def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedSto
     keys: list[str] = []
     reader = threading.Thread(target=lambda: keys.extend(sample["__key__"] for sample in dataset))
     reader.start()
-    store.let("a.tar", 5 * PART_BYTES)
+    store.let("a.tar", FIVE_PARTS)
     eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 4 * PART_BYTES)
     store.let("a.tar")
     reader.join()
@@ -115,7 +121,7 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
     try:
         dataset = ShardDataset(f"file://{index}", socket=daemon.socket)
         samples = iter(dataset)
-        store.let("a.tar", 5 * PART_BYTES)
+        store.let("a.tar", FIVE_PARTS)
         assert keys_of(samples, 30) == KEYS[:30]
         store.let("a.tar")
         assert [sample["__key__"] for sample in samples] == KEYS[30:]
@@ -149,8 +155,8 @@ def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, parti
     dataset = ShardDataset(url, socket=daemon.socket, partial_reads=partial_reads)
     thread = threading.Thread(target=lambda: read.extend(sample["__key__"] for sample in dataset))
     thread.start()
-    store.let("a.tar", 5 * PART_BYTES)
-    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 5 * PART_BYTES)
+    store.let("a.tar", FIVE_PARTS)
+    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= FIVE_PARTS)
     assert (transfer(daemon)["waiters"], read) == (1, [])
     store.let("a.tar")
     thread.join()
@@ -161,7 +167,7 @@ def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Da
     """The samples of two versions never meet; the error says how far the first one had been read."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", 5 * PART_BYTES)
+    store.let("a.tar", FIVE_PARTS)
     assert keys_of(samples, 20) == KEYS[:20]
     store.put("a.tar", BODY[::-1])
     store.let("a.tar")
@@ -188,7 +194,7 @@ def test_a_shard_that_turns_out_bad_goes_to_the_handler(
         return ignore_and_continue(exn)
 
     samples = iter(ShardDataset(urls, socket=daemon.socket, on_error=note))
-    store.let("cut.tar", 5 * PART_BYTES)
+    store.let("cut.tar", FIVE_PARTS)
     read = keys_of(samples, 20)
     store.let("cut.tar")
     store.let("next.tar")
@@ -216,7 +222,7 @@ def test_a_reader_that_leaves_a_beginning_leaves_nothing(daemon: Daemon, store: 
     """The transfer goes on without it, and the shard is nobody's afterwards."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", 5 * PART_BYTES)
+    store.let("a.tar", FIVE_PARTS)
     assert keys_of(samples, 1) == KEYS[:1]
     del samples
     eventually(lambda: daemon.sessions() == 0)
@@ -233,7 +239,7 @@ def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemo
         session.plan([good], [0])
         session.take(0)
     eventually(lambda: daemon.leases() == 0)
-    store.let("bad.tar", 5 * PART_BYTES)
+    store.let("bad.tar", FIVE_PARTS)
     with RawSession(daemon) as session:
         session.plan([bad, good], [0, 1])
         session.send(type="lease", id=100, position=0, partial=True)
@@ -249,3 +255,111 @@ def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemo
         assert (failure["type"], failure["id"]) == ("error", 101)
         assert daemon.leases() == 1
     eventually(lambda: daemon.leases() == 0)
+
+
+@pytest.fixture
+def make(daemon: Daemon, store: GatedStore, tmp_path: Path) -> Make:
+    """A function that returns the samples of the shard, by number."""
+    index = tmp_path / "index.json"
+    row = {"url": store.put("a.tar", BODY), "nsamples": SAMPLES}
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": [row]}))
+
+    def make_samples(**options: Any) -> Samples:
+        return ShardReader(f"file://{index}", socket=daemon.socket, **options).indexed()
+
+    return make_samples
+
+
+def read(samples: Samples, *numbers: int) -> bool:
+    """Return True if these samples are those that were written."""
+    found = [(samples[number]["__key__"], samples[number]["bin"]) for number in numbers]
+    return found == [(WRITTEN[number]["__key__"], WRITTEN[number]["bin"]) for number in numbers]
+
+
+def test_a_sample_is_read_once_it_has_arrived(make: Make, daemon: Daemon, store: GatedStore) -> None:
+    """In any order, also those of a selection; the last one, and what is behind what has come, wait for it."""
+    store.let("a.tar", FIVE_PARTS)
+    samples = make()
+    assert read(samples, 20, 3, 30, 0, 20)
+    assert samples.subset(range(0, SAMPLES, 7))[4]["__key__"] == "000028"
+    assert not daemon.shards(), "nothing is published yet"
+    late: list[bool] = []
+    reader = threading.Thread(target=lambda: late.append(read(samples, 60, 99, 5)))
+    reader.start()
+    eventually(lambda: transfer(daemon).get("waiters") == 1)
+    assert not late
+    store.let("a.tar")
+    reader.join()
+    assert late == [True]
+    assert read(samples, *range(SAMPLES))
+    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+    samples.close()
+    eventually(lambda: daemon.leases() == 0)
+
+
+def test_samples_of_what_arrived_end_their_session_with_their_last_reference(
+    make: Make, daemon: Daemon, store: GatedStore
+) -> None:
+    """Not when the garbage collector comes."""
+    gc.collect()
+    gc.disable()
+    try:
+        store.let("a.tar", FIVE_PARTS)
+        samples = make()
+        assert read(samples, 20)
+        assert daemon.sessions() == 1
+        del samples
+        eventually(lambda: daemon.sessions() == 0)
+    finally:
+        gc.enable()
+
+
+def test_without_partial_reads_no_sample_comes_before_the_whole(make: Make, daemon: Daemon, store: GatedStore) -> None:
+    """Not even the first."""
+    samples, found = make(partial_reads=False), []
+    reader = threading.Thread(target=lambda: found.append(read(samples, 0)))
+    reader.start()
+    store.let("a.tar", FIVE_PARTS)
+    eventually(lambda: daemon.status()["transfers"] and daemon.status()["transfers"][0]["done_bytes"] >= FIVE_PARTS)
+    assert (daemon.status()["transfers"][0]["waiters"], found) == (1, [])
+    store.let("a.tar")
+    reader.join()
+    assert found == [True]
+
+
+def test_a_shard_that_was_replaced_is_opened_again(make: Make, store: GatedStore) -> None:
+    """An error lies between samples of two versions, and says that there were some of the first."""
+    store.let("a.tar", FIVE_PARTS)
+    samples = make()
+    assert read(samples, 20, 3)
+    store.put("a.tar", make_tar([{**WRITTEN[0], "__key__": "new"}, *WRITTEN[1:]]))
+    store.let("a.tar")
+    with pytest.raises(ShardChangedError, match="samples had already been yielded") as caught:
+        samples[80]
+    assert caught.value.yielded == 4
+    assert samples[0]["__key__"] == "new"
+    assert read(samples, 80, 99)
+
+
+def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(make: Make, store: GatedStore) -> None:
+    """Those read before stay given; a sample asked for later is never one of a corrupt shard."""
+    store.put("a.tar", BODY[: 12 * PART_BYTES])
+    store.let("a.tar", FIVE_PARTS)
+    samples = make()
+    assert read(samples, 20)
+    store.let("a.tar")
+    for _ in range(2):
+        with pytest.raises(TruncatedShardError):
+            samples[90]
+
+
+def test_a_daemon_killed_while_samples_are_read(make: Make, daemon: Daemon, store: GatedStore) -> None:
+    """The next one goes on with the parts that are there, and the same numbers are the same samples."""
+    store.let("a.tar", FIVE_PARTS)
+    samples = make()
+    assert read(samples, 20)
+    eventually(lambda: daemon.status()["transfers"][0]["done_bytes"] >= FIVE_PARTS)
+    daemon.restart()
+    store.let("a.tar")
+    assert read(samples, 90, 20, 99)
+    assert daemon.status()["counters"]["origin_bytes"] < len(BODY)

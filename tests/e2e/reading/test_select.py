@@ -116,17 +116,6 @@ def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
         make(shuffle=True, seed=3).split(0.5, 0.5)[0].load_state_dict(state)
 
 
-def test_global_batches_of_a_selection_depend_on_no_ranks(make: Make) -> None:
-    """One rank or two: the same batches."""
-    options = {"global_batch_size": 8, "shuffle": True, "shuffle_window": 2}
-    alone = list(make(**options).loader(num_workers=0, collate_fn=keys_of))
-    ranks = [
-        list(make(**options, rank=rank, world_size=2).loader(num_workers=2, collate_fn=keys_of)) for rank in range(2)
-    ]
-    assert [set(batch) for batch in alone] == [{*one, *other} for one, other in zip(*ranks, strict=True)]
-    assert {key for batch in alone for key in batch} == set(CHOSEN)
-
-
 def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
     """A mixture of a selection and a whole dataset has the samples of both; of a mixture, none can be chosen."""
     mixture = Mixture({"captions": make(shuffle=True), "all": ShardDataset(train, socket=daemon.socket)})

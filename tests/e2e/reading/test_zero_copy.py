@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
@@ -103,13 +102,6 @@ def test_a_loader_dropped_in_mid_epoch(shards: list[Path], persistent: bool) -> 
     assert not any(is_open_elsewhere(path) for path in shards)
 
 
-def test_a_loader_without_workers(shards: list[Path]) -> None:
-    """In one process the values are Buffers, too, and no loan is held for longer than its shard is read."""
-    batches = list(DataLoader(LentShards(shards), batch_size=8))
-    assert by_key(batches) == packed()
-    assert torch.cat([batch["loans"] for batch in batches]).max() == 1
-
-
 @pytest.fixture(scope="module")
 def large(folder: Path) -> str:
     """The pattern of shards whose samples have a label and a large member."""
@@ -151,14 +143,6 @@ def test_only_the_chosen_members_are_views(daemon: Daemon, described: str, chose
     found = [sample for batch in DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=list) for sample in batch]
     assert found == plain
     assert {(type(sample["jpg"]), type(sample["json"])) for sample in found} == {(Buffer, bytes)}
-
-
-def test_a_state_knows_nothing_of_views(daemon: Daemon, described: str) -> None:
-    """A run goes on with other members as views than it began with."""
-    first, second = (ShardDataset(described, socket=daemon.socket, zero_copy=chosen) for chosen in (True, "json"))
-    given = [sample["__key__"] for sample in islice(first, 17)]
-    second.load_state_dict(first.state_dict())
-    assert given + [sample["__key__"] for sample in second] == [f"{number:06d}" for number in range(2 * SAMPLES)]
 
 
 def test_an_extension_with_its_dot_is_refused(daemon: Daemon, described: str) -> None:

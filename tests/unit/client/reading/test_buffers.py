@@ -182,23 +182,6 @@ def test_extensions_are_judged_once_per_shard(extensions: set[str] | None, expec
     assert forms(Samples(extensions=["jpg"]), extensions) == [Form.BYTES]
 
 
-def test_it_shows_its_beginning_and_size(value: Buffer) -> None:
-    """In a debugger or a log: neither five thousand bytes nor the middle left out."""
-    assert repr(value) == f"Buffer({CONTENT[512:528]!r}…, bytes=1024)"
-    assert repr(Buffer.over(b"cat")) == "Buffer(b'cat', bytes=3)"
-
-
-@read_only_is_fine
-def test_torchvision_decodes_it() -> None:
-    """`decode_image` takes the tensor over it, wherever it begins."""
-    try:
-        from torchvision.io import decode_image
-    except (ImportError, RuntimeError) as exn:  # RuntimeError: it was built for another torch
-        pytest.skip(str(exn))
-    image = Buffer.over(b"x" * 7 + picture())[7:]
-    assert decode_image(torch.frombuffer(image, dtype=torch.uint8))[:, 0, 0].tolist() == [1, 2, 3]
-
-
 def test_nobody_can_write(value: Buffer) -> None:
     """Neither through it, nor through a view, nor by asking for leave."""
     for array in (value, np.asarray(value), value.view(np.uint16)):
@@ -262,13 +245,6 @@ def test_results_are_plain_numpy(value: Buffer, made: Any) -> None:
     assert type(default_convert(result)) is torch.Tensor
 
 
-def test_reductions_are_scalars(value: Buffer) -> None:
-    """A sum or a single byte is a number of numpy's."""
-    assert value.sum() == sum(CONTENT[512:1536])
-    assert type(value.sum()) is np.uint64
-    assert type(value[0]) is np.uint8
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_it_carries_its_bytes(value: Buffer, tmp_path: Path, protocol: int) -> None:
     """The result is a read-only Buffer that needs no file, and not the bytes around it."""
@@ -309,12 +285,6 @@ def test_the_map_stays_as_long_as_any_value(mapped: mmap.mmap) -> None:
             mapped.close()
         holders.pop()
     mapped.close()
-
-
-def test_empty_members_are_values(mapped: mmap.mmap) -> None:
-    """Nothing is a run of bytes, too."""
-    for empty in (Buffer.over(b""), a_slice(Buffer.over(mapped), 7, 7)):
-        assert bytes(empty) == bytes(pickle.loads(pickle.dumps(empty))) == b""
 
 
 @pytest.mark.usefixtures("collating")
