@@ -156,6 +156,7 @@ async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
         await users.start(name, PLANNED)
     users._ends["held"].set_result(None)
     users._tasks["cancelled"].cancel()
+    await users._tasks["held"]
     await turns()
     assert users.order == ["held", "next"]
     await users.finish("next")
