@@ -68,7 +68,7 @@ async def test_an_empty_object_needs_no_request(rig: Rig, faulty: FaultyS3) -> N
         Fault.EXPIRED,
     ],
 )
-async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+async def test_faults_that_a_retry_mends_do_no_harm(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
     """The part is asked for again, alone, and nothing of the bad answer stays."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
     # A refused part is asked for once more in the SDK's own way, which knows what the refusal means.
@@ -169,7 +169,7 @@ async def test_a_stalled_part_is_asked_for_again(fault: Fault, rig: Rig, faulty:
     assert rig.counters.retries >= 1
 
 
-async def test_what_does_not_get_better_fails_with_the_number_of_tries(rig: Rig, faulty: FaultyS3) -> None:
+async def test_a_lasting_fault_fails_with_the_number_of_attempts(rig: Rig, faulty: FaultyS3) -> None:
     """After the allowed tries the error comes; the parts that arrived are kept and not fetched again."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
     faulty.fail("a.tar", Fault.SLOW_DOWN, times=3, start=5 * PART)

@@ -143,7 +143,7 @@ def test_a_body_of_another_version_is_not_written(etags: list[str], rig: Rig) ->
         assert rig.written == BLANK
 
 
-def test_what_may_be_absent_may_be_absent(rig: Rig) -> None:
+def test_optional_headers_may_be_absent(rig: Rig) -> None:
     """None among the values stands for that."""
     with ScriptedServer(answer(DATA)) as server:
         assert rig.begin(server, expected={"etag": ['"1"', None]}).result().sums
@@ -183,7 +183,7 @@ NO_HTTP = {
 
 
 @pytest.mark.parametrize("wrong", NO_HTTP)
-def test_what_is_no_http_is_an_error(wrong: str, rig: Rig) -> None:
+def test_answers_that_are_not_http_are_errors(wrong: str, rig: Rig) -> None:
     """The request is not repeated over a new connection, and the next one is asked over another."""
     with ScriptedServer(NO_HTTP[wrong], answer(DATA)) as server:
         with pytest.raises((OSError, http.client.HTTPException)):

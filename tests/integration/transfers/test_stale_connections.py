@@ -72,7 +72,7 @@ async def test_connections_that_died_silently_cost_one_wait(moto: Bucket, proxy:
     assert proxy.swallowed == swallowed  # those that nobody tried are not trusted either
 
 
-async def test_who_loses_patience_first_asks_over_a_new_connection(
+async def test_a_request_without_an_answer_is_repeated_over_a_new_connection(
     moto: Bucket, proxy: FaultyProxy, origins: Origins
 ) -> None:
     """A caller whose limit of time is short gets its answer at the second try, however many idle ones there are."""

@@ -156,7 +156,7 @@ def test_the_daemon_fetches_from_it(store: ThrottledS3, folder: Path, tmp_path: 
     assert store.stats().sent_bytes == sum(sizes)
 
 
-def test_it_ends_with_whoever_started_it(folder: Path) -> None:
+def test_the_store_ends_with_the_process_that_started_it(folder: Path) -> None:
     """A store whose owner is killed goes, too."""
     tests = Path(__file__).parents[2]
     command = [sys.executable, "-c", CHILD, str(folder)]

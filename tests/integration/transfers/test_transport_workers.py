@@ -393,7 +393,7 @@ async def test_a_halted_read_goes_on_where_it_was(rig: Rig) -> None:
         assert rig.written == DATA
 
 
-async def test_what_fails_in_a_worker_is_raised_here(rig: Rig) -> None:
+async def test_errors_of_a_worker_are_raised_in_the_daemon(rig: Rig) -> None:
     """The disk and the connection, each as an error of its own; the process lives on."""
     with ScriptedServer(answer(DATA)) as server:
         gone, port = server.url(), server.port

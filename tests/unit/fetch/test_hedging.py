@@ -82,7 +82,7 @@ def test_a_part_that_is_alone_is_compared_with_those_before_it() -> None:
     assert hedging.due_s(STORE, SIZE, 1.0, SIZE * 3 // 4, []) == pytest.approx(3.0)
 
 
-def test_what_takes_no_time_is_not_late() -> None:
+def test_parts_of_milliseconds_are_not_late() -> None:
     """Where parts take milliseconds, a second request would cost more than it saves."""
     assert taught([0.001] * 200).patience_s(STORE, SIZE) == 0.05
 
@@ -227,7 +227,7 @@ async def test_a_first_request_that_fails_ends_the_second() -> None:
         await race(rivals.first(), 0.0, rivals.second)
 
 
-async def test_what_writing_the_second_answer_raises_arrives() -> None:
+async def test_an_error_of_writing_the_second_answer_is_raised() -> None:
     """A full disk is an error whoever meets it."""
     rivals = Rivals()
 
@@ -250,7 +250,7 @@ async def test_a_second_request_that_comes_to_nothing_leaves_it_to_the_first() -
     assert await race(rivals.first(), 0.0, second) == ("first", True)
 
 
-async def test_who_is_cancelled_takes_both_along() -> None:
+async def test_cancelling_a_race_cancels_both_requests() -> None:
     """A download that is given up leaves no request behind."""
     rivals = Rivals()
     with pytest.raises(TimeoutError):

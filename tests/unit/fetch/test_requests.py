@@ -203,7 +203,7 @@ async def test_a_throttled_store_is_not_asked_twice() -> None:
     assert (desk.origin.begun, desk.counters.hedges) == (1, 0)
 
 
-async def test_what_was_not_earned_is_not_asked_for() -> None:
+async def test_hedges_beyond_the_share_are_not_sent() -> None:
     """With two hedges' worth of parts seen, a third late part waits."""
     desk = Desk(hangs, answers, hangs, answers, hangs, seen=101, stall_timeout_s=0.5)
     await desk.fetch()

@@ -45,7 +45,7 @@ def unavailable() -> OriginUnavailableError:
     return OriginUnavailableError("busy", url="s3://b/a.tar", remedy="wait")
 
 
-async def test_what_a_retry_may_mend_is_tried_again() -> None:
+async def test_unavailable_origins_are_requested_again() -> None:
     """Failures fewer than the attempts stay invisible, but counted."""
     script, counters = Script(unavailable(), unavailable()), Counters()
     assert await Retry(3, counters, NO_PAUSE).call(URL, script) == "done"
@@ -61,7 +61,7 @@ async def test_the_last_try_s_error_says_how_many_there_were() -> None:
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("no"), NotFoundError("no"), ShardChangedError("no")])
-async def test_what_a_retry_cannot_mend_is_raised_at_once(error: Exception) -> None:
+async def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
     """Denied, missing and replaced objects are asked for once."""
     script, counters = Script(error), Counters()
     with pytest.raises(type(error)):

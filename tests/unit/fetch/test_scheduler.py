@@ -162,7 +162,7 @@ async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
     await users.finish("next")
 
 
-async def test_parties_that_wait_hold_equally_many_slots() -> None:
+async def test_waiting_clients_hold_equally_many_slots() -> None:
     """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
     users = Users(Scheduler(4))
     for number in range(12):
@@ -176,7 +176,7 @@ async def test_parties_that_wait_hold_equally_many_slots() -> None:
         await users.finish(min(users.holding))
 
 
-async def test_parties_with_equal_shares_take_turns() -> None:
+async def test_clients_with_equal_shares_take_turns() -> None:
     """With one slot neither deadlines nor numbers let one party have it twice running while the other wants it."""
     users = Users(Scheduler(1))
     for number in range(4):
@@ -210,7 +210,7 @@ async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> No
         await users.finish(name)
 
 
-async def test_what_is_not_pausable_keeps_its_slot() -> None:
+async def test_a_claim_that_cannot_pause_keeps_its_slot() -> None:
     """A part that is being written to the disk has no connection to give up."""
     users = Users(Scheduler(1))
     await users.start("written", WARM)
@@ -267,7 +267,7 @@ async def test_a_paused_part_may_end() -> None:
     await users.finish("next")
 
 
-async def test_who_is_alone_has_the_line_to_himself() -> None:
+async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
     """Though there are slots, what nobody waits for rests until the first part is here; other origins go on."""
     users = Users(Scheduler(8))
     await users.start("planned", PLANNED, pausable=True)
@@ -282,7 +282,7 @@ async def test_who_is_alone_has_the_line_to_himself() -> None:
         await users.finish(name)
 
 
-async def test_nobody_is_alone_for_long() -> None:
+async def test_precedence_ends_if_no_part_arrives() -> None:
     """An origin that does not answer the one lets the others go on after a moment."""
     users = Users(Scheduler(8))
     await users.start("silent", Priority(WAITING, alone=True))
@@ -291,7 +291,7 @@ async def test_nobody_is_alone_for_long() -> None:
     await users.finish("silent")
 
 
-def test_who_is_alone_stays_so_while_parts_arrive() -> None:
+def test_precedence_lasts_while_parts_arrive() -> None:
     """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
 
     async def read() -> None:
@@ -315,7 +315,7 @@ def test_who_is_alone_stays_so_while_parts_arrive() -> None:
         runner.run(read())
 
 
-async def test_on_a_full_line_the_parts_of_who_is_alone_come_one_after_the_other() -> None:
+async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:
     """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
     users = Users(Scheduler(16))
     for number in range(10):

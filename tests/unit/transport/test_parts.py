@@ -54,7 +54,7 @@ def test_parts_in_the_middle_of_a_file_have_their_own_numbers(tmp_path: Path) ->
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 50))
-def test_it_does_not_matter_in_which_pieces_a_body_comes(
+def test_parts_are_independent_of_the_pieces_in_which_a_body_comes(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[int], part_bytes: int
 ) -> None:
     """Parts begin and end where they do, and are finished with their last byte."""

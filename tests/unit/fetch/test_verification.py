@@ -1,18 +1,41 @@
-"""Meaning of a difference between bytes and ETag, from store to store."""
+"""Checksums of wholes from those of their parts, and what is learnt of ETags."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
+from awscrt import checksums
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shardcache.checksums import ALGORITHMS, combined
 from shardcache.errors import CorruptShardError
 from shardcache.fetch.verification import Etags
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from support.programs.guard import GUARD_S
+
+WHOLE = {"crc32c": checksums.crc32c, "crc32": zlib.crc32, "crc64nvme": checksums.crc64nvme}
+
+
+@pytest.mark.parametrize("algorithm", WHOLE)
+@given(data=st.binary(max_size=200), part_bytes=st.integers(1, 64))
+def test_the_whole_follows_from_its_parts(algorithm: str, data: bytes, part_bytes: int) -> None:
+    """However the bytes are cut into parts, the checksum is that of all of them in one."""
+    parts = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
+    sums = [ALGORITHMS[algorithm](part, 0) for part in parts]
+    assert combined(algorithm, sums, part_bytes, len(data)) == WHOLE[algorithm](data)
+
+
+def test_the_algorithms_are_the_standard_ones() -> None:
+    """Known answers for "123456789", from the CRC catalogue."""
+    known = {"crc32c": 0xE3069283, "crc32": 0xCBF43926, "crc64nvme": 0xAE8B14860A799888}
+    assert {name: ALGORITHMS[name](b"56789", ALGORITHMS[name](b"1234", 0)) for name in known} == known
+
 
 DATA = b"some shard"
 DIGEST = 0xE7B9F083B0A5CFD1BF090A8654A00825
@@ -23,7 +46,7 @@ def obj(name: str = "a.tar", *, etag: int = 5, bucket: str = "bucket") -> Remote
     return RemoteObject(f"s3://{bucket}/{name}", f"{etag:032x}", len(DATA), Checksum(MD5, etag))
 
 
-def test_where_one_etag_was_right_another_that_differs_is_damage() -> None:
+def test_a_differing_etag_is_damage_where_another_was_an_md5() -> None:
     """Every time, however often the same bytes come."""
     etags = Etags()
     etags.judge(obj(), 5, 5)
@@ -44,12 +67,12 @@ def test_the_same_bytes_twice_mean_that_the_etag_is_no_md5() -> None:
 def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
     """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
     script = (
-        "import contextlib, test_etags\n"
+        "import contextlib, test_verification\n"
         "from shardcache.errors import CorruptShardError\n"
-        "etags = test_etags.Etags()\n"
+        "etags = test_verification.Etags()\n"
         "with contextlib.suppress(CorruptShardError):\n"
-        "    etags.judge(test_etags.obj(), 5, 6)\n"
-        "etags.judge(test_etags.obj(), 5, 6)\n"
+        "    etags.judge(test_verification.obj(), 5, 6)\n"
+        "etags.judge(test_verification.obj(), 5, 6)\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))}
     ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=GUARD_S)
