@@ -225,8 +225,7 @@ class Reader:
     async def release(self, number: int, *, read: bool) -> None:
         """Release a lease, or withdraw the request for one; no-op if it has ended already.
 
-        Args:
-            read: True if the reader has finished the shard, even if it was evicted just after the reader opened it.
+        `read`: the reader has finished the shard, even if it was evicted just after the reader opened it.
         """
         lease = self._leases.pop(number, None)
         if lease is None:
@@ -362,13 +361,7 @@ class Readers:
         return reader
 
     def check_memory(self, shards: int, positions: int, added: int) -> None:
-        """Raise CapacityError if a plan of this size is too large, alone or with all others.
-
-        Args:
-            shards: number of shards in the plan.
-            positions: number of positions in the plan.
-            added: number of those positions that are new.
-        """
+        """Raise CapacityError if a plan of this size is too large, alone or with all others; `added` are new."""
         own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
         all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
         for what, taken_bytes, max_bytes in (

@@ -174,15 +174,8 @@ class Evictor:
     ) -> None:
         """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
 
-        Args:
-            claim: the claim of the shard.
-            size_bytes: the space to add.
-            needed_at_s: returns when the shard is needed.
-            ahead_waits: wait for space even if no reader waits for the shard.
-
-        Raises:
-            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
-            PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
+        Raises CapacityError or DiskFullError if there will never be enough space, or there is a deadlock over it;
+        PostponedError if no reader waits for the shard, and it blocks others, or may not wait (not `ahead_waits`).
         """
         if await self._try_reserve(claim, size_bytes, needed_at_s()):
             return
@@ -313,17 +306,9 @@ class Evictor:
 
 
 def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collection[Shard], space: Space) -> None:
-    """Raise if there is a deadlock and this claim is the one to give up.
+    """Raise if there is a deadlock and this claim, one of the `others`, is the one to give up.
 
-    Args:
-        claim: one that waits for space, or for another claim's turn to end.
-        others: every claim, including this one.
-        in_use: all shards with leases.
-        space: the cache's effective capacity and pinned size.
-
-    Raises:
-        PostponedError: no reader waits for the shard.
-        CapacityError: a reader waits for it.
+    Raises CapacityError, or PostponedError if no reader waits for the shard. `in_use` are all shards with leases.
     """
     blocked = [each for each in others if each.is_blocked]
     waits = [wait for each in blocked for wait in each.reader_waits]

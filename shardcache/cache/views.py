@@ -16,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -58,6 +57,9 @@ _MAX_CELLS = 20_000
 # After a restart only the shards' keys are known: each refresh reads sidecars for this long.
 _READING_S = 0.5
 _READ_AT_ONCE = 256
+
+
+_in_s = attrgetter("in_s")
 
 
 class Overview:
@@ -158,29 +160,24 @@ class Presence(enum.StrEnum):
     FAILED = "failed"  # missing, and not prefetched again
 
 
-Need = tuple[float, int, Presence]
-"""Seconds until a reader needs a shard, the shard's position in its plan, and the shard's state."""
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
     """One reader's need of one shard.
 
     Attributes:
         in_s: time until the need, at the reader's pace; 0 if it is already waiting or reading.
-        job, uid: the reader's job and its user.
+        client: the reader's job.
     """
 
     in_s: float
     url: str
-    job: str
-    uid: int
+    client: JobKey
     presence: Presence
 
     def to_json(self, visible: Visible) -> Json:
         """Return the use as JSON; the url is hidden unless it is `visible`."""
-        url = redact(self.url) if visible(self.url) else HIDDEN
-        return {"in_s": self.in_s, "url": url, "job": self.job, "uid": self.uid, "presence": self.presence.value}
+        (job, uid), url = self.client, redact(self.url) if visible(self.url) else HIDDEN
+        return {"in_s": round(self.in_s, 2), "url": url, "job": job, "uid": uid, "presence": self.presence.value}
 
 
 @dataclass(slots=True)
@@ -194,32 +191,28 @@ class Lane:
         gaps: the first few uses of shards that are not cached.
     """
 
-    job: str
-    uid: int
+    client: JobKey
     counts: dict[Presence, list[int]] = field(default_factory=lambda: {each: [0] * BINS for each in Presence})
     looked_s: float = HORIZON_S
     soonest: list[Use] = field(default_factory=list)
     gaps: list[Use] = field(default_factory=list)
 
-    def add(self, needs: Sequence[Need], url: Callable[[int], str]) -> None:
-        """Add one reader's needs, soonest first; `url` returns the url of the shard at a position of its plan."""
-        for in_s, _, presence in needs:
-            self.counts[presence][min(int(in_s * BINS / HORIZON_S), BINS - 1)] += 1
-        if len(needs) == _MAX_USES:
-            self.looked_s = min(self.looked_s, needs[-1][0])
-        missing = [need for need in needs if need[2] is not Presence.CACHED]
-        self.soonest = _first(_SOONEST, self.soonest, self._uses(needs[:_SOONEST], url))
-        self.gaps = _first(_MAX_GAPS, self.gaps, self._uses(missing[:_MAX_GAPS], url))
-
-    def _uses(self, needs: Iterable[Need], url: Callable[[int], str]) -> Iterator[Use]:
-        for in_s, position, presence in needs:
-            yield Use(round(in_s, 2), url(position), self.job, self.uid, presence)
+    def add(self, uses: Sequence[Use]) -> None:
+        """Add one reader's uses, soonest first."""
+        for use in uses:
+            self.counts[use.presence][min(int(use.in_s * BINS / HORIZON_S), BINS - 1)] += 1
+        if len(uses) == _MAX_USES:
+            self.looked_s = min(self.looked_s, uses[-1].in_s)
+        missing = (use for use in uses if use.presence is not Presence.CACHED)
+        self.soonest = heapq.nsmallest(_SOONEST, [*self.soonest, *uses[:_SOONEST]], key=_in_s)
+        self.gaps = heapq.nsmallest(_MAX_GAPS, [*self.gaps, *itertools.islice(missing, _MAX_GAPS)], key=_in_s)
 
     def to_json(self, visible: Visible) -> Json:
         """Return the timeline as JSON; urls that are not `visible` are hidden."""
+        name, uid = self.client
         return {
-            "name": self.job,
-            "uid": self.uid,
+            "name": name,
+            "uid": uid,
             "looked_s": self.looked_s,
             "counts": {presence.value: counts for presence, counts in self.counts.items()},
             "soonest": [use.to_json(visible) for use in self.soonest],
@@ -232,14 +225,10 @@ def gaps(lanes: Iterable[Lane]) -> list[Use]:
     A shard that is being fetched is always among them: its transfer is shown, with the job that it is for.
     """
     soonest: dict[str, Use] = {}
-    for use in sorted((use for lane in lanes for use in lane.gaps), key=attrgetter("in_s")):
+    for use in sorted((use for lane in lanes for use in lane.gaps), key=_in_s):
         soonest.setdefault(use.url, use)
     uses = enumerate(soonest.values())
     return [use for number, use in uses if number < _MAX_GAPS or use.presence is Presence.FETCHING]
-
-
-def _first(limit: int, *uses: Iterable[Use]) -> list[Use]:
-    return list(itertools.islice(heapq.merge(*uses, key=attrgetter("in_s")), limit))
 
 
 class Cell(NamedTuple):
@@ -338,11 +327,13 @@ class LiveView:
         lanes: dict[JobKey, Lane] = {}
         for reader in list(self._readers):
             await self._turns.wait()
-            now = self._planner.now
-            ahead = now.ahead(reader, now.now_s + HORIZON_S, _MAX_USES)
-            needs = [(max(0.0, use_s - now.now_s), position, self._presence(name)) for use_s, position, name in ahead]
-            lane = lanes.setdefault(reader.client, Lane(*reader.client))
-            lane.add(needs, partial(_url, reader))
+            now, client = self._planner.now, reader.client
+            lanes.setdefault(client, Lane(client)).add(
+                [
+                    Use(max(0.0, use_s - now.now_s), reader.ref(position).url, client, self._presence(name))
+                    for use_s, position, name in now.ahead(reader, now.now_s + HORIZON_S, _MAX_USES)
+                ]
+            )
         return list(lanes.values())
 
     def _presence(self, name: str) -> Presence:
@@ -383,10 +374,6 @@ class LiveView:
             for shard, facts in zip(some, await self._store.peek(some), strict=True):
                 self._urls[shard.key] = facts.url if facts else ""  # damaged: its next use or check quarantines it
         return True
-
-
-def _url(reader: Reader, position: int) -> str:
-    return reader.ref(position).url
 
 
 def _band(shard: Shard, now: Schedule[Holder]) -> int:
