@@ -69,7 +69,8 @@ class FsspecOrigin(Origin):
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`."""
-        with translated(url):
+        await self._check(url)
+        with _translated(url):
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
@@ -77,7 +78,8 @@ class FsspecOrigin(Origin):
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
-        with translated(obj.url):
+        await self._check(obj.url)
+        with _translated(obj.url):
             path = self._path(obj.url)
             await flow.ready()
             span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
@@ -93,7 +95,8 @@ class FsspecOrigin(Origin):
         """As `Origin.list_prefix`."""
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"
-        with translated(prefix):
+        await self._check(folder)
+        with _translated(prefix):
             self._fs.invalidate_cache()
             found: Mapping[str, Any] = await self._call("find", root, detail=True)
             received(len(found))
@@ -106,7 +109,7 @@ class FsspecOrigin(Origin):
         folder, _, name = target.rpartition("/")
         draft = target if self._is_atomic else f"{folder}/.{name}.part"
         try:
-            with translated(url):
+            with _translated(url):
                 if draft != target:
                     await self._call("makedirs", folder, exist_ok=True)
                 await self._call("put_file", str(path), draft)
@@ -119,6 +122,9 @@ class FsspecOrigin(Origin):
     async def close(self) -> None:
         """Stop the threads; fsspec filesystems close their connections when they are garbage-collected."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _check(self, url: str) -> None:
+        """Raise the error for a url that must not be read, by symbolic links or for want of its folder."""
 
     def _path(self, url: str) -> str:
         return str(self._fs._strip_protocol(url))
@@ -148,29 +154,9 @@ class LocalOrigin(FsspecOrigin):
         super().__init__(setup)
         self._redirect_guard = setup.redirect_guard
 
-    async def stat(self, url: str) -> RemoteObject:
-        """As `Origin.stat`."""
-        await self._check(url)
-        return await super().stat(url)
-
-    async def fetch(
-        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
-    ) -> list[PartSums] | None:
-        """As `Origin.fetch`."""
-        await self._check(obj.url)
-        return await super().fetch(obj, parts, flow, commit)
-
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
-        """As `Origin.list_prefix`."""
-        folder = prefix[: prefix.rindex("/") + 1]
-        await self._check(folder)
-        if not await asyncio.to_thread(os.path.isdir, self._path(folder)):
-            raise missing("folder", folder)
-        return await super().list_prefix(prefix, received)
-
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """As `Uploads.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
-        with translated(url):
+        with _translated(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
         return await self.stat(url)
 
@@ -179,6 +165,8 @@ class LocalOrigin(FsspecOrigin):
         real = await asyncio.to_thread(os.path.realpath, path)
         if real != path.rstrip("/"):
             self._redirect_guard.check_hop(url, f"file://{real}" + "/" * path.endswith("/"))
+        if path.endswith("/") and not await asyncio.to_thread(os.path.isdir, real):
+            raise _missing("folder", url)
 
 
 def _publish(path: Path, target: Path) -> None:
@@ -229,7 +217,7 @@ def _stamp(date: Any) -> str:
 
 
 @contextmanager
-def translated(url: str) -> Iterator[None]:
+def _translated(url: str) -> Iterator[None]:
     """Translate what a filesystem raises in the block."""
     try:
         yield
@@ -244,7 +232,7 @@ def _foreign() -> tuple[type[Exception], ...]:
     return OSError, ValueError, *loaded
 
 
-def missing(kind: str, url: str) -> NotFoundError:
+def _missing(kind: str, url: str) -> NotFoundError:
     """Return the error for a file or folder that does not exist."""
     path = local_path(url)
     remedy = path and f"check the path (ls {shlex.quote(str(Path(path).parent))}/), on the node of the daemon"
@@ -254,7 +242,7 @@ def missing(kind: str, url: str) -> NotFoundError:
 def _error(exn: Exception, url: str) -> ShardcacheError:
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
-        return missing("file", url)
+        return _missing("file", url)
     if isinstance(exn, PermissionError):
         return AccessDeniedError(
             f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"

@@ -63,11 +63,8 @@ class Tiered(Protocol):
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
         """Return the tier's answer to a request for parts, which are then in their file; see `sums_of`.
 
-        None, and nothing requested, if this object's parts must bypass the tier. Raises what `Origin.fetch` raises when
-        the connection fails.
-
-        Args:
-            flow: None if no part is expected.
+        None, and nothing requested, if this object's parts must bypass the tier; `flow` is None if no part is expected.
+        Raises what `Origin.fetch` raises when the connection fails.
         """
 
 

@@ -28,14 +28,12 @@ _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
 _FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError)
 # Primary result codes that indicate a problem with the disk, the process or concurrent access, not a damaged database.
-_NO_DAMAGE = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_READONLY,
-    }
+_NO_DAMAGE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
 )
 
 Row = tuple[Sequence[str], object]
@@ -66,7 +64,9 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
     """A diskcache for one process and one thread at a time, without memory-mapped files.
 
     If a mapped file were truncated, the daemon would die of SIGBUS. With exclusive locking, SQLite needs no shared
-    memory; it has to be set before the first access.
+    memory for its write-ahead log; but that has to be set before the first access, hence the override of a private
+    property. diskcache's own settings allow only a rollback journal instead: 4.6 ms per row instead of 0.04, and 290 ms
+    instead of 60 to open a new folder (medians, ext4 on a shared virtual disk).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,7 +99,7 @@ class Catalogue:
     def open(cls, folder: Path) -> Self:
         """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
         catalogue = cls(folder)
-        catalogue._thread.submit(catalogue._open).result()
+        catalogue.reopen()
         return catalogue
 
     def _open(self) -> None:
@@ -118,7 +118,7 @@ class Catalogue:
         self._database = database
 
     def _close_to_others(self) -> None:
-        """Make folder and database the daemon's alone, also those of former releases: it has every url."""
+        """Make folder and database the daemon's alone: it has every url."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / diskcache.core.DBNAME
         with contextlib.suppress(OSError):  # a disk that cannot be written, or another's file system
@@ -211,7 +211,7 @@ class Catalogue:
 
 
 def _select(database: _Database, keys: list[str]) -> list[Any]:
-    # diskcache reads one row at a time, which takes four times as long for a manifest of 100,000 shards.
+    # diskcache reads one row at a time: 3.4 s instead of 1.0 s for a manifest of 100,000 shards.
     rows = database._sql(_SELECT, [json.dumps(keys)])
     found = {key: database.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
     return [found.get(key) for key in keys]

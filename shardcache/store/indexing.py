@@ -64,13 +64,7 @@ class IndexRequest:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """The result of indexing.
-
-    Attributes:
-        samples: number of samples.
-        sidecar_bytes: size of the sidecar.
-        written: False if the sidecar would exceed the allowed size and was not written.
-    """
+    """The result of indexing; `written` is False if the sidecar would exceed the allowed size."""
 
     samples: int
     sidecar_bytes: int
@@ -79,13 +73,7 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A request to count the tokens of a published shard.
-
-    Attributes:
-        tar, sidecar: paths of its files.
-        url: url for error messages.
-        member: the member with the tokens, as `TokenMember.parse` takes it.
-    """
+    """A request to count the tokens in a member, as `TokenMember.parse` takes it, of a published shard."""
 
     tar: str
     sidecar: str
@@ -99,15 +87,12 @@ def count_tokens(request: TokensRequest) -> int:
     Raises TokensError if a sample has none of this kind, CorruptShardError for a damaged sidecar, DiskError if the disk
     fails.
     """
-    tar = Path(request.tar)
-    with disk_errors(tar):
+    member = tarindex.TokenMember.parse(request.member)
+    with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
         index = tarindex.TarIndex.open(Path(request.sidecar))
-        fd = os.open(tar, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            member = tarindex.TokenMember.parse(request.member)
-            return tarindex.find_tokens(index, _File(fd), member, request.url).tokens
+            return tarindex.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
         finally:
-            os.close(fd)
             index.close()
 
 

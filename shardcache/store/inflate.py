@@ -126,9 +126,8 @@ def codec_of(url: str) -> Codec | None:
 
     The query of an http url is not part of the name; in other urls `?` is.
     """
-    name = urlsplit(url).path if protocol_of(url) in WEB else url
-    lowered = name.lower()
-    return next((codec for suffix, codec in _SUFFIXES.items() if lowered.endswith(suffix)), None)
+    name = (urlsplit(url).path if protocol_of(url) in WEB else url).lower()
+    return next((codec for suffix, codec in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 def inflate(

@@ -64,7 +64,7 @@ class PartFile:
         """Return the description of `count` consecutive parts, for the process that writes them."""
         journal = None if self.journal_path is None else str(self.journal_path)
         start = first * self.part_bytes
-        size_bytes = min(start + count * self.part_bytes, self.obj.size_bytes) - start
+        size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
         return Parts(str(self.path), journal, self.part_bytes, start, size_bytes)
 
     def record(self, sums: PartSums) -> None:
@@ -144,9 +144,8 @@ class Partial(PartFile):
             return False
         torn_bytes = len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + len(records) - torn_bytes)
-        claimed = dict(RECORD.iter_unpack(records[: len(records) - torn_bytes]))
         with open(self.path, "rb", buffering=0) as file:
-            for index, crc in claimed.items():
+            for index, crc in dict(RECORD.iter_unpack(records[: len(records) - torn_bytes])).items():
                 data = os.pread(file.fileno(), self.part_bytes, index * self.part_bytes)
                 if index < self.count and crc32c(data, 0) == crc:
                     self.done[index] = crc

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardcache.units import size
 
 # With less, not even the cache's own state can be written.
-_LEAST_FREE_BYTES = 64 * 1024
+_MIN_FREE_BYTES = 64 * 1024
 
 
 def footprint_bytes(size_bytes: int) -> int:
@@ -79,7 +79,7 @@ class Space:
     @property
     def crowding_bytes(self) -> int:
         """Bytes to evict so that `min_free_bytes` and a small reserve of the filesystem are free."""
-        return max(0, self.used_bytes + _LEAST_FREE_BYTES - self.disk_limit_bytes)
+        return max(0, self.used_bytes + _MIN_FREE_BYTES - self.disk_limit_bytes)
 
     def reserve(self) -> Reservation:
         """Open an empty reservation."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -83,8 +83,7 @@ class Store:
 
     def _recover(self) -> None:
         for shard in find_shards(self.layout):
-            self.shards[shard.key] = shard
-            self.space.kept_bytes += shard.kept_bytes
+            self.restore(shard)
         for leftover in find_leftovers(self.layout):
             self.leave(leftover)
         self.pins = read_pins(self.layout)
@@ -133,26 +132,22 @@ class Store:
         return shard
 
     def _publish(self, key: str, tar_path: Path, sidecar_path: Path) -> int:
-        with disk_errors(tar_path), self._undone(key):
-            fsync_path(tar_path)
-            sidecar_bytes = sidecar_path.stat().st_size
-            for path in (sidecar_path, tar_path):
-                path.chmod(_SHARD_MODE)
-            sidecar_path.rename(self.layout.sidecar(key))
-            tar_path.rename(self.layout.tar(key))
-            fsync_path(self.layout.bucket(key))
-            partials.discard(self.layout, key)
+        tar, sidecar = self.layout.tar(key), self.layout.sidecar(key)
+        with disk_errors(tar_path):
+            try:
+                fsync_path(tar_path)
+                sidecar_bytes = sidecar_path.stat().st_size
+                for path in (sidecar_path, tar_path):
+                    path.chmod(_SHARD_MODE)
+                sidecar_path.rename(sidecar)
+                tar_path.rename(tar)
+                fsync_path(self.layout.bucket(key))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    unlink_quietly(tar, sidecar)  # published midway, they would not be accounted for
+                raise
+        partials.discard(self.layout, key)
         return sidecar_bytes
-
-    @contextlib.contextmanager
-    def _undone(self, key: str) -> Iterator[None]:
-        """Remove the published names if publishing fails midway: the files would not be accounted for."""
-        try:
-            yield
-        except OSError:
-            with contextlib.suppress(OSError):
-                unlink_quietly(self.layout.tar(key), self.layout.sidecar(key))
-            raise
 
     # Published shards
 
@@ -307,7 +302,7 @@ class Store:
         return bool(kept or leftover)
 
     def restore(self, shard: Shard) -> None:
-        """Serve a shard whose files have reappeared."""
+        """Serve a shard whose files were found in the folder."""
         self.shards[shard.key] = shard
         self.space.kept_bytes += shard.kept_bytes
 
