@@ -47,7 +47,7 @@ DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 MIB = 1024 * 1024
 
 # Overhead of the smallest shard: sidecar, journal and index.
-LEAST_CAPACITY_BYTES = 64 * 1024
+MIN_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
 _BYTES = TypeAdapter(ByteSize)
 
@@ -138,7 +138,7 @@ class Amount:
 
 
 def _holds_a_shard(capacity: Amount) -> Amount:
-    if capacity.fraction == 0 or (capacity.fraction is None and capacity.value_bytes < LEAST_CAPACITY_BYTES):
+    if capacity.fraction == 0 or (capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES):
         raise ValueError(f"{size(capacity.value_bytes)} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from shardcache.redact import excerpt, printable
 
-_MOST_URL_CHARS = 8192
+_MAX_URL_CHARS = 8192
 
 _FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
 _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
@@ -56,7 +56,7 @@ class ShardcacheError(Exception):
             self.add_note(f"{self.worker_traceback.partition(chr(10))[0]} See the attribute worker_traceback.")
         self.message = excerpt(message)
         super().__init__(self.message)
-        self.url = None if url is None else excerpt(url, _MOST_URL_CHARS)
+        self.url = None if url is None else excerpt(url, _MAX_URL_CHARS)
         self.remedy = self.default_remedy if remedy is None else printable(remedy)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 # A site has a few origins; a client that asks for ever new ones must not make the metrics page grow without bound.
-_MOST_LABELS = 64
+_MAX_LABELS = 64
 OTHERS = "others"
 
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -57,7 +57,7 @@ class Histograms:
         """Return the histogram for a label, creating it if necessary."""
         found = self._by_label.get(label)
         if found is None:
-            shared = len(self._by_label) >= _MOST_LABELS
+            shared = len(self._by_label) >= _MAX_LABELS
             found = self._by_label.setdefault(OTHERS if shared else label, Histogram(self._bounds))
         return found
 

@@ -19,7 +19,7 @@ _NAMES = (
 # A parameter ends at the next one, at the end of the url, or at a quotation mark.
 _PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
 # More is never shown.
-_MOST_READ_CHARS = 8192
+_MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _COMMANDS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and github's org:repo@ref are not
@@ -39,11 +39,11 @@ def printable(text: str) -> str:
     return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def excerpt(text: str, most_chars: int = 500) -> str:
+def excerpt(text: str, max_chars: int = 500) -> str:
     """Return untrusted text for a message: redacted, printable, and without its middle if that makes it too long.
 
     Bytes that could not be decoded (surrogates), which JSON in UTF-8 cannot carry, are escaped as well.
     """
-    shown = printable(redact(text[:_MOST_READ_CHARS].encode(errors="backslashreplace").decode()))
-    tail = most_chars // 5
-    return shown if len(shown) <= most_chars else f"{shown[: most_chars - tail - 1]}…{shown[-tail:]}"
+    shown = printable(redact(text[:_MAX_READ_CHARS].encode(errors="backslashreplace").decode()))
+    tail = max_chars // 5
+    return shown if len(shown) <= max_chars else f"{shown[: max_chars - tail - 1]}…{shown[-tail:]}"

@@ -53,11 +53,11 @@ def _relative(url: str, folder: str) -> str:
     return path if path == posixpath.normpath(path) and not path.startswith(("/", ".")) else url
 
 
-def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
+def read(data: bytes, max_shards: int = MAX_SHARDS) -> list[ShardRef]:
     """Return the shards of an index in its order, with urls and etags unchanged.
 
     Parses row by row: parsing the whole file at once would take up to thirty times its size in memory, and block the
-    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more than `most` shards,
+    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more than `max_shards`,
     or that refers to further datasets.
     """
     text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), None
@@ -66,8 +66,8 @@ def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
             rows = []
             for row in text.items():
                 rows.append(_ref(row))
-                if len(rows) > most:
-                    raise ValueError(f"it lists more than {most:,} shards")
+                if len(rows) > max_shards:
+                    raise ValueError(f"it lists more than {max_shards:,} shards")
             continue
         value = text.value()
         if name == "wids_version" and value != WIDS_VERSION:

@@ -78,7 +78,7 @@ class Origins:
         return self._origins[key]
 
     def suspect(self, obj: RemoteObject, part_bytes: int) -> None:
-        """Make the tier, if there is one, fetch an object that arrived damaged anew."""
+        """Make the tier, if there is one, fetch an object that arrived damaged again."""
         if (tier := self._deferred(obj.url).tier) is not None:
             tier.suspect(obj, range(0, obj.size_bytes, part_bytes))
 

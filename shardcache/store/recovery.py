@@ -81,16 +81,16 @@ def _check_owner(others: Sequence[Path]) -> None:
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files. Blocks."""
     _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
-    parts = _sweep(layout.partial, whole=PART, beside=JOURNAL)
-    tars = _sweep(layout.quarantine, whole=TAR, beside=SIDECAR)
+    parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
+    tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
     return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]
 
 
-def _sweep(folder: Path, *, whole: str, beside: str) -> list[Path]:
-    """Return the files with suffix `whole`; remove other cache files, except their companions with suffix `beside`."""
+def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
+    """Return the files with suffix `whole`; remove other cache files, but for their companions."""
     ours = [path for path in folder.iterdir() if is_key(path.stem)]
     for path in ours:
-        if path.suffix != whole and not (path.suffix == beside and path.with_suffix(whole).exists()):
+        if path.suffix != whole and not (path.suffix == companion and path.with_suffix(whole).exists()):
             _sweep_away(path)
     return [path for path in ours if path.suffix == whole]
 

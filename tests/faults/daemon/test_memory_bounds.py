@@ -60,7 +60,7 @@ def test_an_index_is_read_row_by_row_like_any_json(space: str, member: str) -> N
 def test_an_index_has_a_limit() -> None:
     """Of rows, and of what a single value may be."""
     with pytest.raises(ValueError, match="more than 2 shards"):
-        read(b'{"shardlist": [{"url": "a"}, {"url": "b"}, {"url": "c"}]}', most=2)
+        read(b'{"shardlist": [{"url": "a"}, {"url": "b"}, {"url": "c"}]}', max_shards=2)
     with pytest.raises(ValueError, match="longer than"):
         read(b'{"x": [' + b"[]," * 200_000 + b'[]], "shardlist": []}')
 
