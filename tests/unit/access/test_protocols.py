@@ -8,7 +8,6 @@ import pytest
 from fsspec.registry import known_implementations
 
 from shardcache.access.protocols import S3, STORES, row_of
-from shardcache.access.urls import checked
 from shardcache.origin.base import Origin
 
 
@@ -24,9 +23,3 @@ def test_the_package_of_a_store_is_the_one_that_fsspec_imports(protocol: str) ->
     """`pip install` with the package of a row brings the filesystem that fsspec wants for the protocol."""
     wanted = known_implementations[protocol]["class"].partition(".")[0]
     assert row_of(protocol).package.replace("-", "_") == wanted
-
-
-@pytest.mark.parametrize("protocol", sorted(STORES))
-def test_plain_urls_of_stores_pass(protocol: str) -> None:
-    """A bucket and a key in usual characters are no attack in any store."""
-    assert checked(f"{protocol}://bucket/a/b-1_c=2.tar") == f"{protocol}://bucket/a/b-1_c=2.tar"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.access.urls import canonical, checked, is_glob, join, protocol_of
+from shardcache.access.urls import canonical, checked, is_glob, join
 from shardcache.errors import ConfigError
 
 
@@ -99,11 +99,6 @@ def test_honest_urls_pass(url: str) -> None:
 def test_two_spellings_of_one_place_are_compared_as_one(url: str, same: str) -> None:
     """Schemes, web hosts and their usual ports; nothing of a path."""
     assert canonical(url) == same
-
-
-def test_the_protocol_of_a_path_is_file() -> None:
-    """Absolute paths need no scheme; schemes are compared in lower case."""
-    assert [protocol_of(url) for url in ("/data/a.tar", "S3://b/a", "https://h/a")] == ["file", "s3", "https"]
 
 
 def test_an_absolute_path_needs_no_working_folder(tmp_path: Path) -> None:

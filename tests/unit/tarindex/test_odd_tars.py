@@ -62,13 +62,6 @@ def test_odd_tars_give_the_samples_that_webdataset_gives(path: Path, name: str) 
     assert arriving.samples == expected.samples[:-1]
 
 
-def test_an_archive_without_members_has_no_samples(path: Path) -> None:
-    """Nothing but the end-of-archive blocks is an empty shard to both."""
-    path.write_bytes(END)
-    assert by_webdataset(path) == by_index(path) == by_arrival(path)
-    assert going_on(by_index, path) == []
-
-
 @pytest.mark.parametrize("second", ["b.jpg", "b.JPG", "b.__key__", "b.__KEY__", "b.__url__"])
 def test_reader_raises_over_a_member_where_webdataset_does(path: Path, second: str) -> None:
     """A double extension, or one that a sample has of itself: the samples before it come, then a typed error."""

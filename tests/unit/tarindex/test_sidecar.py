@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tarfile
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,63 +67,23 @@ def test_any_other_length_is_noticed(sidecar: Path) -> None:
         os.truncate(sidecar, size_bytes - 1 if size_bytes else 0)
 
 
-def beyond(samples: Samples) -> None:
-    """Let a member end behind the tar."""
-    samples.ends[1] = 1 << 40
-
-
-def backwards(samples: Samples) -> None:
-    """Let a member end before it starts."""
-    samples.starts[1] = samples.ends[1] + 1
-
-
-def no_such_extension(samples: Samples) -> None:
-    """Name an extension that is not there."""
-    samples.extension_ids[0] = 2
-
-
-def too_few_members(samples: Samples) -> None:
-    """Leave the last member to no sample."""
-    samples.member_ends[-1] -= 1
-
-
-def falling_members(samples: Samples) -> None:
-    """Let a sample end before the one in front of it."""
-    samples.member_ends[0] = 3
-
-
-def falling_keys(samples: Samples) -> None:
-    """Let a key end before the one in front of it."""
-    samples.key_ends[0] = 4
-
-
-def too_many_keys(samples: Samples) -> None:
-    """Let keys reach past the joined ones."""
-    samples.key_ends[-1] += 1
-
-
-def foreign_fault(samples: Samples) -> None:
-    """Blame a sample that is not there."""
-    samples.faults[3] = (Fault.DUPLICATE, 0)
-
-
 @pytest.mark.parametrize(
-    "spoil",
+    ("table", "at", "value"),
     [
-        beyond,
-        backwards,
-        no_such_extension,
-        too_few_members,
-        falling_members,
-        falling_keys,
-        too_many_keys,
-        foreign_fault,
+        pytest.param("ends", 1, 1 << 40, id="member beyond the tar"),
+        pytest.param("starts", 1, 1 << 30, id="member that ends before it starts"),
+        pytest.param("extension_ids", 0, 2, id="unknown extension"),
+        pytest.param("member_ends", 2, 3, id="member of no sample"),
+        pytest.param("member_ends", 0, 3, id="samples that overlap"),
+        pytest.param("key_ends", 0, 4, id="keys that overlap"),
+        pytest.param("key_ends", 2, 6, id="key beyond the keys"),
+        pytest.param("faults", 3, (Fault.DUPLICATE, 0), id="fault of no sample"),
     ],
 )
-def test_numbers_that_lead_astray_are_refused(tar: Path, sidecar: Path, spoil: Callable[[Samples], None]) -> None:
+def test_numbers_that_lead_astray_are_refused(tar: Path, sidecar: Path, table: str, at: int, value: object) -> None:
     """A forged sidecar with right checksums cannot make a reader slice outside of the tar or the tables."""
     samples = index_tar(tar, URL)
-    spoil(samples)
+    getattr(samples, table)[at] = value
     write(sidecar, {"size_bytes": tar.stat().st_size}, samples)
     with pytest.raises(CorruptShardError, match="contradict"):
         TarIndex.open(sidecar)

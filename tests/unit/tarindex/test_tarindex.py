@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
 from shardcache.tarindex import index_tar
-from shardcache.tarindex.members import Tar, parse_pax
+from shardcache.tarindex.members import Tar
 from support.shards.odd_tars import ODD_TARS, TRAILING_DATA, header, padded
 from support.shards.tars import Sample, make_tar, pack
 
@@ -240,15 +240,6 @@ def test_an_empty_file_is_truncated_and_an_empty_archive_is_not(path: Path) -> N
         index_tar(path, URL)
     path.write_bytes(make_tar([]))
     assert len(index_tar(path, URL)) == 0
-
-
-@pytest.mark.parametrize(
-    "payload", [b"no length\n", b"99 path=a\n", b"3 path=a\n", b"10 path=abc", b"999999999999 path=a\n", b"0 a=\n"]
-)
-def test_damaged_pax_records_are_refused(payload: bytes) -> None:
-    """A record whose length lies is an error, never a guess."""
-    with pytest.raises(ValueError, match="record"):
-        parse_pax(payload)
 
 
 LONG_NAMED = [("1.jpg", b"1" * 600), (LONG_NAME, b"2"), ("é.cls", b"3")]
