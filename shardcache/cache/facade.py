@@ -73,7 +73,9 @@ class Cache:
 
         ingester = Ingester(self._evictor, history, indexers)
         fetcher = Fetcher(self._evictor, self._health, ingester, origins, downloader, settings.part_size)
-        self._transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, inventory.changed, counters, group)
+        self._transfers = Transfers(
+            fetcher.fetch, downloader.scheduler.deal, planner, inventory.changed, counters, group
+        )
         prefetcher = Prefetcher(self._evictor, self._health, self._transfers, most)
 
         leasing = Leasing(self._transfers, quarantine, history, self._revalidation)

@@ -104,7 +104,7 @@ class DirectFetcher:
 
     def reconsider(self) -> None:
         """Re-evaluate priorities, after a wish has become `needed`."""
-        self._downloader.reconsider()
+        self._downloader.scheduler.deal()
 
     @refetch
     async def fetch(self, wish: Wish) -> Held:

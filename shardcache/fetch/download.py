@@ -20,7 +20,7 @@ from shardcache.fetch.priority import Claim, Priority
 from shardcache.fetch.reads import Coming, StallTimeout
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
-from shardcache.fetch.scheduler import OriginLoad, Scheduler
+from shardcache.fetch.scheduler import Scheduler
 from shardcache.fetch.verification import Etags, PartChecksums, Sink
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
@@ -89,35 +89,25 @@ class Downloader:
     ) -> None:
         self._settings = settings
         self.counters = counters
-        self._scheduler = Scheduler(settings.max_connections)
-        self._bandwidth = Bandwidth(settings.max_bandwidth)
+        self.scheduler = Scheduler(settings.max_connections)
         self._requests = Requests(
-            self._scheduler, self._bandwidth, Hedging(hedged_share), counters, settings.stall_timeout_s
+            self.scheduler,
+            Bandwidth(settings.max_bandwidth),
+            Hedging(hedged_share),
+            counters,
+            settings.stall_timeout_s,
         )
         self._etags = Etags()
         self._answers = Answers(settings.listing_ttl_s)
         self._retry = Retry(settings.attempts, counters, backoff)
 
     def __repr__(self) -> str:
-        return f"<Downloader {self._scheduler} {self._bandwidth}>"
-
-    @property
-    def pauses(self) -> int:
-        """Number of times a part was preempted."""
-        return self._scheduler.pauses
+        return f"<Downloader {self.scheduler}>"
 
     @property
     def failing(self) -> Mapping[str, FailedAttempt]:
         """The latest failed attempt at requests that are being repeated, by url."""
         return self._retry.failing
-
-    def loads(self) -> list[OriginLoad]:
-        """Return the load on each origin, and its limit."""
-        return self._scheduler.loads()
-
-    def reconsider(self) -> None:
-        """Re-evaluate priorities now; otherwise that happens when a part begins or ends, some fifty times a second."""
-        self._scheduler.deal()
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried like a part, and keep it for the next `stat` of the object."""
@@ -200,7 +190,7 @@ class Downloader:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._settings.shard_connections):
+                for _ in range(min(self._settings.shard_connections, len(missing))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
@@ -220,10 +210,10 @@ class Downloader:
     def _parts_per_request(self, download: _Download, missing: int) -> int:
         """Return how many parts a request may fetch: larger ones cost less, smaller ones reach more connections."""
         origin = store_of(download.obj.url)
-        bytes_per_s = self._scheduler.connection_bytes_per_s(origin)
+        bytes_per_s = self.scheduler.connection_bytes_per_s(origin)
         if not download.obj.joinable or bytes_per_s is None:
             return 1
-        connections = min(self._settings.shard_connections, self._scheduler.share(origin))
+        connections = min(self._settings.shard_connections, self.scheduler.share(origin))
         in_time = int(_REQUEST_S * bytes_per_s / download.sink.part_bytes)
         return max(1, min(missing // connections, in_time, MAX_PARTS))
 

@@ -49,7 +49,7 @@ async def test_a_paused_part_stops_its_sender_and_loses_nothing(scheme: str, rig
     assert came_bytes[-1] - LARGE <= MIB + BLOCK_BYTES
     assert paused.result().missing() == []
     assert gauged.requests == [("planned", 0), ("waiting", 0)]
-    assert (rig.counters.origin_bytes, rig.counters.retries, rig.downloader.pauses) == (2 * LARGE, 0, 1)
+    assert (rig.counters.origin_bytes, rig.counters.retries, rig.downloader.scheduler.pauses) == (2 * LARGE, 0, 1)
 
 
 async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: GaugedS3) -> None:
@@ -78,14 +78,14 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, ga
         group.create_task(rig.download(obj))
         # Eight at once were five too many; then four, of which three are under way, one too many: it keeps to two.
         await reached(
-            lambda: rig.downloader.loads() == [OriginLoad("s3://gauged", connections=3, limit=2, throttled=2)]
+            lambda: rig.downloader.scheduler.loads() == [OriginLoad("s3://gauged", connections=3, limit=2, throttled=2)]
         )
         assert gauged.refused == 6
         gauged.capacity = None
         gauged.most_at_once = 0
         while gauged.most_at_once < 8:
-            await gauged.until(lambda: gauged.at_once >= rig.downloader.loads()[0].limit)
-            assert gauged.at_once <= max(3, rig.downloader.loads()[0].limit)
+            await gauged.until(lambda: gauged.at_once >= rig.downloader.scheduler.loads()[0].limit)
+            assert gauged.at_once <= max(3, rig.downloader.scheduler.loads()[0].limit)
             gauged.go_on("a.tar")
             await gauged.until(lambda: gauged.at_once == 0)
         gauged.pauses.clear()
