@@ -20,8 +20,7 @@ from shardcache.store.inflate import Codec
 from support.programs.daemon import Daemon
 from support.programs.processes import children
 from support.programs.raw_session import RawSession
-from support.shards.tars import make_tar, random_samples
-from support.shards.windows import with_window
+from support.shards.tars import make_tar, random_samples, with_window
 from support.stores.canary import Canary
 
 _MIB = 1024 * 1024

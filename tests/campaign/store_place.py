@@ -24,9 +24,8 @@ from shardcache_client.daemon.connection import ReaderIdentity, resolve
 from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import Plan
 from support.network.certificates import Authority
-from support.network.lead import Lead
+from support.network.lead import SILENT, Lead, SilentAddress
 from support.network.secure_front import SecureFront
-from support.network.silent_address import SILENT, SilentAddress
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples

@@ -12,8 +12,7 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
-from support.shards.tars import write_indexed, write_shards
-from support.shards.uneven import BATCH, COUNTS, Make
+from support.shards.tars import BATCH, COUNTS, Make, write_indexed, write_shards
 
 SHARDS = 8
 SAMPLES = 25

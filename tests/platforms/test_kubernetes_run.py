@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from support.platforms.confinement import check_confined
 from support.platforms.images import HostImage
-from support.platforms.pods import Container, Node, Pod, why_not
+from support.platforms.pods import Container, Node, Pod, check_confined, why_not
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.shards.tars import make_tar, random_samples
 from support.stores.moto_s3 import MotoS3

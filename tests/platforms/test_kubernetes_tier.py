@@ -21,9 +21,8 @@ from support.cluster.store import Dataset, Store
 from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
 from support.cluster.tier_nodes import needs_nginx
 from support.platforms import sandbox
-from support.platforms.confinement import check_confined
 from support.platforms.images import HostImage
-from support.platforms.pods import Pod, why_not
+from support.platforms.pods import Pod, check_confined, why_not
 from support.programs.daemon import eventually
 from support.programs.processes import children
 

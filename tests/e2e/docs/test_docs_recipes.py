@@ -20,8 +20,7 @@ import pytest
 from support.programs.cli import Ran, clean_environment
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
-from support.shards.tars import make_tar
-from support.shards.written import rows
+from support.shards.tars import make_tar, rows
 from support.stores.buckets import Bucket
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ import support
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
-from support.shards.uneven import KEYS
+from support.shards.tars import KEYS
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
 from support.programs.guard import GUARD_S
 from support.programs.processes import children
-from support.shards.uneven import KEYS, Make
+from support.shards.tars import KEYS, Make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

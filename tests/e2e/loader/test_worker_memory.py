@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from shardcache_client import ShardDataset
 from shardcache_client.worker_process import TUNE_MALLOC_ENV
 from support.programs.daemon import Daemon
-from support.programs.heap import MB, glibc_only, kept_bytes
+from support.programs.processes import MB, glibc_only, kept_bytes
 
 pytestmark = [glibc_only, pytest.mark.slow]
 

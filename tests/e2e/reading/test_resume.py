@@ -16,8 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
-from support.shards.tars import write_indexed
-from support.shards.uneven import BATCH, COUNTS, KEYS, Make
+from support.shards.tars import BATCH, COUNTS, KEYS, Make, write_indexed
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

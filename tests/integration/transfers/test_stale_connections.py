@@ -12,8 +12,7 @@ import pytest
 from shardcache.origin.registry import Origins
 from shardcache.transport.connections import SILENCE_S
 from shardcache.transport.flow import nothing
-from support.network.lead import lead
-from support.network.silent_address import SILENT, SilentAddress
+from support.network.lead import SILENT, SilentAddress, lead
 from support.stores.buckets import Bucket, use_aws
 from support.stores.faulty_proxy import FaultyProxy
 from support.stores.mischief import Mischief

@@ -27,9 +27,8 @@ from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
 from shardcache.transport.workers import TransportError, Workers
-from support.network.lead import lead
+from support.network.lead import SILENT, SilentAddress, lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
-from support.network.silent_address import SILENT, SilentAddress
 from support.programs.daemon import eventually
 from support.programs.downloads import PART
 from support.programs.downloads import Rig as Downloads

@@ -21,7 +21,7 @@ from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
 from support.programs.processes import running, wait_until_ended
-from support.shards.written import rows, samples, shards
+from support.shards.tars import rows, samples, shards
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -14,7 +14,7 @@ import pytest
 from shardcache.cli.common import FAILED, USAGE
 from shardcache.writing import ShardWriter
 from support.programs.cli import shardcache
-from support.shards.written import Samples, rows, samples, shards
+from support.shards.tars import Samples, rows, samples, shards
 
 JPEG, PNG = b"\xff\xd8\xff" + bytes(500), b"\x89PNG\r\n\x1a\n" + bytes(700)
 SIZE = ("--shard-size", "50kB", "--workers", "1")  # each imports pyarrow; the tests about several say how many

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.cluster.network import Host
@@ -47,9 +46,7 @@ class Nginx:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def start(self) -> None:

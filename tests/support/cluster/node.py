@@ -7,7 +7,6 @@ import json
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.cluster.network import Host
@@ -48,9 +47,7 @@ class Node:
             self.daemon.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.daemon.kill()
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import shutil
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.cluster.nginx import Nginx
@@ -35,9 +34,7 @@ class Tier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.form([])
 
     def __getitem__(self, node: Node) -> Nginx:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -78,9 +77,7 @@ class TierNodes:
         self._stack.callback(self._kill_all)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def start(self, node: Node, config: Path | None = None) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from shardcache_client import ShardDataset
@@ -44,9 +43,7 @@ class CacheRig:
         self.daemon.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.daemon.kill()
         self._threads.shutdown(cancel_futures=True)
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _BALLAST = "ballast"
@@ -36,9 +35,7 @@ class Tmpfs:
         _run("mount", "-t", "tmpfs", "-o", self._options, "none", str(self.folder))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _run("umount", "--lazy", str(self.folder))
 
     def free_bytes(self) -> int:
@@ -90,9 +87,7 @@ class Bind:
         self.attach()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def attach(self) -> None:

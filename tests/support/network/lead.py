@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -45,3 +47,39 @@ class Lead:
     def attempts(self) -> int:
         """Number of attempts to connect to the first address."""
         return self._count.stat().st_size if self._count.exists() else 0
+
+
+SILENT = "127.0.0.2"
+
+
+class SilentAddress:
+    """A listening socket whose queue is full, so that the kernel drops what comes; a context manager.
+
+    Args:
+        port: where it listens, at `SILENT`.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        listener = self._stack.enter_context(socket.socket())
+        listener.bind((SILENT, self._port))
+        listener.listen(0)
+        while self._is_taken():
+            pass
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _is_taken(self) -> bool:
+        """Tell whether the kernel takes one more connection, and keep it."""
+        caller = self._stack.enter_context(socket.socket())
+        caller.settimeout(0.2)
+        try:
+            caller.connect((SILENT, self._port))
+        except TimeoutError:
+            return False
+        return True

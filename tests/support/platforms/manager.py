@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from support.programs.guard import GUARD_S
@@ -50,9 +49,7 @@ class ServiceManager:
         self._ear.bind(self.address.replace("@", "\0", 1))
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

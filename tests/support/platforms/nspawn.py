@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.programs.daemon import eventually
@@ -60,9 +59,7 @@ class Machine:
             self._exit = self._exit.pop_all()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def _boot(self, root: Path) -> None:

@@ -10,20 +10,105 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from support.cluster.network import Host
-from support.disks.volumes import Objects, Volumes
+from support.disks.mounted_files import MountedFiles
 from support.platforms.images import Image
 from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Process, Security, runtime_config
 from support.platforms.rendered import INSTALL
 from support.platforms.sandbox import Sandbox
 from support.programs.daemon import eventually
+
+_MEMORY = Path("/dev/shm")
+
+Objects = Mapping[str, Mapping[str, str]]
+"""Data of ConfigMaps and Secrets by their names."""
+
+
+class Volumes:
+    """Folders of a pod's volumes.
+
+    Args:
+        folder: holds those that are not folders of the node.
+        host: the node's root.
+        spec: the pod's.
+        objects: ConfigMaps and Secrets; read again by `sync`.
+
+    Raises FileNotFoundError if a hostPath has to exist and does not: the pod would wait for it.
+    """
+
+    def __init__(self, folder: Path, host: Path, spec: Mapping[str, Any], objects: Objects) -> None:
+        self._folder, self._host, self._objects = folder, host, objects
+        self._group = spec["securityContext"].get("fsGroup", 0)
+        self._mounted: list[tuple[Mapping[str, Any], MountedFiles]] = []
+        self._in_memory: list[tempfile.TemporaryDirectory[str]] = []
+        self._paths = {volume["name"]: self._make(volume) for volume in spec["volumes"]}
+        self.sync()
+
+    def __getitem__(self, name: str) -> Path:
+        return self._paths[name]
+
+    def sync(self) -> None:
+        """Mount ConfigMaps and Secrets as they are now."""
+        for volume, mounted in self._mounted:
+            mounted.replace(self._files(volume))
+
+    def remove(self) -> None:
+        """Delete those in memory."""
+        for folder in self._in_memory:
+            folder.cleanup()
+
+    def _make(self, volume: Mapping[str, Any]) -> Path:
+        path: Path
+        match volume:
+            case {"hostPath": {"path": where, "type": kind}}:
+                return self._host_path(self._host / where.lstrip("/"), kind)
+            case {"emptyDir": {"medium": "Memory"}}:
+                self._in_memory.append(tempfile.TemporaryDirectory(prefix="pod-", dir=_MEMORY))
+                path = Path(self._in_memory[-1].name)
+            case {"emptyDir": _}:
+                path = self._folder / volume["name"]
+                path.mkdir(parents=True, exist_ok=True)
+            case {"configMap": _}:
+                path = self._mount(volume, 0o644)
+            case {"secret": {"defaultMode": mode}} | {"projected": {"defaultMode": mode}}:
+                path = self._mount(volume, mode)
+            case _:
+                raise ValueError(f"a volume of an unknown kind: {volume}")
+        os.chown(path, 0, self._group)
+        path.chmod(0o2777)
+        return path
+
+    def _mount(self, volume: Mapping[str, Any], mode: int) -> Path:
+        mounted = MountedFiles(self._folder / volume["name"], mode, self._group)
+        self._mounted.append((volume, mounted))
+        return mounted.folder
+
+    def _files(self, volume: Mapping[str, Any]) -> dict[str, str]:
+        sources = volume["projected"]["sources"] if "projected" in volume else (volume,)
+        return {name: text for source in sources for name, text in self._source(source).items()}
+
+    def _source(self, source: Mapping[str, Any]) -> Mapping[str, str]:
+        reference = source.get("configMap") or source["secret"]
+        name = reference.get("name") or reference["secretName"]
+        if reference.get("optional") and name not in self._objects:
+            return {}
+        data = self._objects[name]
+        return {item["path"]: data[item["key"]] for item in reference["items"]} if "items" in reference else data
+
+    def _host_path(self, path: Path, kind: str) -> Path:
+        if kind == "DirectoryOrCreate" and not path.exists():
+            path.mkdir(parents=True, mode=0o755)
+        if not path.is_dir():
+            raise FileNotFoundError(f"hostPath {path} is no directory")
+        return path
+
 
 _LIMIT_S = 120.0
 _RUNTIME = ("runc",)
@@ -112,9 +197,7 @@ class Pod:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def restart(self, name: str) -> None:
@@ -243,3 +326,39 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
     for name, value in env.items():
         text = text.replace(f"$({name})", value)
     return text
+
+
+_PROGRAM = """
+import glob, os, sys
+folder = sys.argv[1]
+open(folder + "/of-its-own", "w").close()
+os.unlink(folder + "/of-its-own")
+print("root:", "read-only" if os.statvfs("/").f_flag & os.ST_RDONLY else "writable")
+for path in glob.glob("/proc/[0-9]*/status"):
+    try:
+        print(open(path).read())
+    except OSError:
+        pass
+"""
+_WANTED = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+_STRICT = {
+    "Uid": "52780 52780 52780 52780",
+    "Gid": "52780 52780 52780 52780",
+    "Groups": "52780",
+    "CapEff": "0" * 16,
+    "CapBnd": "0" * 16,
+    "NoNewPrivs": "1",
+    "Seccomp": "2",
+    "root": "read-only",
+}
+
+
+def check_confined(container: Container, folder: str) -> None:
+    """Raise AssertionError unless all its processes run as shardcache, without a right.
+
+    They have no capability and are under seccomp; they can write to a folder, and to nothing of their image.
+    """
+    done = container.exec("python", "-c", _PROGRAM, folder)
+    lines = [line.split(":", 1) for line in done.stdout.splitlines() if ":" in line]
+    found = {(name, " ".join(value.split())) for name, value in lines if name in (*_WANTED, "root")}
+    assert found == set(_STRICT.items()), (found, done.stderr)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from support.programs.guard import GUARD_S
@@ -80,12 +79,7 @@ class Daemon:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     @property

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import signal
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 
 def children(pid: int) -> list[int]:
@@ -57,3 +60,26 @@ def _command(pid: int) -> list[bytes]:
     with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return []
+
+
+MB = 1_000_000
+
+glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+
+
+def kept_bytes(freed_bytes: int, value_bytes: int) -> int:
+    """Make values, free all, and return how much memory the process has more than before.
+
+    What a process freed before changes what its allocator does: call it once per process.
+    """
+    before_bytes = _anonymous_bytes()
+    values = [b"x" * value_bytes for _ in range(freed_bytes // value_bytes)]
+    assert _anonymous_bytes() - before_bytes > 0.9 * freed_bytes
+    del values
+    return _anonymous_bytes() - before_bytes
+
+
+def _anonymous_bytes() -> int:
+    """Return the process's resident memory, pages of files left out."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from reached import record
@@ -79,9 +78,7 @@ class Zygote:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             with self._process:
                 self._process.kill()  # the end of its input would not do: other forks may hold the other end of that

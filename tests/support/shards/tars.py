@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import random
+import sys
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from shardcache.store.inflate import Codec
+from shardcache_client import ShardDataset
 
 Sample = Mapping[str, bytes | str]
 
@@ -82,3 +89,71 @@ def write_indexed(folder: Path, counts: Sequence[int]) -> str:
     rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     return f"file://{folder}/index.json"
+
+
+COUNTS = (5, 11, 3, 8, 1, 13, 6)
+KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
+BATCH = 4
+
+Make = Callable[..., ShardDataset]
+"""Makes the dataset, with more options."""
+
+
+Samples = dict[str, dict[str, bytes]]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a dataset's index."""
+    found: list[dict[str, Any]] = json.loads((folder / "index.json").read_text())["shardlist"]
+    return found
+
+
+def samples(folder: Path) -> Samples:
+    """Return the samples of all shards that the index names, by key, after checking its numbers against them."""
+    found: Samples = {}
+    for row in rows(folder):
+        path, before = folder / row["url"], len(found)
+        with tarfile.open(path) as tar:
+            for info in tar:
+                key, _, extension = info.name.partition(".")
+                member = tar.extractfile(info)
+                assert member is not None
+                found.setdefault(key, {})[extension] = member.read()
+        assert (row["nsamples"], row["filesize"]) == (len(found) - before, path.stat().st_size)
+    return found
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every shard, by name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_LZMA2 = b"\x21\x01"  # the filter's id, and the size of its properties
+_STREAM_HEADER = 12
+
+
+def with_window(codec: Codec, data: bytes, window_log: int) -> bytes:
+    """Return data compressed by xz or zstd, with a window of 2**window_log bytes."""
+    return (_xz if codec is Codec.XZ else _zstd)(data, window_log)
+
+
+def _xz(data: bytes, window_log: int) -> bytes:
+    """Change the block header (xz file format, 3.1): its dictionary's size, then its CRC32."""
+    compressed = bytearray(lzma.compress(data, preset=0))
+    end = _STREAM_HEADER + 4 * compressed[_STREAM_HEADER]
+    compressed[compressed.index(_LZMA2, _STREAM_HEADER) + len(_LZMA2)] = 2 * (window_log - 12)
+    compressed[end : end + 4] = zlib.crc32(compressed[_STREAM_HEADER:end]).to_bytes(4, "little")
+    return bytes(compressed)
+
+
+def _zstd(data: bytes, window_log: int) -> bytes:
+    """Change the window descriptor of a frame that does not tell its content's size (RFC 8878, 3.1.1.1.2)."""
+    compressor = zstd.ZstdCompressor()
+    compressed = bytearray(compressor.compress(data) + compressor.flush())
+    compressed[5] = (window_log - 10) << 3
+    return bytes(compressed)

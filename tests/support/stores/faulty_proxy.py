@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -128,9 +127,7 @@ class FaultyProxy:
         self._started.wait()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 

@@ -12,7 +12,6 @@ import re
 import ssl
 from collections import Counter
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -118,9 +117,7 @@ class FaultyS3:
         self.endpoint_url = f"http{'s' * (self.context is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closing.set()
         self._late.set()
         assert self._runner is not None

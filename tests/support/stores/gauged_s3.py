@@ -9,7 +9,6 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -57,9 +56,7 @@ class GaugedS3:
         self.endpoint_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for key in list(self._gates):
             self.go_on(key)
         assert self._runner is not None

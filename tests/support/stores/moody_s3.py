@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.shards.tars import Sample, make_tar, random_samples
@@ -104,9 +103,7 @@ class Store:
         self.env = aws_env(self._answer())
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
     def _answer(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import Any, Self
 
 import botocore.session
@@ -38,9 +37,7 @@ class MotoS3:
         )
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
         self._server.stop()
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import botocore.session
@@ -88,12 +87,7 @@ class SeaweedFS:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def env(self) -> dict[str, str]:

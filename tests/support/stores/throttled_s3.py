@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.programs.guard import GUARD_S
@@ -64,14 +63,12 @@ class ThrottledS3:
         assert self._process.stdout is not None
         port = self._process.stdout.readline().strip()
         if not port:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise RuntimeError("the throttled store did not start; it has said why on stderr")
         self.endpoint_url = f"http://127.0.0.1:{port}"
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         assert process is not None
         try:

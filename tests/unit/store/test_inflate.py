@@ -22,8 +22,7 @@ from shardcache.errors import (
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
 from shardcache.store.shard import first_damaged_piece
-from support.shards.tars import make_tar, random_samples
-from support.shards.windows import with_window
+from support.shards.tars import make_tar, random_samples, with_window
 
 if sys.version_info >= (3, 14):
     from compression import zstd

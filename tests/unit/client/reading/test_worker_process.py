@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from shardcache_client.worker_process import is_wanted, keep_freed_memory
-from support.programs.heap import MB, glibc_only, kept_bytes
+from support.programs.processes import MB, glibc_only, kept_bytes
 
 
 def kept_when_tuned(freed_bytes: int, value_bytes: int) -> int:
