@@ -127,7 +127,7 @@ def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[s
     assert not pins(daemon) and not daemon.shards()
 
 
-def test_what_cannot_be_fetched_is_not_pinned(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_fetched_is_not_pinned(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
     """A url of nothing and a tar cut short: each an error, and neither takes up room that pins may have."""
     cut = tmp_path / "data" / "cut.tar"
     cut.write_bytes(make_tar(random_samples(5, SIZES))[:100_000])
@@ -191,7 +191,7 @@ def test_what_has_no_room_beside_pins_is_told_why(daemon: Daemon, urls: list[str
 
 
 @needs_root
-def test_who_may_pin_and_unpin() -> None:
+def test_only_a_pins_users_and_root_may_unpin() -> None:
     """Only what one may have fetched; only one's own pins come off, but for root; others' urls are not told."""
     owner, other = OtherUser(12345), OtherUser(12346)
     with open_folder() as root:

@@ -16,7 +16,7 @@ from support.programs.guard import GUARD_S
 LONG = list(range(10_000))
 
 
-async def test_everything_is_done_once_and_in_order() -> None:
+async def test_every_item_is_done_once_and_in_order() -> None:
     """The pieces together are the list."""
     done: list[int] = []
     await Turns().take(LONG, done.extend)
@@ -30,7 +30,7 @@ def fill_a_turn() -> None:
         pass
 
 
-async def test_the_loop_comes_round_between_any_two_turns() -> None:
+async def test_the_loop_runs_between_any_two_turns() -> None:
     """However many have long lists at the same moment, and however long their items take."""
     turns, done, most_between = Turns(), 0, 0
 

@@ -48,7 +48,7 @@ def test_a_version_that_comes_back_is_its_own_again() -> None:
     assert names.names("v2") == {"v2"}
 
 
-def test_names_of_what_never_came_are_forgotten_one_day() -> None:
+def test_old_names_of_missing_shards_are_forgotten() -> None:
     """However many shards are asked for, only so many answers are kept, the newest."""
     names = AliasTable(remembered=10)
     for number in range(1000):
@@ -60,7 +60,7 @@ def test_names_of_what_never_came_are_forgotten_one_day() -> None:
     assert (names.key("url999"), names.size_bytes("url999")) == ("key999", 5)
 
 
-def test_names_of_what_is_here_are_kept() -> None:
+def test_names_of_cached_shards_are_kept() -> None:
     """A shard in the cache is found by its url, however many others were asked for since."""
     here = {"key0"}
     names = AliasTable(here, remembered=10)
@@ -71,7 +71,7 @@ def test_names_of_what_is_here_are_kept() -> None:
     assert len(names) <= 11
 
 
-def test_equal_shards_are_one() -> None:
+def test_equal_shards_are_one_object() -> None:
     """Two readers' plans have the same object in hand, with the name that the cache knows it by."""
     shards = PlannedShards()
     one, other = shards.of(ShardRef("s3://b/a.tar", "v1", 1, 2)), shards.of(ShardRef("s3://b/a.tar", "v1", 1, 2))
@@ -86,7 +86,7 @@ def test_shards_that_differ_stay_apart() -> None:
     assert [shards.of(ref).ref for ref in refs] == refs
 
 
-def test_what_no_plan_names_is_forgotten() -> None:
+def test_shards_of_no_plan_are_forgotten() -> None:
     """Memory is bounded by the plans that there are."""
     shards = PlannedShards()
     plan = [shards.of(ShardRef(f"s3://b/{number}.tar")) for number in range(10)]

@@ -60,7 +60,7 @@ async def test_a_bug_fails_one_shard() -> None:
     assert "ZeroDivisionError" in (await outcome(fetch)).message
 
 
-async def test_a_postponed_transfer_answers_who_waits() -> None:
+async def test_a_postponed_transfer_answers_its_waiters() -> None:
     """A reader that came in at the last moment is told, and not left alone."""
 
     async def fetch(transfer: Transfer) -> Shard:
@@ -69,7 +69,7 @@ async def test_a_postponed_transfer_answers_who_waits() -> None:
     assert isinstance(await outcome(fetch), OriginUnavailableError)
 
 
-async def test_who_joins_a_failing_transfer_has_a_try_of_its_own() -> None:
+async def test_joining_a_failing_transfer_retries_once() -> None:
     """The last of a prefetch's tries is not the only one of the reader that joined it."""
     tries = 0
 
@@ -106,7 +106,7 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
     assert leaving.cancelled()
 
 
-def test_a_success_brings_back_what_failed_while_the_store_was_away() -> None:
+def test_a_success_after_an_outage_retries_failed_shards() -> None:
     """After an outage, the plan is fetched ahead again as soon as anything arrives."""
     failures = RetryGate()
     failures.failed("a", AWAY)
@@ -116,7 +116,7 @@ def test_a_success_brings_back_what_failed_while_the_store_was_away() -> None:
     assert "a" not in failures
 
 
-def test_a_shard_that_keeps_failing_is_left_alone() -> None:
+def test_a_shard_that_keeps_failing_is_not_prefetched_again() -> None:
     """One bad object among good ones is not asked for without end."""
     failures = RetryGate()
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_shard_that_keeps_failing_is_left_alone() -> None:
     assert "bad" in failures
 
 
-def test_what_no_retry_can_mend_is_not_tried_again() -> None:
+def test_a_permanent_failure_is_not_retried() -> None:
     """A missing object stays missing, until a reader asks and it is there."""
     failures = RetryGate()
     failures.failed("gone", NotFoundError("no such object"))
@@ -136,7 +136,7 @@ def test_what_no_retry_can_mend_is_not_tried_again() -> None:
     assert "gone" not in failures
 
 
-def test_failures_are_not_remembered_without_end() -> None:
+def test_the_number_of_remembered_failures_is_bounded() -> None:
     """Of shards that nobody will ever get, only so many are known, the newest."""
     failures = RetryGate(remembered=10)
     for number in range(1000):

@@ -64,7 +64,7 @@ def test_no_policy_beats_the_optimum(name: str, some_jobs: list[Job]) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_in_hand_stays(name: str) -> None:
+def test_a_leased_shard_stays(name: str) -> None:
     """A shard that one job reads for long is there for the other one, however many that has read meanwhile."""
     slow = Job(["a"], seconds_per_shard=100.0)
     fast = Job(["bcdefghia"], start_s=0.5)
@@ -78,24 +78,6 @@ def test_a_cache_that_holds_everything_fetches_everything_once(name: str) -> Non
     """With room for all shards the policies are alike: the first epoch misses, the others hit."""
     reads = _one_job("abcd", "dbca", "abdc")
     assert hits(ALL[name](reads), reads, CAPACITY) == {(0, 0): 0, (0, 1): 4, (0, 2): 4}
-
-
-def test_lru_never_finds_what_a_loop_larger_than_the_cache_comes_back_to() -> None:
-    """The classic failure: each shard went just before its turn."""
-    reads = _one_job(*["abcde"] * 4)
-    assert hits(LRU(), reads, CAPACITY).total() == 0
-
-
-def test_sieve_keeps_what_was_used_again_before_what_was_not() -> None:
-    """Of four shards the oldest was visited, so the next one goes."""
-    reads = _one_job("abcd", "a", "e", "a", "b")
-    assert hits(Sieve(), reads, CAPACITY) == {(0, 0): 0, (0, 1): 1, (0, 2): 0, (0, 3): 1, (0, 4): 0}
-
-
-def test_a_static_subset_has_the_same_hits_in_each_epoch() -> None:
-    """Three of four places are for the first three shards, whatever comes; the fourth serves all others."""
-    reads = _one_job("abcdefg", "gfedcba", "bfacgde")
-    assert hits(StaticSubset(3), reads, CAPACITY) == {(0, 0): 0, (0, 1): 3 + 1, (0, 2): 3}
 
 
 @given(jobs())

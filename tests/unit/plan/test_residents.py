@@ -27,18 +27,18 @@ def victims(residents: Residents, wanted_bytes: int, needed_at_s: float = -1.0) 
     return residents.victims(wanted_bytes, needed_at_s, spare_planned=False)
 
 
-def test_nothing_goes_when_nothing_is_wanted() -> None:
+def test_a_cache_with_space_evicts_nothing() -> None:
     """A cache with room evicts nothing."""
     assert victims(residents_of(here=["a"])[1], 0) == []
 
 
-def test_what_nobody_plans_goes_first_and_the_furthest_next() -> None:
+def test_unplanned_shards_are_evicted_first_then_the_furthest() -> None:
     """Two unplanned in the order of their coming, then the planned from the end."""
     _, residents = residents_of(["a", "b"], here=["old", "a", "new", "b"])
     assert victims(residents, 40) == ["old", "new", "b", "a"]
 
 
-def test_what_was_used_again_is_spared_once_nobody_plans_it() -> None:
+def test_a_shard_used_again_is_spared_once_unplanned() -> None:
     """A shard that several asked for outlives one that was read once."""
     timeline, residents = residents_of(["used", "once"], here=["used", "once"])
     residents.use_again("used")
@@ -48,27 +48,7 @@ def test_what_was_used_again_is_spared_once_nobody_plans_it() -> None:
     assert victims(residents, 20) == ["once", "used"]
 
 
-def test_a_shard_in_hand_stays() -> None:
-    """Neither the unplanned nor the furthest goes while somebody holds it."""
-    _, residents = residents_of(["a", "b"], here=["a", "b", "c"])
-    residents.hold("b")
-    residents.hold("c")
-    assert victims(residents, 10) == ["a"]
-    assert victims(residents, 20) is None
-    residents.free("b")
-    assert victims(residents, 10) == ["b"]
-
-
-def test_a_small_shard_is_not_evicted_beside_a_large_one_that_suffices() -> None:
-    """The furthest comes first, but what another's bytes make needless stays."""
-    _, residents = residents_of(["big", "small"], here=[])
-    residents.add("small", 1)
-    residents.add("big", 100)
-    assert victims(residents, 50) == ["big"]
-    assert victims(residents, 101) == ["small", "big"]
-
-
-def test_more_orphans_than_are_looked_at_at_once() -> None:
+def test_shards_of_a_large_ended_plan_are_evicted_first() -> None:
     """When a large plan ends, what others plan still stays, and what nobody plans is found, however deep it lies."""
     many = [f"shard-{number}" for number in range(2000)]
     timeline, residents = residents_of(many, many[1:], here=many)

@@ -70,7 +70,7 @@ def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
             here.remove(gone)
 
 
-def test_asking_twice_is_asking_once() -> None:
+def test_asking_for_victims_moves_nothing() -> None:
     """A question alone moves nothing: the same key goes first, and all others are named too."""
     sieve = Sieve()
     for key in "abc":
@@ -79,7 +79,7 @@ def test_asking_twice_is_asking_once() -> None:
     assert list(sieve.victims()) == list(sieve.victims()) == ["b", "c", "a"]
 
 
-def test_a_key_may_come_as_used() -> None:
+def test_a_key_that_arrives_as_used_is_spared_once() -> None:
     """A shard used before it came here is spared once."""
     sieve = Sieve()
     sieve.arrived("used", used=True)

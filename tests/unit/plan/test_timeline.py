@@ -67,7 +67,7 @@ def test_next_missing_is_the_soonest_needed(plans: Plans, present: set[str]) -> 
 
 
 @given(PLANS, st.lists(st.tuples(st.booleans(), SHARDS), max_size=12))
-def test_evictions_are_seen_whenever_they_come(plans: Plans, changes: list[tuple[bool, str]]) -> None:
+def test_evictions_are_seen_at_any_time(plans: Plans, changes: list[tuple[bool, str]]) -> None:
     """However shards come and go between the questions, the answer is that of a timeline asked only once."""
     timeline, present = timeline_of(plans), set[str]()
     for arrives, shard in changes:
@@ -82,23 +82,13 @@ def test_evictions_are_seen_whenever_they_come(plans: Plans, changes: list[tuple
 
 
 @given(PLANS, st.sets(SHARDS), st.sets(SHARDS))
-def test_a_session_is_covered_until_the_first_shard_that_is_not_here(
-    plans: Plans, here: set[str], coming: set[str]
-) -> None:
+def test_a_session_is_covered_until_its_first_missing_shard(plans: Plans, here: set[str], coming: set[str]) -> None:
     """A shard on its way does not count as cached, although it is cared for."""
     found = timeline_of(plans).covered_until(0, (here | coming).__contains__, coming - here)
     plan, at, _ = plans[0]
     assert found == pytest.approx(
         min((next_use_s(plans[:1], name) for name in plan[at:] if name not in here), default=NEVER)
     )
-
-
-def test_a_forgotten_session_needs_nothing() -> None:
-    """A plan ends with its session."""
-    timeline = timeline_of([(["a", "b", "a"], 0, 1.0)])
-    timeline.forget(0)
-    assert use_s(timeline, "a") == NEVER
-    assert timeline.next_missing(lambda _name: False) is None
 
 
 def test_a_reader_never_goes_back() -> None:
@@ -113,15 +103,6 @@ def test_a_shard_is_needed_under_each_of_its_names() -> None:
     timeline = timeline_of([(["x", "url"], 0, 1.0), (["x", "y", "z", "key"], 0, 1.0)])
     assert use_s(timeline, "url", "key") == 1.0
     assert use_s(timeline, "key") == 3.0
-
-
-def test_the_pace_is_that_of_reading_and_not_of_waiting() -> None:
-    """Half of the time in hand was spent waiting for bytes: the pace is that of the other half."""
-    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
-    timeline.reads(0, 0)
-    timeline.tick(8.0)
-    timeline.done(0, 0, waited_s=4.0)
-    assert use_s(timeline, "d") == pytest.approx(8.0 + 2 * 4.0)
 
 
 def test_the_pace_follows_a_change() -> None:
@@ -172,7 +153,7 @@ def test_the_next_epoch_of_a_reader_that_mixes_shards_begins_at_the_pace_of_the_
     assert use_s(timeline, "e") == pytest.approx(timeline.now_s + 8.0)
 
 
-def test_a_loader_that_fills_its_queues_tells_no_pace() -> None:
+def test_a_loader_that_fills_its_queues_shows_no_pace() -> None:
     """Some short shards are read at once; until a second of reading was seen the pace is unknown, then that of all."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     reader_plan = timeline.reader_plan(0)
@@ -188,7 +169,7 @@ def test_a_loader_that_fills_its_queues_tells_no_pace() -> None:
     assert reader_plan.measures == 1 and reader_plan.seconds_per_shard == pytest.approx(0.5)
 
 
-def test_sessions_of_a_job_share_what_is_known_of_its_pace() -> None:
+def test_sessions_of_a_job_share_its_pace() -> None:
     """Those that have read nothing take it over, also when the one that it was learnt from is gone."""
     timeline = Timeline()
     timeline.tick(0.0)
@@ -208,7 +189,7 @@ def test_sessions_of_a_job_share_what_is_known_of_its_pace() -> None:
         assert reader_plan.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
 
 
-def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:
+def test_the_pace_with_several_leases_is_that_of_taking_shards() -> None:
     """However long each stays in hand, the next is needed as long after the newest as that after the one before."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     now_s = mixing(timeline, pace_s=5.0, window=3)
@@ -220,7 +201,7 @@ def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:
     assert use_s(timeline, "h") == pytest.approx(now_s + 5.0)
 
 
-def test_standing_still_between_two_shards_is_no_reading() -> None:
+def test_waiting_does_not_count_towards_the_pace() -> None:
     """Of five seconds from one to the next, four were spent waiting for bytes: the pace is one."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     timeline.reads(0, 0, waited_s=7.0)
@@ -235,7 +216,7 @@ def test_standing_still_between_two_shards_is_no_reading() -> None:
     assert use_s(timeline, "d") == pytest.approx(50.0 + 1.0)
 
 
-def test_what_is_given_back_out_of_turn_moves_nothing_until_it_is_the_newest() -> None:
+def test_releases_out_of_turn_do_not_move_the_cursor() -> None:
     """The plan goes on from the newest; when that is given back, it is over, whatever else is still in hand."""
     timeline = timeline_of([([*"abcde"], 0, 1.0)])
     for position in range(3):
@@ -250,7 +231,7 @@ def test_what_is_given_back_out_of_turn_moves_nothing_until_it_is_the_newest() -
     assert use_s(timeline, "e") == NEVER
 
 
-def test_one_that_is_taken_again_teaches_no_pace() -> None:
+def test_shards_taken_again_show_no_pace() -> None:
     """Shards that come into hand all at once after a restart of the daemon, the newest first, say nothing of it."""
     timeline = timeline_of([([*"abcdefgh"], 0, 10.0)])
     for position in (3, 0, 2, 1):
@@ -293,7 +274,7 @@ def test_a_new_plan_keeps_the_pace_and_a_new_session_takes_that_of_the_others() 
 
 
 @given(PLANS, st.floats(0.0, 20.0), st.integers(0, 9))
-def test_what_is_ahead_is_the_plan_from_the_cursor_on(plans: Plans, until_s: float, most: int) -> None:
+def test_shards_ahead_are_the_plan_from_the_cursor_on(plans: Plans, until_s: float, most: int) -> None:
     """In reading order, each at its own time, no further than was asked for; of who has no plan, nothing."""
     timeline = timeline_of(plans)
     for session, (shards, cursor, pace_s) in enumerate(plans):
