@@ -63,7 +63,7 @@ def done(ran: Ran) -> dict[str, object]:
     return ran.events[-1]
 
 
-def test_warm_tells_each_shard_and_the_sum(daemon: Daemon, pattern: str, shards: list[str], tmp_path: Path) -> None:
+def test_warm_reports_each_shard_and_the_sum(daemon: Daemon, pattern: str, shards: list[str], tmp_path: Path) -> None:
     """With --json: what was resolved, each shard as it arrives, and at last the numbers, bytes from the store too."""
     ran = shardcache("warm", "--json", pattern, socket=daemon.socket)
     size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
@@ -82,7 +82,7 @@ def test_warm_again_fetches_nothing(warmed: Daemon, pattern: str) -> None:
     assert (done(ran)["cached"], done(ran)["fetched"], done(ran)["origin_bytes"]) == (SHARDS, 0, 0)
 
 
-def test_warm_for_people_ends_with_a_sentence(daemon: Daemon, pattern: str) -> None:
+def test_warm_prints_a_summary(daemon: Daemon, pattern: str) -> None:
     """In a pipe there is no progress bar but a line a shard, and a sum."""
     ran = shardcache("warm", pattern, socket=daemon.socket)
     assert ran.code == 0 and ran.out.count("fetched  ") == SHARDS
@@ -99,7 +99,7 @@ def test_missing_shard_fails_and_the_others_arrive(daemon: Daemon, shards: list[
     assert (done(ran)["fetched"], done(ran)["failed"]) == (SHARDS, 1)
 
 
-def test_missing_shard_is_explained_to_people(daemon: Daemon, shards: list[str]) -> None:
+def test_warm_prints_the_missing_shard_and_the_remedy(daemon: Daemon, shards: list[str]) -> None:
     """The line names the url, and what can be done comes once, at the end."""
     missing = shards[0].replace("000000", "99999{8,9}")
     ran = shardcache("warm", missing, socket=daemon.socket)
@@ -160,7 +160,7 @@ def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str)
     assert [(row["samples"], row["leases"]) for row in ran.events] == [(10, 0)] * SHARDS
 
 
-def test_ls_for_people_takes_a_prefix(warmed: Daemon, shards: list[str]) -> None:
+def test_ls_prints_the_shards_below_a_prefix(warmed: Daemon, shards: list[str]) -> None:
     """Only urls that start with PREFIX are listed, whole, also in a narrow pipe."""
     ran = shardcache("ls", shards[1], socket=warmed.socket, env={"COLUMNS": "20"})
     assert ran.code == 0 and ran.out.splitlines()[1].split()[0] == shards[1]
@@ -222,14 +222,14 @@ def test_relative_paths_mean_the_callers_folder(
     assert sorted(f"file://{path}" for path in evicted) == shards
 
 
-def test_evict_of_nothing_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
+def test_evict_without_a_match_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
     """A shard that is not cached cannot be evicted: exit 1, and nothing else goes."""
     ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
     assert ran.code == 1 and "no cached shard matches" in ran.out
     assert cached(warmed, prefix) == shards
 
 
-def test_verify_of_a_sound_cache(warmed: Daemon, prefix: str) -> None:
+def test_verify_passes_a_sound_cache(warmed: Daemon, prefix: str) -> None:
     """Every shard is read and none is wrong: exit 0."""
     ran = shardcache("verify", "--json", prefix, socket=warmed.socket)
     assert ran.code == 0
@@ -249,7 +249,7 @@ def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, 
     assert shardcache("verify", prefix, socket=warmed.socket).code == 0
 
 
-def test_verify_explains_to_people(warmed: Daemon, shards: list[str], prefix: str) -> None:
+def test_verify_prints_the_corrupt_shard_and_the_remedy(warmed: Daemon, shards: list[str], prefix: str) -> None:
     """The corrupt shard's url and the remedy are printed."""
     flip_a_bit(warmed, shards[0])
     ran = shardcache("verify", prefix, socket=warmed.socket)
@@ -257,7 +257,7 @@ def test_verify_explains_to_people(warmed: Daemon, shards: list[str], prefix: st
     assert f"{SHARDS} shards verified" in ran.out and "1 corrupt" in ran.out
 
 
-def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:
+def test_status_has_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:
     """The page as JSON has the cache's and the store's numbers, with units in their names."""
     with Daemon(tmp_path) as fresh:
         assert shardcache("warm", *shards, socket=fresh.socket).code == 0
@@ -271,7 +271,7 @@ def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> N
     assert page["counters"]["origin_requests"] == 4 * SHARDS
 
 
-def test_status_for_people(daemon: Daemon) -> None:
+def test_status_prints_the_page(daemon: Daemon) -> None:
     """The same as a page."""
     ran = shardcache("status", socket=daemon.socket)
     assert ran.code == 0 and f"pid {daemon.pid}" in ran.out

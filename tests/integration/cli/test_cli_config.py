@@ -66,7 +66,7 @@ def test_no_secret_is_shown(file: Path) -> None:
         assert all(name in ran.out for name in ("minio:9000", "Authorization", "https://REDACTED@b/"))
 
 
-def test_the_page_reads_as_people_write(file: Path) -> None:
+def test_config_show_prints_values_as_people_write_them(file: Path) -> None:
     """Sizes with units, defaults in words, and a warning for a variable that nothing reads."""
     ran = shardcache("config", "show", "--config", file, env={"SHARDCACHE_CAPCITY": "1"})
     rows = [" ".join(line.split()) for line in ran.out.splitlines()]
@@ -75,7 +75,7 @@ def test_the_page_reads_as_people_write(file: Path) -> None:
     assert "warning: nothing reads $SHARDCACHE_CAPCITY; did you mean SHARDCACHE_CAPACITY?" in rows
 
 
-def test_what_a_daemon_refuses_is_refused(file: Path) -> None:
+def test_config_show_refuses_what_a_daemon_refuses(file: Path) -> None:
     """Invalid options are the daemon's own error."""
     ran = shardcache("config", "show", "--config", file, "--attempts", "0")
     assert (ran.code, ran.out) == (2, "") and "--attempts: " in ran.err

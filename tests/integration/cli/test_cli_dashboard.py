@@ -79,7 +79,7 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
         assert process.wait(GUARD_S) == 130
 
 
-def test_the_browser_is_told_no_token_where_others_could_read_it(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path) -> None:
     """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
     told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))
     browser.write_text(BROWSER.format(told=told, copy=copy))
@@ -94,7 +94,7 @@ def test_the_browser_is_told_no_token_where_others_could_read_it(daemon: Daemon,
     assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
 
 
-def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+def test_dashboard_without_a_daemon_is_an_error(tmp_path: Path) -> None:
     """Exit 3, as with every command; no port is opened."""
     ran = shardcache("dashboard", "--no-open", socket=tmp_path / "none.sock")
     assert ran.code == 3 and "shardcache serve" in ran.err

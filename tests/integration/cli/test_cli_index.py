@@ -85,7 +85,7 @@ def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path,
     assert status["counters"]["evictions"] >= SHARDS - 2
 
 
-def test_what_is_known_is_not_read_again(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+def test_shards_with_known_counts_are_not_read_again(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Neither after eviction nor after a restart: the second index is the same, and not one byte was fetched."""
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert shardcache("index", f"file://{store}/", "-o", first, socket=daemon.socket).code == 0
@@ -187,7 +187,7 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
     assert after[:3] + after[4:] == before[:3] + before[4:]
 
 
-def test_what_is_remembered_of_a_listing_is_not_believed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+def test_remembered_listings_are_not_trusted_by_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """A shard that was replaced a moment ago is counted anew, and a job that then starts reads by the new index."""
     index, url = tmp_path / "index.json", f"file://{store}/"
     assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
@@ -239,7 +239,7 @@ def test_a_shard_that_is_named_twice_is_listed_once(daemon: Daemon, store: Path)
     assert (urls[0], len(urls)) == (last, SHARDS)
 
 
-def test_what_a_listing_told_is_not_asked_again(moto: Bucket, tmp_path: Path) -> None:
+def test_sizes_in_a_listing_are_not_asked_again(moto: Bucket, tmp_path: Path) -> None:
     """Once counts are known, an index of a thousand shards in a bucket costs one listing."""
     for number in range(3):
         moto.put(f"train/{number}.tar", make_tar(random_samples(number, first=10 * number)))
@@ -326,7 +326,7 @@ def test_a_relative_index_beside_the_shards_is_a_url(daemon: Daemon, store: Path
         ([], "--output"),
     ],
 )
-def test_what_could_not_be_written_is_refused_at_once(flags: list[str], hint: str, tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_refused_before_any_work(flags: list[str], hint: str, tmp_path: Path) -> None:
     """Before any daemon is asked, and not after hours of reading."""
     ran = shardcache("index", "s3://bucket/a.tar", *flags, socket=tmp_path / "no.sock")
     assert ran.code == 2 and hint in ran.err

@@ -101,7 +101,7 @@ def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
     assert ran.code == 2 and "write [[origin]]" in ran.err
 
 
-def test_what_is_odd_and_does_no_harm_is_a_warning(tmp_path: Path) -> None:
+def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
     """A capacity beyond the disk, and a variable that nothing reads, with the one that was meant; parts are rounded."""
     with Daemon(tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}) as daemon:
         log = daemon.log.read_text()

@@ -118,7 +118,7 @@ def test_once_as_json_is_one_page_with_its_rates(daemon: Daemon) -> None:
     assert page["rates"]["interval_s"] > 0 and page["rates"]["origin_bytes_per_s"] == 0
 
 
-def test_lines_tell_what_a_warm_fetches(daemon: Daemon, tmp_path: Path) -> None:
+def test_lines_of_top_add_up_to_what_a_warm_fetches(daemon: Daemon, tmp_path: Path) -> None:
     """The rates of all lines, times their intervals, are the bytes that came."""
     (tmp_path / "store").mkdir()
     shards = write_shards(tmp_path / "store", 3, samples_per_shard=10)
@@ -146,19 +146,19 @@ def test_lines_go_on_after_a_restart(daemon: Daemon) -> None:
         assert back["pid"] == daemon.pid != first["pid"]
 
 
-def test_without_a_daemon_it_exits_3(tmp_path: Path) -> None:
+def test_top_without_a_daemon_exits_3(tmp_path: Path) -> None:
     """Where none is there to begin with, it ends as every command does."""
     path = tmp_path / "none.sock"
     ran = shardcache("top", socket=path)
     assert (ran.code, ran.out) == (3, "") and f"shardcache serve --socket {path}" in ran.err
 
 
-def test_interval_must_be_a_time() -> None:
+def test_an_interval_of_zero_is_a_usage_error() -> None:
     """A daemon is not to be asked without a pause: exit 2."""
     assert shardcache("top", "--interval", "0").code == 2
 
 
-def test_q_ends_it_and_the_terminal_is_as_before(terminal: Terminal, daemon: Daemon) -> None:
+def test_q_ends_top_and_restores_the_terminal(terminal: Terminal, daemon: Daemon) -> None:
     """Live on the alternate screen until q: exit 0."""
     terminal.read_until(f"pid {daemon.pid}")
     terminal.press("q")
@@ -166,7 +166,7 @@ def test_q_ends_it_and_the_terminal_is_as_before(terminal: Terminal, daemon: Dae
     assert "Traceback" not in terminal.seen
 
 
-def test_ctrl_c_ends_it_quietly(terminal: Terminal, daemon: Daemon) -> None:
+def test_ctrl_c_ends_top_without_a_traceback(terminal: Terminal, daemon: Daemon) -> None:
     """Ctrl-C leaves the alternate screen too, and exits as an interrupted command does."""
     terminal.read_until(f"pid {daemon.pid}")
     terminal.interrupt()
@@ -174,7 +174,7 @@ def test_ctrl_c_ends_it_quietly(terminal: Terminal, daemon: Daemon) -> None:
     assert "Traceback" not in terminal.seen
 
 
-def test_daemon_that_goes_away_is_told_and_found_again(terminal: Terminal, daemon: Daemon) -> None:
+def test_top_reports_a_lost_daemon_and_finds_the_next(terminal: Terminal, daemon: Daemon) -> None:
     """The frame says that nobody answers, goes on trying, and shows the daemon that was started anew."""
     terminal.read_until(f"pid {daemon.pid}")
     daemon.kill()

@@ -47,7 +47,7 @@ async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Fin
     return {finding.check: finding for finding in found}
 
 
-def test_a_node_that_is_well(daemon: Daemon) -> None:
+def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
     """Exit 0; the daemon's own folder and limits, speeds of its disk and of a store that it has read from."""
     ran = CliRunner().invoke(app, ["doctor", "--json", "--socket", str(daemon.socket)])
     report = json.loads(ran.stdout)
@@ -61,7 +61,7 @@ def test_a_node_that_is_well(daemon: Daemon) -> None:
     assert not [path for path in daemon.cache_dir.iterdir() if path.name.startswith("doctor")]
 
 
-def test_without_a_daemon_and_nothing_else_wrong(tmp_path: Path) -> None:
+def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
     """Exit 3, by word as well as by sign, with the command that starts it as it was asked for; nothing is made."""
     flags = ["--cache-dir", f"{tmp_path}/cache", "--socket", f"{tmp_path}/s.sock"]
     ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])
@@ -71,7 +71,7 @@ def test_without_a_daemon_and_nothing_else_wrong(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
+async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> None:
     """It is told apart from one that was never there."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s.sock"))
@@ -79,7 +79,9 @@ async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
     assert found.state == "warning" and "killed" in found.cause and "shardcache serve" in found.remedy
 
 
-async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_warns_of_a_socket_where_clients_do_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The config file names another socket than training processes find: the variable that tells them is named."""
     monkeypatch.delenv("SHARDCACHE_SOCKET")
     (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
@@ -89,7 +91,7 @@ async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: p
 
 
 @needs_root
-def test_a_socket_that_is_for_others(daemon: Daemon) -> None:
+def test_doctor_names_the_group_of_a_closed_socket(daemon: Daemon) -> None:
     """A user outside of the group is told which one that is; exit 1, though the daemon may be well."""
     os.chown(daemon.socket, 0, 45_678)
     code, report = STRANGER.doctor("--socket", daemon.socket)
@@ -100,7 +102,7 @@ def test_a_socket_that_is_for_others(daemon: Daemon) -> None:
 
 
 @needs_root
-def test_a_folder_that_its_readers_may_not_enter(daemon: Daemon) -> None:
+def test_doctor_fails_a_folder_that_readers_may_not_enter(daemon: Daemon) -> None:
     """A user of the socket who may not read the files is found: training would fail at its first shard."""
     os.chown(daemon.socket, 0, 45_678)
     os.chown(daemon.cache_dir, 0, 45_679)
@@ -115,7 +117,7 @@ _CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache;
 
 
 @needs_mounts
-def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_closed_folder_of_the_default_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's daemon at the default socket: `--socket` leaves it alone; without, the closed folder is named."""
     user = OtherUser(STRANGER.uid, within=("unshare", "--mount", "sh", "-c", _CLOSED, "sh"))
     with open_folder() as folder:
@@ -131,7 +133,7 @@ def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch
     assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
 
 
-async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
+async def test_doctor_fails_a_daemon_with_few_open_files(daemon: Daemon) -> None:
     """The limit is the running daemon's own, and the command lifts it there."""
     before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     try:
@@ -145,7 +147,9 @@ async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
 
 
-async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_names_variables_that_differ_from_the_daemons(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Variables that differ are named, for what is set here alone does not reach the daemon; values are not shown."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     found = (await look(socket=daemon.socket))["config.environment"]
@@ -153,7 +157,7 @@ async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatc
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 
-async def test_options_that_make_no_sense(tmp_path: Path) -> None:
+async def test_doctor_fails_invalid_options(tmp_path: Path) -> None:
     """A wrong value fails and is named."""
     (tmp_path / "conf.toml").write_text('capacity = "a lot"\n')
     found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
@@ -162,7 +166,7 @@ async def test_options_that_make_no_sense(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_config_for_the_daemon_alone() -> None:
+def test_doctor_skips_a_config_that_the_user_may_not_read() -> None:
     """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
     with open_folder() as folder:
         config = folder / "conf.toml"
@@ -177,7 +181,7 @@ def test_a_config_for_the_daemon_alone() -> None:
 
 
 @needs_mounts
-async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: Path) -> None:
+async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_path: Path) -> None:
     """Each is told apart, with what mends it; none of it is written to."""
     cache, flags = tmp_path / "disk" / "cache", {"socket": tmp_path / "s.sock"}
     with Tmpfs(tmp_path / "disk", size_bytes=8_000_000, inodes=1000) as disk:
@@ -200,7 +204,7 @@ async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: P
         assert found["cache.folder"].remedy == f"mount -o remount,rw {disk.folder}"
 
 
-async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
+async def test_doctor_fails_a_folder_of_a_newer_release(tmp_path: Path) -> None:
     """The daemon would not start over it: that is told beforehand."""
     (tmp_path / "format").write_text("99\n")
     found = (await look(cache_dir=tmp_path, socket=tmp_path / "s.sock"))["cache.format"]
@@ -208,7 +212,7 @@ async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
 
 
 @needs_root
-async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
+async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
     """Files of two users in one cache end in a daemon that may not remove its own."""
     CacheFolder.take(Layout(tmp_path / "cache"), None).close()
     os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
@@ -217,7 +221,7 @@ async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
     assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
 
 
-async def test_a_disk_that_hangs(tmp_path: Path) -> None:
+async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
     """A check that never returns is abandoned and reported; the report does not wait for its thread."""
     hangs = threading.Event()
 
@@ -240,7 +244,7 @@ exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" -
 
 
 @needs_mounts
-def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
+def test_doctor_warns_of_a_container_with_little_of_everything(tmp_path: Path) -> None:
     """In a mount namespace of its own: shared memory and the container's own layer are warned of."""
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", _BREAK, "bash", tmp_path, sys.executable],

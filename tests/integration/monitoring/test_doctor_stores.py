@@ -36,7 +36,7 @@ def works(finding: Finding) -> bool:
     return finding.state in ("ok", "warning")
 
 
-async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
+async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> None:
     """Where the credentials come from, the time to the first byte and the rate."""
     url = moto.put("a-000000.tar", BODY)
     found = await look(tmp_path, url, quick=False)
@@ -49,7 +49,7 @@ async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)
 
 
-async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
+async def test_origin_tables_name_the_stores_to_try(moto: Bucket, tmp_path: Path) -> None:
     """Without a url, a shard below each table's prefix is; a table for a whole protocol names none."""
     moto.put("below/a.tar", BODY)
     tables = f'[[origin]]\nmatch = "{moto.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
@@ -57,7 +57,7 @@ async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
     assert works(found["origin.reach"]) and found["origin.reach"].subject == f"{moto.url}/below/"
 
 
-async def test_keys_that_the_store_does_not_know(
+async def test_refused_keys_are_named_by_their_source(
     seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real store refuses them: the finding names their source and what to change, and never a secret."""
@@ -89,7 +89,7 @@ async def test_stores_of_a_running_daemon_are_tried_with_its_credentials(
     assert not any(secret in shown for secret in secrets.values())
 
 
-async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) -> None:
+async def test_stores_of_cached_shards_are_tried(moto: Bucket, tmp_path: Path) -> None:
     """Without a url, stores of tables are tried and those that shards are cached from, each once."""
     cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
     table = f'[[origin]]\nmatch = "{moto.url}/below/"\n'
@@ -100,7 +100,9 @@ async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) 
     assert works(found["origin.reach"]) and found["origin.reach"].subject == cached
 
 
-async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_name_the_whole_chain(
+    moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The links of the chain that were asked are named; and so is a profile that nobody wrote."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
@@ -111,7 +113,7 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
     assert found.state == "failed" and "nobodys" in found.found and "create the profile" in found.remedy
 
 
-async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
+async def test_expired_credentials_are_to_be_renewed(faulty: FaultyS3, tmp_path: Path) -> None:
     """A store's answer to an expired token becomes the remedy to renew it."""
     faulty.access_key = "renewed"
     found = (await look(tmp_path, faulty.put("a.tar", BODY)))["origin.reach"]
@@ -119,7 +121,7 @@ async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -
     assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
 
 
-async def test_a_store_that_is_down(tmp_path: Path) -> None:
+async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
     """Nothing listens there: the endpoint and the table that names it are told."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -133,7 +135,7 @@ async def test_a_store_that_is_down(tmp_path: Path) -> None:
     assert "network path" in reach.remedy
 
 
-async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path: Path) -> None:
+async def test_missing_and_disallowed_urls_fail_by_themselves(moto: Bucket, tmp_path: Path) -> None:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
     found = (await look(tmp_path, missing))["origin.reach"]
@@ -142,7 +144,7 @@ async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path:
     assert found.state == "failed" and "--allow" in found.remedy
 
 
-async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
+async def test_doctor_warns_of_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
     """Each shard comes in one stream, which is measured all the same."""
     faulty.ranges = False
     faulty.put("a.tar", BODY)

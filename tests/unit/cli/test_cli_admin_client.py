@@ -136,7 +136,7 @@ def test_an_answer_that_is_not_json_is_a_protocol_error(text: bytes, tmp_path: P
         daemon.status()
 
 
-def test_silence_has_the_limit_that_the_caller_sets(tmp_path: Path) -> None:
+def test_silence_ends_at_the_callers_limit(tmp_path: Path) -> None:
     """A daemon that takes the connection and says nothing is given up."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/s")
@@ -159,7 +159,7 @@ def test_a_daemon_may_work_for_longer_than_connecting_may_take(tmp_path: Path, m
         assert list(daemon.warm(["s3://b/a.tar"])) == [{"event": "done"}]
 
 
-def test_a_daemon_that_accepts_nothing_is_told_from_none(tmp_path: Path) -> None:
+def test_a_daemon_that_accepts_nothing_differs_from_none(tmp_path: Path) -> None:
     """With its queue of connections full, the advice to start a daemon would be wrong."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(f"{tmp_path}/s")

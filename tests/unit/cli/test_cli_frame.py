@@ -195,19 +195,19 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
         ({"ahead_s": None, "sessions": 0}, "", ""),
     ],
 )
-def test_colour_tells_how_far_ahead_a_job_is(facts: Page, text: str, colour: str) -> None:
+def test_the_colour_shows_how_far_ahead_a_job_is(facts: Page, text: str, colour: str) -> None:
     """Red where readers wait and nothing is here, yellow where that is near, green else."""
     assert ahead(job(**facts)) == Text(text, colour)
     assert ahead(job(**facts)).style == colour
 
 
 @pytest.mark.parametrize(("needed_in_s", "text"), [(None, ""), (-1.0, "now"), (0.0, "now"), (2.5, "2.5 s")])
-def test_transfer_tells_when_it_is_needed(needed_in_s: float | None, text: str) -> None:
+def test_a_transfer_shows_when_it_is_needed(needed_in_s: float | None, text: str) -> None:
     """Nothing where nobody plans it; what is late is needed now."""
     assert needed_in(transfer("s3://b/a.tar", needed_in_s=needed_in_s)) == text
 
 
-def test_most_urgent_comes_first() -> None:
+def test_the_most_urgent_rows_come_first() -> None:
     """Jobs that wait, then those with least ahead, ended ones in a line below; transfers by class and by need."""
     jobs = [
         job("ended", sessions=0, ahead_s=0.0),
@@ -293,7 +293,7 @@ def test_many_jobs_and_transfers_fit_the_screen(height: int, width: int) -> None
     assert hidden == [64 - jobs_shown, 40 - transfers_shown]
 
 
-def test_everything_is_printed_where_there_is_no_screen() -> None:
+def test_frames_without_a_screen_are_not_cut() -> None:
     """In a pipe nothing is cut."""
     full = page(jobs=[job(f"job{number:02d}") for number in range(64)])
     assert len(first_words(lines(Moment(full)), "job")) == 65
@@ -311,14 +311,14 @@ def test_everything_is_printed_where_there_is_no_screen() -> None:
         (0, 4, 3, (0, 0)),
     ],
 )
-def test_lines_one_list_leaves_go_to_the_other(
+def test_lines_that_one_list_does_not_need_go_to_the_other(
     room: int | None, jobs: int, transfers: int, given: tuple[int, int]
 ) -> None:
     """Half each, and never more than there is."""
     assert share(room, jobs, transfers) == given
 
 
-def test_daemon_that_is_away_is_told_beside_what_was_seen_last() -> None:
+def test_the_last_page_stays_while_the_daemon_is_away() -> None:
     """The last page stays, with a line that says why there is none newer; as JSON it is the error."""
     lost = Moment(page(jobs=[job()]), trouble=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
     rows = lines(lost)

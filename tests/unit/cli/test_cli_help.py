@@ -32,7 +32,7 @@ def test_each_command_explains_itself(command: str) -> None:
     assert f"\n  {command} " in shardcache("--help").out
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     """`--version` prints the package's version."""
     from shardcache import __version__
 

@@ -52,7 +52,7 @@ def test_runs_that_share_an_epoch_are_its_legs() -> None:
         ("aaxy", "2 lost, 2 unknown"),
     ],
 )
-def test_each_way_of_not_exactly_once_is_named(keys: str, problem: str) -> None:
+def test_violations_of_exactly_once_are_named(keys: str, problem: str) -> None:
     """Lost, foreign and repeated samples are told apart, the padding of two ranks allowed for; any fails the demo."""
     seen = outcome(leg(keys, 2, 2))
     assert seen.epochs[1].wrong_samples(DATASET) == problem

@@ -93,7 +93,7 @@ def job(**changes: object) -> dict[str, Any]:
     return PAGE | {"jobs": [PAGE["jobs"][0] | changes]}
 
 
-def test_page_tells_cache_and_counters() -> None:
+def test_the_page_shows_cache_and_counters() -> None:
     """Sizes, rates and counters read as people write them; what is nothing is left out."""
     page = shown(PAGE)
     assert "shardcache 1.2.3 · pid 42 · up 2 hours" in page
@@ -103,7 +103,7 @@ def test_page_tells_cache_and_counters() -> None:
     assert "corrupt 7 · evictions 5 · re-fetched 1 · retries 6 · parts paused 8" in page
 
 
-def test_the_tier_is_shown_where_there_is_one() -> None:
+def test_the_page_shows_a_configured_tier() -> None:
     """Delivered bytes, failures, and whether it is bypassed."""
     tier = {"tier_bytes": 10**12, "tier_requests": 1000, "tier_failures": 3}
     page = PAGE | {"counters": PAGE["counters"] | tier, "tiers": [{"address": "127.0.0.1:9080", "failing": True}]}
@@ -180,7 +180,7 @@ def test_idle_daemon_shows_no_empty_tables() -> None:
     assert "transfer " not in page and "readers " not in page and "%" not in page
 
 
-def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
+def test_pages_with_fewer_fields_are_shown() -> None:
     """The node's daemon may be older than the command: what it does not tell is left blank."""
     told = {"name", "uid", "sessions", "shards_planned", "shards_done", "waited_s"}
     older = PAGE | {"jobs": [{key: value for key, value in PAGE["jobs"][0].items() if key in told}]}

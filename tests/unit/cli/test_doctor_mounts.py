@@ -25,6 +25,6 @@ TABLE = (
         ("/mnt/two words/x", Mount(Path("/mnt/two words"), "fuse.sshfs")),
     ],
 )
-def test_the_nearest_mount_that_nothing_hides(path: str, mount: Mount) -> None:
+def test_a_path_is_on_its_nearest_visible_mount(path: str, mount: Mount) -> None:
     """The longest folder that holds the path, whole names only; of two on one folder, the later hides the earlier."""
     assert mount_of(Path(path), TABLE) == mount
