@@ -15,7 +15,6 @@ from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
-    from shardcache.tarindex import MetadataMember, TokenMember
 
 FAILED = 1
 USAGE = 2
@@ -53,24 +52,22 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
     return [CompletionItem(typed, type="file")]
 
 
-def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> TokenMember | None:
-    """Parse the option --tokens."""
-    from shardcache.tarindex import TokenMember
+def _member(kind: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return the parser of an option that names a member of samples, by a class of `shardcache.tarindex`."""
 
-    try:
-        return None if text is None else TokenMember.parse(text)
-    except ConfigError as exn:
-        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+    def parse(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any:
+        from shardcache import tarindex
+
+        try:
+            return None if text is None else getattr(tarindex, kind).parse(text)
+        except ConfigError as exn:
+            raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+
+    return parse
 
 
-def metadata_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> MetadataMember | None:
-    """Parse the option --metadata."""
-    from shardcache.tarindex import MetadataMember
-
-    try:
-        return None if text is None else MetadataMember.parse(text)
-    except ConfigError as exn:
-        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+token_member = _member("TokenMember")
+metadata_member = _member("MetadataMember")
 
 
 def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
@@ -131,13 +128,9 @@ def report(error: ShardcacheError, ctx: click.Context) -> int:
 
 def exit_code(error: ShardcacheError) -> int:
     """Return the exit code for an error that ends a command."""
-    match error:
-        case NoDaemonError():
-            return NO_DAEMON
-        case ConfigError():
-            return USAGE
-        case _:
-            return FAILED
+    if isinstance(error, NoDaemonError):
+        return NO_DAEMON
+    return USAGE if isinstance(error, ConfigError) else FAILED
 
 
 def ask(socket: Path | None, request: Callable[[AdminClient], T]) -> T:

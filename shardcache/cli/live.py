@@ -14,9 +14,8 @@ from rich.live import Live
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import print_json
 from shardcache.cli.event_loop import in_thread, on_key
-from shardcache.cli.frame import Moment, frame
+from shardcache.cli.frame import Moment, frame, rates_between
 from shardcache.cli.output import make_console
-from shardcache.cli.rates import rates_between
 from shardcache.errors import DaemonError
 
 _ANSWER_LIMIT_S = 10.0

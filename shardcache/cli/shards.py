@@ -86,22 +86,24 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     if as_json:
         print_json(answer)
     else:
-        _show_evicted(answer)
+        _show_removed(answer, "evicted", "no cached shard matches; see `shardcache ls`")
     if answer["kept"] or not answer["evicted"]:
         fail()
 
 
-def _show_evicted(answer: dict[str, Any]) -> None:
+def _show_removed(answer: dict[str, Any], what: str, nothing: str) -> None:
+    """Print the shards that were kept, with the reason, and the number of those that were not."""
     from shardcache.cli.output import count, make_console
     from shardcache.units import size
 
-    console = make_console()
-    if not answer["evicted"] and not answer["kept"]:
-        console.print("no cached shard matches; see `shardcache ls`", markup=False)
-        return
+    console, removed = make_console(), answer[what]
     for row in answer["kept"]:
         console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
-    console.print(f"{count(len(answer['evicted']), 'shard')} evicted, {size(answer['freed_bytes'])} freed")
+    if removed or answer["kept"]:
+        freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
+        console.print(f"{count(len(removed), 'shard')} {what}{freed}")
+    else:
+        console.print(nothing, markup=False)
 
 
 @click.command()
@@ -164,21 +166,9 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     if as_json:
         print_json(answer)
     else:
-        _show_unpinned(answer)
+        _show_removed(answer, "unpinned", "no pinned shard matches; see `shardcache pin`")
     if answer["kept"] or not answer["unpinned"]:
         fail()
-
-
-def _show_unpinned(answer: dict[str, Any]) -> None:
-    from shardcache.cli.output import count, make_console
-
-    console = make_console()
-    if not answer["unpinned"] and not answer["kept"]:
-        console.print("no pinned shard matches; see `shardcache pin`", markup=False)
-        return
-    for row in answer["kept"]:
-        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
-    console.print(f"{count(len(answer['unpinned']), 'shard')} unpinned")
 
 
 @click.command()

@@ -10,9 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from shardcache.cli.frame import Moment, frame, share
+from shardcache.cli.frame import Moment, frame, rates_between, share
 from shardcache.cli.page import ahead, needed_in
-from shardcache.cli.rates import rates_between
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]
