@@ -7,12 +7,10 @@ caller's own.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 
 from shardcache.access.protocols import S3, WEB
@@ -21,7 +19,7 @@ from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, st
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import me
-from shardcache.config import OriginTable, Settings
+from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
@@ -36,7 +34,7 @@ _MAX_CACHED = 10_000
 
 _FIRST_BYTES = 64 * 1024
 _SLOW_FIRST_BYTE_S = 1.0
-_MOST_BYTES = 128 * 1024**2
+_MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
 # Connections have to ramp up before a rate means something.
 _TELLING_S = 1.0
@@ -59,7 +57,7 @@ async def probe(context: Context) -> list[Finding]:
     with _environment_of(context) as owner:
         stores = _Stores(context.settings, owner, quick=context.quick)
         try:
-            targets = context.urls or _targets(context, context.settings.origin)
+            targets = context.urls or _targets(context, context.settings)
             found = [finding.named("", url) for url in targets for finding in await stores.findings(url)]
         finally:
             await stores.origins.close()
@@ -83,9 +81,9 @@ def _environment_of(context: Context) -> Iterator[str]:
         os.environ.update(own)
 
 
-def _targets(context: Context, tables: Iterable[OriginTable]) -> list[str]:
+def _targets(context: Context, settings: Settings) -> list[str]:
     """Return a url for each store: of a cached shard, else what the `match` of a table can list. Blocks."""
-    found = {store_of(place): place for table in tables if (place := _place(table.match))}
+    found = {store_of(place): place for table in settings.origin if (place := _place(table.match))}
     if context.status is not None:
         with closing(AdminClient(context.socket).shards("")) as cached:
             for url in (row["url"] for row in islice(cached, _MAX_CACHED)):
@@ -175,12 +173,11 @@ class _Stores:
 
 async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     """Measure the time to the first byte of an existing object."""
-    first_byte_s = math.inf
-    for _ in range(2):  # the first may have to connect
-        read = await _read(origin, obj, _parts(obj, _FIRST_BYTES, _FIRST_BYTES), 1)
-        if obj.size_bytes and not read.done_bytes:
-            raise OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
-        first_byte_s = min(first_byte_s, read.first_byte_s)
+    done_bytes, first_byte_s, _ = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+    if obj.size_bytes and not done_bytes:
+        raise OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
+    if obj.ranges:  # the first request had to connect
+        first_byte_s = (await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES))[1]
     found = f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
     figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": float(obj.size_bytes)}
     if not obj.ranges:
@@ -197,46 +194,39 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
 async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes: int) -> Finding:
     """Measure the rate over all connections, for a few seconds."""
     try:
-        read = await _read(origin, obj, _parts(obj, part_bytes, _MOST_BYTES), connections)
+        done_bytes, _, elapsed_s = await _read(origin, obj, connections, part_bytes, _MAX_BYTES)
     except ShardcacheError as exn:
         return of_error(exn)
-    rate = read.done_bytes / read.elapsed_s
-    figures = {"bytes_per_s": round(rate), "read_bytes": read.done_bytes, "elapsed_s": round(read.elapsed_s, 3)}
-    amount = f"{size(read.done_bytes)} in {duration(read.elapsed_s)}"
+    rate = done_bytes / elapsed_s
+    figures = {"bytes_per_s": round(rate), "read_bytes": done_bytes, "elapsed_s": round(elapsed_s, 3)}
+    amount = f"{size(done_bytes)} in {duration(elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
-    if rate >= _SLOW_BYTES_PER_S or read.elapsed_s < _TELLING_S:
+    if rate >= _SLOW_BYTES_PER_S or elapsed_s < _TELLING_S:
         return ok(found, **figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
     return warning(found, cause, remedy, **figures)
 
 
-def _parts(obj: RemoteObject, part_bytes: int, most_bytes: int) -> list[Parts]:
-    """Return the first parts of an object, whose bytes are discarded; all of it without range requests."""
-    step, stop = (part_bytes, min(obj.size_bytes, most_bytes)) if obj.ranges else (obj.size_bytes, obj.size_bytes)
-    starts = range(0, stop, max(1, step))
-    return [Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start)) for start in starts]
+async def _read(
+    origin: Origin, obj: RemoteObject, connections: int, part_bytes: int, max_bytes: int
+) -> tuple[int, float, float]:
+    """Read the first bytes of an object, all of it without range requests, until the time limit; discard them.
 
-
-@dataclass(slots=True)
-class _Read:
-    """Bytes that arrived within the time limit, and how long the first and all of them took."""
-
-    done_bytes: int = 0
-    first_byte_s: float = 0.0
-    elapsed_s: float = 0.0
-
-
-async def _read(origin: Origin, obj: RemoteObject, parts: Iterable[Parts], connections: int) -> _Read:
-    """Read parts until the time limit. Raises the first error."""
-    read, queue, began_s = _Read(), iter(parts), time.monotonic()
+    Returns the bytes that arrived, and the seconds until the first and the last. Raises the first error.
+    """
+    step, stop = (part_bytes, min(obj.size_bytes, max_bytes)) if obj.ranges else (obj.size_bytes, obj.size_bytes)
+    starts = iter(range(0, stop, max(1, step)))
+    done_bytes, first_byte_s, began_s = 0, 0.0, time.monotonic()
 
     def received(count: int) -> None:
-        read.first_byte_s = read.first_byte_s or time.monotonic() - began_s
-        read.done_bytes += count
+        nonlocal done_bytes, first_byte_s
+        first_byte_s = first_byte_s or time.monotonic() - began_s
+        done_bytes += count
 
     async def pull() -> None:
-        for part in queue:
+        for start in starts:
+            part = Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start))
             await origin.fetch(obj, part, Free(received))
 
     with suppress(TimeoutError):  # the bytes received so far count
@@ -249,5 +239,4 @@ async def _read(origin: Origin, obj: RemoteObject, parts: Iterable[Parts], conne
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             raise error from None
-    read.elapsed_s = time.monotonic() - began_s
-    return read
+    return done_bytes, first_byte_s, time.monotonic() - began_s
