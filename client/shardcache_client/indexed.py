@@ -18,6 +18,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.selection import By, Choices, split, subset
 from shardcache_client.ranks.mesh import MeshRanks
@@ -25,6 +26,16 @@ from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co
+
+
+def counts_of(manifest: Manifest) -> Sequence[int]:
+    """Return the number of samples in each shard. Raises ConfigError if they are not counted."""
+    if manifest.counts is None:
+        raise ConfigError(
+            f"samples have no numbers: {manifest.uncounted} of {len(manifest)} shards were never counted",
+            remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
+        )
+    return manifest.counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +85,7 @@ class IndexedShards(Generic[T_co]):
     def __init__(
         self, settings: StreamSettings, reader: ReaderIdentity, window: int, mesh: MeshRanks | None = None
     ) -> None:
-        if settings.manifest.counts is None:
-            raise ConfigError(
-                f"samples have no numbers: {settings.manifest.uncounted} of {len(settings.manifest)} shards were never "
-                "counted",
-                remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
-            )
+        self._counts = counts_of(settings.manifest)
         if settings.pipeline.filters or settings.pipeline.missing == "skip":
             raise ConfigError(
                 "with a filter, or missing='skip', some numbers would have no sample",
@@ -89,7 +95,6 @@ class IndexedShards(Generic[T_co]):
         self._reader = reader
         self._window = window
         self._mesh = mesh
-        self._counts = settings.manifest.counts
         self._ends = list(accumulate(self._counts))
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
         self._parents = self._held  # in a forked process, what the parent holds

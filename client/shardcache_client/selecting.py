@@ -12,6 +12,7 @@ from shardcache.tarindex import IndexEntry, Row, entries_of
 from shardcache.tarindex.sample_rows import SUFFIX
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, checked
 from shardcache_client.files.slicing import Sample
+from shardcache_client.indexed import counts_of
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import By, Choices, Marked, split, subset
 
@@ -79,7 +80,7 @@ class Selecting(ABC):
 
         Raises ConfigError if the samples are not counted, or without any number; IndexError for one out of range.
         """
-        return self._selected(subset(self._counts(), map(int, numbers)))
+        return self._selected(subset(counts_of(self.manifest), map(int, numbers)))
 
     @checked(**SPLIT)
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
@@ -99,15 +100,7 @@ class Selecting(ABC):
 
         Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would be empty.
         """
-        return [self._selected(choices) for choices in split(self._counts(), fractions, seed, by)]
-
-    def _counts(self) -> Sequence[int]:
-        if self.manifest.counts is None:
-            raise ConfigError(
-                f"samples have no numbers: {self.manifest.uncounted} of {len(self.manifest)} shards were never counted",
-                remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
-            )
-        return self.manifest.counts
+        return [self._selected(choices) for choices in split(counts_of(self.manifest), fractions, seed, by)]
 
 
 def tables_of(patterns: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from shardcache.writing.inputs import Reading, open_source, recognize
 from shardcache.writing.plan import JOURNAL, Cut, Journal, ShardNames, cut, resume
 from shardcache.writing.sample import as_json
 from shardcache.writing.source import Input
-from shardcache.writing.worker import WriterSetup, WritingProcess
+from shardcache.writing.worker import WritingProcess
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
@@ -82,10 +82,8 @@ async def convert(
     with tempfile.TemporaryDirectory(prefix="shardcache-listing-") as scratch:
         async with Destination(destination, tables) as target:
             found = await asyncio.to_thread(recognize, names, settings.reading, Path(scratch))
-            tokens = None if settings.tokens is None else str(settings.tokens)
-            access = [table.model_dump() for table in tables]
-            setup = WriterSetup(found.kind, found.arguments, target.url, access, tokens)
-            return await _Conversion(found, target, settings, tell).run(setup, workers)
+            processes = [WritingProcess(found, target.url, tables, settings.tokens) for _ in range(workers)]
+            return await _Conversion(found, target, settings, tell).run(processes)
 
 
 class _Conversion:
@@ -107,16 +105,13 @@ class _Conversion:
         self._unsaved = 0
         self._failure: ShardcacheError | None = None
 
-    async def run(self, setup: WriterSetup, workers: int) -> Json:
-        """Write what is missing; return the summary. After a failure, only the shards in progress are completed.
-
-        Raises as `convert`.
-        """
+    async def run(self, processes: Sequence[WritingProcess]) -> Json:
+        """Write what is missing; return the summary. After a failure, only the shards in progress are completed."""
         await self._begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan())
-            for _ in range(workers):
-                group.create_task(self._write(setup))
+            for process in processes:
+                group.create_task(self._write(process))
         if self._failure is not None:
             raise self._failure
         return await self._finish()
@@ -150,8 +145,8 @@ class _Conversion:
             self._failure = self._failure or exn
         self._queue.put_nowait(None)
 
-    async def _write(self, setup: WriterSetup) -> None:
-        async with WritingProcess(setup) as process:
+    async def _write(self, process: WritingProcess) -> None:
+        async with process:
             while (planned := await self._queue.get()) is not None and self._failure is None:
                 name, shard = planned
                 try:
@@ -182,14 +177,9 @@ class _Conversion:
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     def _show(self) -> None:
-        self._tell(
-            {
-                "done_bytes": self._done_bytes,
-                "total_bytes": self._planned_bytes,
-                "done_shards": sum(self._done.values()),
-                "shards": len(self._planned),
-            }
-        )
+        done, planned = sum(self._done.values()), len(self._planned)
+        sizes = {"done_bytes": self._done_bytes, "total_bytes": self._planned_bytes}
+        self._tell({**sizes, "done_shards": done, "shards": planned})
 
     async def _finish(self) -> Json:
         """Store the index, which readers take for the end; return the summary."""

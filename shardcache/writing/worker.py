@@ -1,7 +1,7 @@
 """The processes that write shards: the program, and the command's side of it.
 
-The program reads JSON from standard input, one value per line: first a `WriterSetup`, then name, first and last
-position of one shard after another; it writes one answer per line. It ends with its input, hence with the command,
+The program reads JSON from standard input, one value per line: first the arguments of `_serve`, then name, first and
+last position of one shard after another; it writes one answer per line. It ends with its input, hence with the command,
 however that ends.
 """
 
@@ -12,8 +12,8 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from shardcache.config import OriginTable
@@ -23,34 +23,26 @@ from shardcache.tarindex import TokenMember
 from shardcache.writing.destination import Destination, ShardFile
 from shardcache.writing.inputs import open_source
 from shardcache.writing.plan import Cut, Stored
-from shardcache.writing.source import Json, Position, Source
+from shardcache.writing.source import Input, Json, Position, Source
 
 _LINE_BYTES = 1024**2  # of an answer, which may be an error
 
 
-@dataclass(frozen=True, slots=True)
-class WriterSetup:
-    """Settings of a run, the same for all of its shards.
+class WritingProcess:
+    """One process, started for its first shard; a context manager that ends it.
 
-    Attributes:
-        kind, arguments: the input, for `open_source`.
+    Args:
+        found: the input.
         destination: url of the destination.
-        tables: `[[origin]]` tables, as JSON.
-        tokens: the member whose tokens to count, as `TokenMember.parse` takes it.
+        tables: `[[origin]]` tables for it.
+        tokens: the member whose tokens to count.
     """
 
-    kind: str
-    arguments: Json
-    destination: str
-    tables: list[Json]
-    tokens: str | None = None
-
-
-class WritingProcess:
-    """One process, started for its first shard; a context manager that ends it."""
-
-    def __init__(self, setup: WriterSetup) -> None:
-        self._setup = setup
+    def __init__(
+        self, found: Input, destination: str, tables: Sequence[OriginTable], tokens: TokenMember | None
+    ) -> None:
+        member = None if tokens is None else str(tokens)
+        self._setup = (found.kind, found.arguments, destination, [table.model_dump() for table in tables], member)
         self._process: Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,7 +81,7 @@ class WritingProcess:
             )
         except OSError as exn:
             raise CacheError(f"cannot start a process ({exn.strerror})", remedy=NO_PROCESS_REMEDY) from exn
-        await _send(process, asdict(self._setup))  # not as an argument: it may contain credentials
+        await _send(process, self._setup)  # not as an argument: it may contain credentials
         return process
 
 
@@ -100,16 +92,15 @@ async def _send(process: Process, value: object) -> None:
         await process.stdin.drain()
 
 
-async def _serve(setup: WriterSetup) -> None:
+async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None) -> None:
     source: Source | None = None
-    tables = [OriginTable.model_validate(table) for table in setup.tables]
-    tokens = None if setup.tokens is None else TokenMember.parse(setup.tokens)
-    async with Destination(setup.destination, tables) as destination:
+    member = None if tokens is None else TokenMember.parse(tokens)
+    async with Destination(url, [OriginTable.model_validate(table) for table in tables]) as destination:
         while line := await asyncio.to_thread(sys.stdin.readline):
             name, first, last = json.loads(line)
             try:
-                source = source or open_source(setup.kind, setup.arguments)
-                shard = ShardFile(destination.draft(name), tokens)
+                source = source or open_source(kind, arguments)
+                shard = ShardFile(destination.draft(name), member)
                 answer: Any = await _write_shard(shard, source, (first, last), destination, name)
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
@@ -138,7 +129,7 @@ def main() -> None:
     When the command is killed, so is this process: the next run may write the same shard.
     """
     end_with_parent(int(sys.argv[1]))
-    asyncio.run(_serve(WriterSetup(**json.loads(sys.stdin.readline()))))
+    asyncio.run(_serve(*json.loads(sys.stdin.readline())))
 
 
 if __name__ == "__main__":
