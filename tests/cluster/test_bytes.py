@@ -32,7 +32,7 @@ def test_any_number_of_nodes_costs_one_copy(cluster: Cluster, small: Dataset, co
 
 
 @pytest.mark.slow
-def test_nodes_that_fetch_in_orders_of_their_own_share_one_copy(cluster: Cluster, dataset: Dataset) -> None:
+def test_nodes_that_fetch_in_different_orders_share_one_copy(cluster: Cluster, dataset: Dataset) -> None:
     """They ask for different parts at a time."""
     with cluster.tiered(3) as (nodes, _):
         assert 0.99 <= cluster.fetch(nodes, dataset, shuffled(dataset, 3)) <= ONCE

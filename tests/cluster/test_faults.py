@@ -146,7 +146,7 @@ def test_a_damaged_file_is_repaired(cluster: Cluster, small: Dataset, damage: Ca
         assert cluster.fetch(nodes, small) <= NOTHING
 
 
-def test_a_replaced_object_is_fetched_anew(cluster: Cluster) -> None:
+def test_replaced_object_is_refetched(cluster: Cluster) -> None:
     """No node has a byte of the old version under the new one, though the tier has both; and both are sent once."""
     store = cluster.store
     old = store.fill("replaced", 2, 2 * MIB)

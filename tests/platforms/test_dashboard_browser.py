@@ -96,7 +96,7 @@ def opened(browser: ClientConnection, scene: Scene, **look: bool | int) -> Itera
         yield page
 
 
-def test_what_the_job_does_is_shown_and_goes_live(browser: ClientConnection, scene: Scene) -> None:
+def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene: Scene) -> None:
     """The job reads; then it waits, and the page says so, for which shard, and since when; the store lets go, and it
     reads again. Nothing is asked of any other server, and the console has nothing to complain of."""
     with opened(browser, scene) as page:
@@ -117,7 +117,7 @@ def test_what_the_job_does_is_shown_and_goes_live(browser: ClientConnection, sce
         assert page.complaints == []
 
 
-def test_what_others_wrote_is_shown_as_text(browser: ClientConnection, scene: Scene) -> None:
+def test_text_of_others_is_shown_as_text(browser: ClientConnection, scene: Scene) -> None:
     """A job that is named like a script is shown by that name, and runs nothing."""
     with opened(browser, scene) as page:
         page.until(f"document.querySelector('#job-rows th').innerText.includes({MARKUP[:30]!r})")
@@ -125,7 +125,7 @@ def test_what_others_wrote_is_shown_as_text(browser: ClientConnection, scene: Sc
         assert page.evaluate("document.title") == "shardcache"
 
 
-def test_what_is_called_alike_has_a_row_each(browser: ClientConnection, scene: Scene) -> None:
+def test_shards_of_the_same_name_have_a_row_each(browser: ClientConnection, scene: Scene) -> None:
     """Shards that one may not see all have the same name; their rows neither merge nor pile up."""
     with opened(browser, scene) as page:
         assert page.evaluate(THRICE) == ["a", "b", "a"]
@@ -178,7 +178,7 @@ def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark
         assert page.evaluate("document.getAnimations().length") == 0
 
 
-def test_a_page_that_is_behind_a_token_asks_for_it(browser: ClientConnection, tmp_path: Path, scene: Scene) -> None:
+def test_page_that_needs_a_token_asks_for_it(browser: ClientConnection, tmp_path: Path, scene: Scene) -> None:
     """A wrong one is refused, the right one opens the page; one that the address brings is taken out of it."""
     (token_file := tmp_path / "token").write_text(TOKEN)
     token_file.chmod(0o600)
@@ -197,7 +197,9 @@ def test_a_page_that_is_behind_a_token_asks_for_it(browser: ClientConnection, tm
         assert page.evaluate("location.hash") == "" and TOKEN not in "".join(page.requested)
 
 
-def test_it_says_that_the_daemon_is_away_and_goes_on_when_it_is_back(browser: ClientConnection, tmp_path: Path) -> None:
+def test_page_shows_an_unreachable_daemon_and_resumes_when_it_is_back(
+    browser: ClientConnection, tmp_path: Path
+) -> None:
     """Across a restart, without a reload."""
     port = free_port()
     daemon = Daemon(tmp_path, "--http", f"127.0.0.1:{port}")

@@ -156,7 +156,7 @@ def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
     assert tier["livenessProbe"]["exec"]["command"][-1] == FRONT
 
 
-def test_a_tier_has_a_store_and_a_port_of_its_own() -> None:
+def test_tier_has_its_own_store_and_port() -> None:
     """The chart renders none without a store, and another port wherever it stands."""
     with pytest.raises(subprocess.CalledProcessError):
         templated("tier.enabled=true")
@@ -176,7 +176,7 @@ def test_a_tier_has_a_store_and_a_port_of_its_own() -> None:
     assert found["shardcache-tier"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9181}]}]
 
 
-def test_a_tier_that_no_daemon_uses_is_told() -> None:
+def test_unused_tier_is_reported() -> None:
     """The notes after an installation say what the config lacks, and nothing if it lacks nothing."""
     chart, example = KUBERNETES / "chart", KUBERNETES / "examples" / "tier" / "shardcache.toml"
     install = ["helm", "install", "shardcache", str(chart), "--dry-run=client", "--set", ",".join(TIER)]

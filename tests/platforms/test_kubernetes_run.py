@@ -126,7 +126,7 @@ def test_a_job_on_two_nodes_trains(cluster: Cluster, nodes: dict[Node, Container
         assert counters["origin_bytes"] - counters["hedged_bytes"] <= sum(thing["Size"] for thing in listed)
 
 
-def test_metrics_are_for_who_has_the_token(nodes: dict[Node, Container]) -> None:
+def test_metrics_need_the_token(nodes: dict[Node, Container]) -> None:
     """The pod's address gives metrics to the PodMonitor's token."""
     node = next(iter(nodes))
     request = urllib.request.Request(f"http://{node.ip}:9300/metrics", headers={"Authorization": f"Bearer {TOKEN}"})

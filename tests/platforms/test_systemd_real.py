@@ -63,7 +63,7 @@ def cached(machine: Machine) -> str:
     return machine.run("find", "/var/cache/shardcache/shards", "-name", "*.tar").strip()
 
 
-def test_those_who_train_are_served_and_no_others(machine: Machine, url: str) -> None:
+def test_only_training_ranks_are_served(machine: Machine, url: str) -> None:
     """In its sandbox the daemon fetches, indexes and evicts; its files and its socket are the group's alone."""
     assert asked(machine, "warm", url)[-1]["event"] == "done"
     tar = cached(machine)
@@ -78,7 +78,7 @@ def test_those_who_train_are_served_and_no_others(machine: Machine, url: str) ->
     assert evicted["evicted"] == [url]
 
 
-def test_it_is_started_by_who_needs_it(machine: Machine, url: str) -> None:
+def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
     """After a stop the socket is there, what was cached is as it was, and the next request starts the daemon."""
     asked(machine, "warm", url)
     tar = cached(machine)

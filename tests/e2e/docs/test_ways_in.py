@@ -55,7 +55,7 @@ def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, scrip
     assert epochs["epoch 0"] != epochs["epoch 1"] != epochs["epoch 2"]
 
 
-def test_lightning_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_lightning_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs under DDP; a run that is resumed within the second one is shown what the first was shown from there.
 
     Lightning saves the loader's state of rank 0 alone, and gives it to all ranks.
@@ -63,7 +63,7 @@ def test_lightning_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) 
     check_resumed(daemon, tmp_path, ["with_lightning.py"], "epoch=1-step={}.ckpt".format)
 
 
-def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_accelerate_trains_validates_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs on two processes; a run resumed from `save_state` within the second one reads on from there.
 
     Accelerate saves the states of rank 0 alone, and gives them to all ranks.
@@ -71,7 +71,7 @@ def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path)
     check_resumed(daemon, tmp_path, torchrun("with_accelerate.py"), "step-{}".format)
 
 
-def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_nodes_of_torchdata_resume(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs through nodes that read ahead; all ranks resume from rank 0's state with the very next batch."""
     command = [*torchrun("with_torchdata_nodes.py"), "s3://bucket/train.json"]
     epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path))
@@ -80,7 +80,7 @@ def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
     check_rest(epochs, run(daemon, tmp_path / "rest", *command, "--resume", str(saved)), 3)
 
 
-def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_processes_without_torch_read_in_turn_and_resume(daemon: Daemon, tmp_path: Path) -> None:
     """Two readers for each of two training processes; checkpoints in the middle of a turn resume with the next batch,
     also when one of the readers has ended its epoch.
     """

@@ -114,7 +114,7 @@ def test_ranks_that_listed_before_they_met_are_compared(
     assert f"shard-{SHARDS:06d}.tar" in errors[0]
 
 
-def test_ranks_that_select_other_samples_are_told(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
     rows = [{"url": f"{source}/shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
     (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))

@@ -60,7 +60,7 @@ def keys(*parts: list[Any]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has processors
-def test_ranks_train_in_step_and_go_on_exactly(daemon: Daemon, texts: str, tmp_path: Path) -> None:
+def test_ranks_train_in_step_and_resume_exactly(daemon: Daemon, texts: str, tmp_path: Path) -> None:
     """Two ranks of two workers get equally many batches and each sample once, over a whole epoch and a resumed one.
 
     What was left is also read once by one rank with three workers, given the states of both ranks.

@@ -127,7 +127,7 @@ def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: 
     ],
     indirect=["make"],
 )
-def test_a_run_goes_on_with_the_next_global_batch_on_any_job(
+def test_run_resumes_with_the_next_global_batch_on_any_job(
     make: Make, load: Any, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
     """From the state of one rank, twice: the sequence of batches is that of a run without interruption."""
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_the_next_global_batch_on_any_job(
 
 
 @pytest.mark.parametrize("load", [stateful, own])
-def test_a_state_of_one_loader_goes_on_with_another(make: Make, load: Any) -> None:
+def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None:
     """Though a plain loader begins with its first worker, whichever worker's turn it was."""
     expected, saving = whole(make), load(make(), 2)
     assert list(islice(saving, 3)) == expected[:3]

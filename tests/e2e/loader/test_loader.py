@@ -96,7 +96,7 @@ def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
         (2, {"drop_last": True}, [10, 11]),
     ],
 )
-def test_a_resumed_loader_goes_on_with_exactly_the_next_batch(
+def test_resumed_loader_gives_exactly_the_next_batch(
     make: Make, workers: int, options: dict[str, Any], steps: list[int]
 ) -> None:
     """The batches after a resume are those of the uninterrupted run, in its order, whichever worker's turn it was."""
@@ -109,7 +109,7 @@ def test_a_resumed_loader_goes_on_with_exactly_the_next_batch(
         assert left == uninterrupted[step:]
 
 
-def test_it_goes_on_exactly_after_a_second_resume(make: Make) -> None:
+def test_it_resumes_exactly_after_a_second_resume(make: Make) -> None:
     """A state taken after a resume, before each worker has sent a batch, knows all workers' places and turns."""
     whole = keys_of(iter(load(make(), 3)))
     state = state_after(load(make(), 3), 4)
@@ -141,7 +141,7 @@ def test_other_workers_and_ranks_share_what_is_left(make: Make, workers: int) ->
         assert left.total() <= len(KEYS) + ranks + 1  # padding
 
 
-def test_shards_that_nobody_counted_resume_exactly_too(make: Make, train: Path, folder: Path) -> None:
+def test_uncounted_shards_resume_exactly_too(make: Make, train: Path, folder: Path) -> None:
     """The workers' own states know how far they are; no count is needed, and no torchdata."""
     pattern = f"file://{train}/{{0..{len(COUNTS) - 1}}}.tar"
 
@@ -186,7 +186,7 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(make: Make) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iteration_that_nobody_read_is_not_left(make: Make, workers: int) -> None:
+def test_unread_iteration_is_not_left(make: Make, workers: int) -> None:
     """Lightning begins each epoch twice: neither the epoch nor the states to resume from are lost by that."""
     whole = keys_of(iter(load(make(), workers)))
     resumed = load(make(), workers)

@@ -55,7 +55,7 @@ def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make,
     assert sorted(chain(*loader)) == KEYS
 
 
-def test_a_loader_goes_on_where_a_worker_was_killed(make: Make) -> None:
+def test_loader_resumes_where_a_worker_was_killed(make: Make) -> None:
     """The kill is an error; the state of before it has every other sample, read by new workers."""
     loader, before = load(make(), 2, prefetch_factor=1), {*children(os.getpid())}
     batches = iter(loader)
@@ -130,7 +130,7 @@ def test_global_batches_come_in_order(make: Make) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 1, "global_batch_size": 8}])
-def test_other_ranks_go_on_after_the_end_of_a_stateful_loaders_epoch(
+def test_other_ranks_resume_after_the_end_of_a_stateful_loaders_epoch(
     make: Make, workers: int, options: dict[str, Any]
 ) -> None:
     """With the next epoch: not with what is left of the last one, which is nothing."""

@@ -101,7 +101,7 @@ def dealt(mixture: Mixture, epoch: int) -> Read:
 
 
 @pytest.mark.parametrize("weights", [None, {"web": 1, "code": 3}])
-def test_what_a_mixture_deals_is_read(make: Make, weights: Any) -> None:
+def test_readers_read_the_samples_that_a_mixture_assigns(make: Make, weights: Any) -> None:
     """Shards that enter in different lanes, mixed or in file order: every sample from its own shard, in the order."""
     mixture = make(weights)
     for epoch in range(2):
@@ -144,7 +144,7 @@ def test_weights_change_from_epoch_to_epoch(make: Make) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [0, 1, 7, 17])
-def test_a_mixture_goes_on_exactly(make: Make, workers: int, taken: int) -> None:
+def test_mixture_resumes_exactly(make: Make, workers: int, taken: int) -> None:
     """After any number of batches the rest is what would have come, and so is the next epoch."""
     whole = loader(make({"web": 2, "code": 1}), workers)
     epochs = [read(whole), read(whole)]
@@ -156,7 +156,7 @@ def test_a_mixture_goes_on_exactly(make: Make, workers: int, taken: int) -> None
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_other_readers_go_on_with_a_mixture(make: Make) -> None:
+def test_other_readers_resume_with_a_mixture(make: Make) -> None:
     """Two ranks of two workers, then three ranks of one, then one of three: each sample once, of each source."""
     have: Read = []
     states: list[Any] = []
@@ -193,7 +193,7 @@ def test_lanes_give_back_their_shards(make: Make, daemon: Daemon) -> None:
     del samples
 
 
-def test_a_state_tells_the_position_in_each_source(make: Make) -> None:
+def test_state_shows_the_position_in_each_source(make: Make) -> None:
     """By numbers for people to read: where the epoch begins, how much of it there is, and how much is passed."""
     mixture = make({"web": 3, "code": 1}, samples_per_epoch=60)
     list(mixture)
@@ -225,7 +225,7 @@ def test_only_the_weights_of_later_epochs_may_change_on_resuming(make: Make) -> 
 
 @pytest.mark.parametrize("source", ["web", "code"])
 @pytest.mark.parametrize("fault", ["sample", "shard", "decode"])
-def test_what_cannot_be_read_leaves_the_other_samples_in_place(
+def test_unreadable_samples_leave_the_others_in_place(
     daemon: Daemon, tmp_path: Path, indexes: dict[str, str], source: str, fault: str
 ) -> None:
     """A bad sample or shard of one source: all others come in the order in which they would have come, from any state.

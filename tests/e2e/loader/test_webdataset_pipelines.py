@@ -213,7 +213,7 @@ def test_resampled_ranks_count_their_rounds_alone(
     assert not caplog.records
 
 
-def test_length_is_what_is_said(dataset: Any) -> None:
+def test_length_is_the_declared_one(dataset: Any) -> None:
     """`with_length` sets `len` for frameworks that ask, and nothing else."""
     pipeline = dataset().with_length(7, silent=True)
     assert len(pipeline) == 7
@@ -277,7 +277,7 @@ def read(pipeline: Iterator[Any], count: int) -> list[str]:
     return [next(pipeline)["__key__"] for _ in range(count)]
 
 
-def test_a_pipeline_goes_on_where_it_was(dataset: Any) -> None:
+def test_pipeline_resumes_where_it_was(dataset: Any) -> None:
     """The state passes through the stages: nothing is lost or repeated, shuffling included."""
     make = functools.partial(dataset, shardshuffle=100, seed=3, shuffle_window=3)
     before = make().map(dict)
@@ -324,7 +324,7 @@ def letters(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
         (lambda pipe: pipe.batched(2).unbatched(), "unbatched"),
     ],
 )
-def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, stages: Pipeline, named: str) -> None:
+def test_state_after_a_stage_that_splits_samples_is_refused(dataset: Any, stages: Pipeline, named: str) -> None:
     """In the middle of a sample the source is behind it: the rest of its items would be lost on resume."""
     pipeline = stages(dataset())
     next(iter(pipeline))
@@ -340,7 +340,7 @@ def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, sta
         lambda pipe: pipe.rename_keys(text="txt", keep_unselected=True).compose(wds.info(n=0)).slice(100),
     ],
 )
-def test_stages_that_give_item_by_item_go_on_exactly(dataset: Any, stages: Pipeline) -> None:
+def test_stages_that_give_item_by_item_resume_exactly(dataset: Any, stages: Pipeline) -> None:
     """The samples after a saved state are those that would have come."""
     pipeline = stages(dataset(select_files=lambda name: name.endswith("txt")))
     items = iter(pipeline)
@@ -350,7 +350,7 @@ def test_stages_that_give_item_by_item_go_on_exactly(dataset: Any, stages: Pipel
     assert keys_of(again) == keys_of(items)
 
 
-def test_what_a_buffer_held_is_said_to_be_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_in_a_buffer_are_reported_as_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A shuffle buffer has samples that the state takes for read: whoever loads it is told."""
     pipeline = dataset().shuffle(5)
     pipeline.load_state_dict(dataset().state_dict())

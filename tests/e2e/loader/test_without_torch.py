@@ -68,7 +68,7 @@ def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: 
     assert [sample["__key__"] for sample in resumed] == expected[30:]
 
 
-def test_a_reader_goes_on_from_a_datasets_state(index: str, daemon: Daemon) -> None:
+def test_reader_resumes_from_a_datasets_state(index: str, daemon: Daemon) -> None:
     """A state of a ShardDataset is one of a ShardReader."""
     dataset = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
     samples = iter(dataset)

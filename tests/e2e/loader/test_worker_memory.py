@@ -42,7 +42,7 @@ def test_a_variable_turns_it_off(daemon: Daemon, urls: str, monkeypatch: pytest.
     assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) < 70 * MB
 
 
-def test_a_process_of_its_own_is_left_alone(daemon: Daemon, urls: str) -> None:
+def test_foreign_process_is_left_alone(daemon: Daemon, urls: str) -> None:
     """Without workers, the samples are read by the training process, whose allocator is the user's."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(kept_by_loader, ShardDataset(urls, socket=daemon.socket), 0).result() < 70 * MB

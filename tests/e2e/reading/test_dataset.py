@@ -103,9 +103,7 @@ def sessions_of(daemon: Daemon, job: str) -> int:
     return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
 
 
-def test_more_readers_than_shards_nobody_counted(
-    daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_readers_than_uncounted_shards(daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whole shards are dealt: some have none, yield nothing and do not even connect; the job is told once."""
     source = folder / "few"
     source.mkdir()
@@ -240,7 +238,7 @@ def _read_one_and_fork(ds: ShardDataset, pipe: Any) -> None:
     signal.pause()
 
 
-def test_a_pickled_dataset_is_one_of_its_own(daemon: Daemon, urls: str, keys: list[str]) -> None:
+def test_pickled_dataset_is_independent(daemon: Daemon, urls: str, keys: list[str]) -> None:
     """A copy by pickle reads the same, and its epoch is its own."""
     ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
     other = pickle.loads(pickle.dumps(ds))

@@ -55,7 +55,7 @@ def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str,
     assert len({key for epoch in epochs[:2] for rank in epoch for key in rank}) == 160
 
 
-def test_nothing_is_fetched_behind_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
+def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
     """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
     urls, datasets = {}, {}
     for name, epochs in (("last", 2), ("another", None)):
@@ -71,7 +71,7 @@ def test_nothing_is_fetched_behind_the_last_epoch(daemon: Daemon, tmp_path: Path
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
 
 
-def test_epochs_behind_the_last_are_read_like_any_other(daemon: Daemon, index: str, keys: list[str]) -> None:
+def test_epochs_after_the_last_are_read_like_any_other(daemon: Daemon, index: str, keys: list[str]) -> None:
     """Saying how many there are takes nothing away, also between two that follow each other by themselves."""
     options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
     ending, endless = ShardDataset(index, epochs=1, **options), ShardDataset(index, **options)
@@ -292,7 +292,7 @@ def uneven(folder: Path) -> str:
     rank=st.integers(0, 3),
     step=st.integers(0, 10),
 )
-def test_what_was_dealt_is_read(
+def test_readers_read_the_samples_assigned_to_them_in_order(
     daemon: Daemon,
     uneven: str,
     shuffle: Shuffle | None,

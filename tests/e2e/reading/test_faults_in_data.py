@@ -197,7 +197,7 @@ def test_a_loader_is_as_long_as_it_says(daemon: Daemon, source: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])
 @orders
-def test_a_run_over_bad_data_goes_on_from_any_sample(
+def test_run_over_bad_data_resumes_from_any_sample(
     daemon: Daemon, source: Path, fault: str, order: dict[str, Any]
 ) -> None:
     """Before and behind what is bad, and among those that make up for it, the rest is what would have come."""
@@ -257,7 +257,7 @@ def test_a_decoders_error_in_a_worker(daemon: Daemon, source: Path) -> None:
     del caught
 
 
-def test_what_a_decoder_returns_is_given(daemon: Daemon, source: Path) -> None:
+def test_samples_are_what_the_decoder_returns(daemon: Daemon, source: Path) -> None:
     """Whatever it is, None included."""
     url = f"file://{source}/index.json"
     assert list(ShardDataset(url, decode=lambda sample: len(sample["bin"]), socket=daemon.socket)) == [200] * len(KEYS)

@@ -137,7 +137,7 @@ def test_samples_that_cannot_be_numbered_are_refused(numbered: str, daemon: Daem
         ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket).indexed()
 
 
-def test_a_bad_sample_is_an_error_of_its_own(folder: Path, daemon: Daemon) -> None:
+def test_bad_sample_has_its_own_error(folder: Path, daemon: Daemon) -> None:
     """Its neighbours can be read."""
     twice = [{"__key__": "a", "jpg": b"1"}, {"__key__": "b", "jpg": b"2"}, {"__key__": "c", "jpg": b"3"}]
     (folder / "bad.tar").write_bytes(make_tar(twice))

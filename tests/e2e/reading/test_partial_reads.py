@@ -163,7 +163,7 @@ def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, parti
     assert read == KEYS
 
 
-def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
+def test_object_replaced_after_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
     """The samples of two versions never meet; the error says how far the first one had been read."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))

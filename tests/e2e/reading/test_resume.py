@@ -48,7 +48,7 @@ def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
         (2, {"snapshot_every_n_steps": 3}, [5]),
     ],
 )
-def test_a_stateful_loader_goes_on_exactly(make: Make, workers: int, options: dict[str, Any], steps: list[int]) -> None:
+def test_stateful_loader_resumes_exactly(make: Make, workers: int, options: dict[str, Any], steps: list[int]) -> None:
     """After any number of batches: what comes is, byte for byte, what would have come, and so is the next epoch."""
     whole = stateful(make(), workers, **options)
     epochs = [list(whole), list(whole)]
@@ -185,7 +185,7 @@ def test_a_run_goes_back(make: Make, persistent: bool) -> None:
     assert list(loader) == second
 
 
-def test_a_state_that_nobody_can_tell_is_refused(make: Make) -> None:
+def test_unknowable_state_is_refused(make: Make) -> None:
     """That of a plain loader's workers, which are ahead of the loop."""
     ds = make()
     samples = iter(ds)
@@ -197,7 +197,7 @@ def test_a_state_that_nobody_can_tell_is_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle_window": 0}, {"shuffle_window": 1}, {}])
-def test_a_dataset_goes_on_by_itself(make: Make, options: dict[str, Any]) -> None:
+def test_dataset_counts_its_own_epochs(make: Make, options: dict[str, Any]) -> None:
     """Without any loader, however it is shuffled: in a new process, and in the one that read."""
     ds = make(**options)
     samples = iter(ds)

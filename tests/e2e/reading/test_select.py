@@ -74,7 +74,7 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
     assert (keys_of(dataset) == keys_of(samples)) == (not options)
 
 
-def test_entries_tell_what_the_index_knows(train: str, daemon: Daemon) -> None:
+def test_entries_have_what_the_index_knows(train: str, daemon: Daemon) -> None:
     """Keys, sizes of all members and the shard's url, of each sample once, in order."""
     seen: list[IndexEntry] = []
     ShardReader(train, socket=daemon.socket).select(lambda entry: not seen.append(entry))  # type: ignore[func-returns-value]
@@ -181,7 +181,7 @@ def test_selected_samples_by_number(make: Make, train: str, daemon: Daemon) -> N
 
 
 @pytest.mark.parametrize("by", ["samples", "shards"])
-def test_a_split_is_the_same_for_all_who_make_it(make: Make, train: str, daemon: Daemon, by: Any) -> None:
+def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daemon, by: Any) -> None:
     """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
     whole = ShardDataset(train, shuffle=True, socket=daemon.socket)
     parts = [set(keys_of(part)) for part in whole.split(0.8, 0.2, by=by)]
@@ -217,7 +217,7 @@ def test_a_bad_shard_of_a_selection_goes_to_the_handler(make: Make, folder: Path
         keys_of(ShardDataset(f"file://{source}/index.json", **options).subset(chosen))
 
 
-def test_what_cannot_be_selected_says_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:
+def test_impossible_selections_say_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:
     """No index, no table, the table of another index, no sample left, samples that were never counted."""
     source = folder / "select"
     with pytest.raises(ConfigError, match="needs a table of the samples") as caught:

@@ -99,7 +99,7 @@ def test_ranks_read_each_block_once_and_resume_on_others(
 
 
 @pytest.mark.parametrize("batches", range(0, 8, 3))
-def test_a_loader_goes_on_within_a_document(index: str, daemon: Daemon, batches: int) -> None:
+def test_loader_resumes_within_a_document(index: str, daemon: Daemon, batches: int) -> None:
     """With workers, from its state; each block is a row of a tensor."""
     blocks = expected(numbered(SIZES), LENGTH, overlap=1)
 
@@ -267,7 +267,7 @@ def test_columns_of_tables_become_tokens(folder: Path, daemon: Daemon, tmp_path:
     ("option", "value"),
     [("zero_copy", True), ("members", ("npy",)), ("decode", {"npy": "numpy"}), ("missing", "skip")],
 )
-def test_what_is_for_members_is_refused(index: str, daemon: Daemon, option: str, value: Any) -> None:
+def test_token_blocks_refuse_options_for_members(index: str, daemon: Daemon, option: str, value: Any) -> None:
     """Blocks have none."""
     options: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match="blocks of tokens"):

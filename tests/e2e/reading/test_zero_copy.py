@@ -111,7 +111,7 @@ def test_every_byte_arrives_although_shards_go_at_once(shards: list[Path], metho
     assert len([path for path in shards if not path.exists()]) >= 2
 
 
-def test_what_was_received_outlives_workers_and_files(shards: list[Path]) -> None:
+def test_received_samples_outlive_workers_and_files(shards: list[Path]) -> None:
     """Batches that are kept stay right when the epoch has ended, the workers are gone and so are the shards."""
     batches = list(DataLoader(LentShards(shards), batch_size=8, num_workers=2))
     assert not multiprocessing.active_children()

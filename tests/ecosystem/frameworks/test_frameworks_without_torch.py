@@ -76,7 +76,7 @@ def test_every_sample_once_and_an_exact_resume(daemon: Daemon, tmp_path: Path, r
     check_rest(epochs, run_ranks(daemon, tmp_path / "rest", *ranks("--resume", str(saved))), 3)
 
 
-def test_datasets_shares_out_readers_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_datasets_shares_out_readers_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
     """The same with two workers per process, to which datasets gives a reader each."""
     command = [*torchrun("with_datasets.py"), INDEX]
     epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path), limit_s=LIMIT_S)

@@ -107,7 +107,7 @@ def test_datasets_idle_workers_are_an_error(make: Make) -> None:
     assert sorted(sample["key"] for sample in loader) == KEYS
 
 
-def test_a_trainer_with_loaders_of_its_own_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
+def test_trainer_with_its_own_loaders_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(JOB), str(daemon.socket), index, str(tmp_path)]

@@ -112,7 +112,7 @@ def train(tmp_path: Path) -> Train:
     return train
 
 
-def test_each_step_of_each_epoch_goes_on(dataset: ShardDataset[Any], train: Train) -> None:
+def test_each_step_of_each_epoch_resumes(dataset: ShardDataset[Any], train: Train) -> None:
     """From within an epoch, from its end, and from a run that was itself resumed; nothing else is decoded."""
     whole = train(dataset)
     assert len(whole) == 2 * STEPS
@@ -123,7 +123,7 @@ def test_each_step_of_each_epoch_goes_on(dataset: ShardDataset[Any], train: Trai
     assert train(dataset, STEPS) == whole[STEPS:]
 
 
-def test_steps_of_several_batches_go_on(dataset: ShardDataset[Any], train: Train) -> None:
+def test_steps_of_several_batches_resume(dataset: ShardDataset[Any], train: Train) -> None:
     """Where Trainer's last step of an epoch has fewer batches than the others."""
     whole = train(dataset, gradient_accumulation_steps=3)
     assert len(whole) == 2 * STEPS
@@ -139,7 +139,7 @@ def test_the_batch_size_that_fits_is_found(dataset: ShardDataset[Any], train: Tr
     assert train(dataset, 30, largest=2, auto_find_batch_size=True) == shown[30:]
 
 
-def test_a_loader_of_unknown_length_goes_on(dataset: ShardDataset[Any], train: Train) -> None:
+def test_loader_of_unknown_length_resumes(dataset: ShardDataset[Any], train: Train) -> None:
     """With a filter, Trainer knows no epochs: the loader's own count of them goes on."""
 
     def of_odd() -> ShardDataset[Any]:

@@ -51,7 +51,7 @@ def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str
     check_usage(daemon, tmp_path, f"with_{way}.py")
 
 
-def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_trainer_trains_evaluates_predicts_and_resumes(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs, each evaluated, and predictions for every sample; a run resumed within the second one reads on."""
     epochs = check_resumed(daemon, tmp_path, torchrun("with_trainer.py"), "checkpoint-{}".format)
     samples = sum(VALIDATION)
@@ -61,7 +61,7 @@ def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path:
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]
 
 
-def test_one_process_of_trainer_goes_on_where_two_were_killed_and_two_where_it_was(
+def test_one_process_of_trainer_resumes_where_two_were_killed_and_two_where_it_was(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     """Within the first and the second epoch; training ends after as many steps as if the two had never ended."""
@@ -82,13 +82,13 @@ def test_one_process_of_trainer_goes_on_where_two_were_killed_and_two_where_it_w
     assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
 
 
-def test_one_process_of_accelerate_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_one_process_of_accelerate_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
     """In the middle of an epoch, each of whose samples is shown exactly once up to the checkpoint and after it."""
     command = torchrun("with_accelerate.py"), torchrun("with_accelerate.py", ranks=1)
     check_killed(daemon, tmp_path, command, "step-{}".format)
 
 
-def test_one_device_of_lightning_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_one_device_of_lightning_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
     """Lightning gives rank 0's state to its only process."""
     command = ["with_lightning.py"], ["with_lightning.py", "--devices", "1"]
     check_killed(daemon, tmp_path, command, "epoch=0-step={}.ckpt".format)
@@ -109,7 +109,7 @@ def ray_checkpoints(run_folder: Path) -> list[Path]:
 
 
 @pytest.mark.usefixtures("ray_env")
-def test_ray_train_trains_and_goes_on_under_its_own_name(daemon: Daemon, tmp_path: Path) -> None:
+def test_ray_train_trains_and_resumes_under_its_own_name(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs; a run resumed from a checkpoint of the last one reads on; each is listed by the name of its run."""
     command = ["with_ray.py", "s3://bucket/train/", "--storage", str(tmp_path / "storage")]
     epochs = run(daemon, tmp_path / "out", *command, "--name", "first-run", limit_s=RAY_LIMIT_S)
@@ -125,7 +125,7 @@ def test_ray_train_trains_and_goes_on_under_its_own_name(daemon: Daemon, tmp_pat
 
 
 @pytest.mark.usefixtures("ray_env")
-def test_one_worker_of_ray_train_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_one_worker_of_ray_train_resumes_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
     """Ray's own processes are killed with the job; each sample of the epoch is shown once up to the checkpoint and on.
 
     The newest checkpoint may have been written only in part; the one before it is whole.

@@ -81,7 +81,7 @@ def outcomes(sdist: Path, data_url: str, **env: str) -> tuple[set[str], set[str]
     return passed, failed
 
 
-def test_what_passes_with_webdataset_passes_with_the_drop_in(sdist: Path, data_url: str, tmp_path: Path) -> None:
+def test_webdatasets_own_tests_pass_with_the_drop_in(sdist: Path, data_url: str, tmp_path: Path) -> None:
     """All of webdataset's tests, but for those that `suite_exceptions` lists with the reason.
 
     The web server is everybody's proxy, too, so that nothing depends on the internet.

@@ -98,7 +98,7 @@ def test_no_secret_shows_anywhere(daemon: Daemon, server: Canary, tmp_path: Path
     assert any(MARK in value for _, _, headers in server.requests for value in headers.values())  # they were in use
 
 
-def test_a_signed_url_is_a_shard_of_its_own(daemon: Daemon, server: Canary) -> None:
+def test_signed_url_is_a_separate_shard(daemon: Daemon, server: Canary) -> None:
     """Another signature is another url: nobody gets by a forged one what somebody else fetched by a good one."""
     first, second = (server.url(f"/a.tar?sig={number}") for number in (1, 2))
     for url in (first, second, first):

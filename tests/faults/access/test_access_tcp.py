@@ -110,7 +110,7 @@ def test_a_site_that_rebinds_its_name_reads_nothing(daemon: Daemon, port: int, h
     assert ask(port, "/v1/status", Host=f"localhost:{port}").status == 200
 
 
-def test_what_is_no_http_is_answered_and_not_logged(daemon: Daemon, port: int) -> None:
+def test_garbage_on_the_tcp_port_is_answered_and_not_logged(daemon: Daemon, port: int) -> None:
     """Whoever reaches the port, token or not, could fill the node's disk with tracebacks."""
     before = daemon.log.stat().st_size
     for nonsense in (b"\0\xff", b"GET / HTTP/9.9", b"GET /v1/health HTTP/1.1\r\nX: " + bytes(100_000)):
@@ -125,7 +125,7 @@ def test_without_a_token_local_files_are_not_named(daemon: Daemon, port: int) ->
     assert len(daemon.shards()) == 1 and ask(port, "/v1/shards").lines == []
 
 
-def test_with_a_token_only_who_brings_it_reads(tmp_path: Path, token_file: Path) -> None:
+def test_status_needs_the_token_where_one_is_set(tmp_path: Path, token_file: Path) -> None:
     """By `Authorization: Bearer`; then everything is named, by whatever name the node is called."""
     (shard,) = write_shards(tmp_path, 1, 10)
     port = free_port()
@@ -230,7 +230,7 @@ class _Talker(asyncio.Protocol):
         self.lost.set()
 
 
-async def test_who_does_not_read_has_no_longer() -> None:
+async def test_slow_client_is_disconnected_at_the_timeout() -> None:
     """An answer that nobody takes holds its place for the limit, not until it is taken."""
     talker = _Talker()
     acceptor, sock = Acceptor(lambda: talker, lambda: BRIEF), _listening()

@@ -103,7 +103,7 @@ def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -
         assert root.plan(list(urls.values()), [0, 1, 2])["type"] == "ok"
 
 
-def test_what_one_may_not_fetch_one_neither_sees_nor_removes(daemon: Daemon, server: Canary) -> None:
+def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(daemon: Daemon, server: Canary) -> None:
     """`ls`, `status`, `verify` and `evict` know nothing of it."""
     public, hers = server.url("/public/a.tar"), server.url("/alice/a.tar")
     assert (warm(ALICE, daemon, public), warm(ALICE, daemon, hers)) == ("fetched", "fetched")
@@ -127,7 +127,7 @@ def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> N
         assert canary.connections == 0 and daemon.shards() == []
 
 
-def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
+def test_log_names_the_user_of_each_request(daemon: Daemon, server: Canary) -> None:
     """Sessions and errands leave a line with the user's id; looking at the status leaves none."""
     warm(ALICE, daemon, server.url("/alice/a.tar"))
     with RawSession(daemon) as session:
@@ -139,7 +139,7 @@ def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
     assert "54322" not in lines
 
 
-def test_nobody_fills_the_log_by_asking(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_of_a_user_are_limited_per_minute(capsys: pytest.CaptureFixture[str]) -> None:
     """A user's lines are bounded a minute; others' are still written."""
     audit = Audit()
     for _ in range(10_000):

@@ -50,7 +50,7 @@ def test_every_operation_keeps_to_its_description(api: ModuleType, daemon: Daemo
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_what_is_told_of_real_shards_is_as_described(api: ModuleType, daemon: Daemon) -> None:
+def test_answers_about_real_shards_fit_the_description(api: ModuleType, daemon: Daemon) -> None:
     """Every event of a fetch, a count, a check and a removal; what random urls never come to."""
     cached = [json.loads(line)["url"] for line in daemon.request("GET", "/v1/shards").splitlines()]
     missing = cached[0].replace("000000", "999999")
@@ -84,7 +84,7 @@ def test_what_is_told_of_real_shards_is_as_described(api: ModuleType, daemon: Da
         ("POST", "/v1/warm", b" " * (1 << 21), 413),
     ],
 )
-def test_what_http_refuses_is_an_error_like_any_other(
+def test_http_errors_have_the_form_of_all_errors(
     daemon: Daemon, method: str, path: str, body: bytes | None, status: int
 ) -> None:
     """No page of HTML, no bare text: tools read one form of error; the methods that are known are named."""

@@ -138,7 +138,7 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     assert len(ranges(faulty, "a.tar")) == PARTS
 
 
-async def test_what_is_cached_is_served_while_the_store_is_away(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_cached_shards_are_served_while_the_store_is_unreachable(daemon: Daemon, faulty: FaultyS3) -> None:
     """A url of unknown version is asked about again; without an answer, the version seen last is served."""
     url = faulty.put("a.tar", shard(0))
     assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
@@ -171,7 +171,7 @@ async def test_a_new_version_is_served_once_it_is_known(daemon: Daemon, faulty: 
     assert await asyncio.to_thread(read, daemon, url) == samples_of(0, seed=1)
 
 
-async def test_after_an_outage_the_plan_goes_on(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_plan_continues_after_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
     """Shards that could not be fetched ahead while the store was broken are fetched ahead once it works."""
     for number in range(4):
         faulty.put(f"{number}.tar", shard(number))

@@ -103,7 +103,7 @@ async def test_finished_parts_are_kept(daemon: Daemon, faulty: FaultyS3) -> None
     assert first_bytes(faulty, "a.tar")[before:] == [last]
 
 
-async def test_a_restart_is_no_news_to_readers(
+async def test_restart_does_not_disturb_readers(
     daemon: Daemon, faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Files in hand stay readable, the rest comes from the next daemon, and nothing is said above the level INFO."""
@@ -122,7 +122,7 @@ async def test_a_restart_is_no_news_to_readers(
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 
-async def test_readers_are_told(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_readers_get_a_goodbye_with_its_own_code(daemon: Daemon, faulty: FaultyS3) -> None:
     """The goodbye has a code of its own, also for who has just connected and has not said hello."""
     with RawSession(daemon) as session:
         stopping = asyncio.create_task(asyncio.to_thread(daemon.stop))
@@ -131,7 +131,7 @@ async def test_readers_are_told(daemon: Daemon, faulty: FaultyS3) -> None:
     assert await stopping == 0
 
 
-async def test_nobody_who_hangs_keeps_it(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:
     """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
     url = stalled(faulty)
     warming = await begun(daemon, url)
@@ -155,7 +155,7 @@ async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3
         assert await aside(daemon.stop) == 0
 
 
-async def test_meanwhile_it_says_so_and_takes_on_nothing(daemon: Daemon, faulty: FaultyS3) -> None:
+async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faulty: FaultyS3) -> None:
     """Health tells that it drains; sessions and errands get an error that says what to do."""
     warming = await begun(daemon, stalled(faulty))
     daemon.tell_to_stop()

@@ -41,7 +41,7 @@ def test_rude_readers_leave_nothing(tmp_path: Path) -> None:
             row.check(results)
 
 
-def test_what_a_deaf_reader_asked_for_is_not_kept_for_it(daemon: Daemon) -> None:
+def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon) -> None:
     """A reader that never listens has one answer waiting for it, not hundreds, and others are answered meanwhile."""
     with RawSession(daemon, "other") as other, RawSession(daemon, "deaf") as deaf:
         other.ask("resolve", urls=[MANIFEST])
@@ -55,7 +55,7 @@ def test_what_a_deaf_reader_asked_for_is_not_kept_for_it(daemon: Daemon) -> None
     eventually(lambda: daemon.sessions() == 0)
 
 
-def test_the_need_of_one_shard_is_heard_behind_a_wait_for_many(daemon: Daemon, closed: list[str]) -> None:
+def test_need_of_one_shard_is_handled_during_a_wait_for_many(daemon: Daemon, closed: list[str]) -> None:
     """However many shards a reader has asked for ahead, it is heard when it says that one of them is needed."""
     with RawSession(daemon) as session:
         session.plan(closed, list(range(MANY)))

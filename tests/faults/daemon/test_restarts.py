@@ -135,7 +135,7 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
     assert shard.url == "s3://bucket/0.tar"
 
 
-def test_where_there_never_was_a_daemon_nobody_waits(tmp_path: Path) -> None:
+def test_job_does_not_wait_where_there_never_was_a_daemon(tmp_path: Path) -> None:
     """A daemon that was forgotten is an error at once, however patient the job."""
     waiting = threading.Thread(target=_resolve_nowhere, args=(tmp_path,), daemon=True)
     waiting.start()

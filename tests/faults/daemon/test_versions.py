@@ -79,7 +79,7 @@ def test_a_newer_client_that_still_speaks_ours_is_served(daemon: Daemon) -> None
         ({"protocol": OLDEST_PROTOCOL_VERSION - 1}, f"shardcache {__version__} in the training image"),
     ],
 )
-def test_a_client_with_nothing_in_common_is_told_so(daemon: Daemon, speaks: dict[str, int], behind: str) -> None:
+def test_client_without_a_common_version_gets_an_error(daemon: Daemon, speaks: dict[str, int], behind: str) -> None:
     """The error names both releases, and which of them to upgrade."""
     with RawSession(daemon, client_version="7.8", **speaks) as session:
         error = from_json(session.welcome["error"])
@@ -116,7 +116,7 @@ def test_unknown_fields_mean_nothing_to_the_daemon(daemon: Daemon) -> None:
     assert daemon.leases() == 0
 
 
-def test_unknown_requests_are_refused_and_the_session_goes_on(daemon: Daemon) -> None:
+def test_unknown_requests_are_refused_and_the_session_continues(daemon: Daemon) -> None:
     """A request of a later release gets a typed error under its id."""
     with RawSession(daemon) as session:
         answer = session.ask("rehearse", **LATER)
@@ -124,7 +124,7 @@ def test_unknown_requests_are_refused_and_the_session_goes_on(daemon: Daemon) ->
         assert session.ask("resolve", urls=[f"file://{daemon.root}/shard-000000.tar"])["type"] == "manifest"
 
 
-def test_what_a_later_daemon_adds_is_passed_over(path: Path) -> None:
+def test_additions_of_a_later_daemon_are_ignored(path: Path) -> None:
     """Fields and messages that this client does not know change nothing of what it does know."""
 
     def script(peer: Peer) -> None:

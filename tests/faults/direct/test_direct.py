@@ -153,7 +153,7 @@ def test_killed_in_the_middle_of_an_epoch(daemon: Daemon, index: str, workers: i
     assert plain(read + list(samples)) == expected
 
 
-def test_a_run_goes_on_without_the_daemon_that_it_began_with(daemon: Daemon, index: str) -> None:
+def test_run_resumes_without_the_daemon_that_it_began_with(daemon: Daemon, index: str) -> None:
     """A state that was taken while the daemon lent is as good without it."""
     options: dict[str, Any] = {"shuffle": True, "shuffle_window": 3, "seed": 11}
     expected = by_daemon(daemon, index, **options)
@@ -220,7 +220,7 @@ def test_a_shard_that_the_cache_cannot_hold(daemon: Daemon, index: str, caplog: 
     assert "the cache's capacity is" in caplog.text and "epoch 0: 6 shards were read directly" in caplog.text
 
 
-def test_what_the_daemon_refuses_is_not_read_past_it(daemon: Daemon, index: str, moto: Bucket) -> None:
+def test_refusals_of_the_daemon_are_not_bypassed(daemon: Daemon, index: str, moto: Bucket) -> None:
     """A url outside --allow stays refused, whatever this process could read by itself."""
     with Daemon(daemon.root, "--allow", "s3://elsewhere/") as strict, pytest.raises(NotAllowedError):
         dataset(strict, index)
@@ -244,7 +244,7 @@ def test_errors_of_the_store_are_typed(daemon: Daemon, moto: Bucket, index: str)
         list(ds)
 
 
-def test_a_handler_goes_on_behind_a_bad_shard(daemon: Daemon, moto: Bucket, index: str) -> None:
+def test_handler_continues_after_a_bad_shard(daemon: Daemon, moto: Bucket, index: str) -> None:
     """Errors of one shard reach the handler, and the others are read."""
     cut = moto.put("cut.tar", make_tar(random_samples(3))[:2000])
     good = f"{moto.url}/0.tar"
@@ -271,7 +271,7 @@ def test_without_being_asked_for_it_does_not_happen(daemon: Daemon, index: str) 
         dataset(daemon, index, fallback="maybe")
 
 
-def test_the_base_install_is_told_what_is_missing(daemon: Daemon, index: str) -> None:
+def test_base_install_names_the_missing_packages(daemon: Daemon, index: str) -> None:
     """Without the daemon's packages the reader says at the start which to install, and not when the daemon dies."""
     script = (
         "import sys\n"

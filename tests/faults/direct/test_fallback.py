@@ -100,7 +100,7 @@ def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
         assert read == KEYS
 
 
-def test_what_was_asked_for_ahead_of_a_daemon_that_is_gone(root: Path, plan: Plan) -> None:
+def test_leases_requested_ahead_survive_the_loss_of_the_daemon(root: Path, plan: Plan) -> None:
     """Several shards are asked for, the daemon goes, another comes: each lease still gives the shard of its place."""
     with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as shard_source:
         shard_source.declare(plan)
@@ -256,7 +256,7 @@ def test_a_daemon_that_takes_no_plan(root: Path, plan: Plan, caplog: pytest.LogC
 @pytest.mark.parametrize(
     "error", [NotAllowedError("not for you"), NotFoundError("no such object"), AccessDeniedError("who are you")]
 )
-def test_what_is_no_fault_of_the_cache_is_told(root: Path, plan: Plan, error: ShardcacheError) -> None:
+def test_origin_errors_do_not_trigger_the_fallback(root: Path, plan: Plan, error: ShardcacheError) -> None:
     """A refusal, and whatever the store says, reaches the reader as it is, though the store would have let it read."""
     socket = root / "s.sock"
 

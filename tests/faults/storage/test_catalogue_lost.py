@@ -151,7 +151,7 @@ def test_a_lost_catalogue_costs_no_download(lose: Callable[[Path], None], daemon
 
 
 @pytest.mark.parametrize("lose", LOSSES[:5], ids=lambda lose: lose.__name__)
-def test_a_catalogue_lost_under_the_daemon_disturbs_nobody(
+def test_catalogue_lost_under_the_daemon_disturbs_no_reader(
     lose: Callable[[Path], None], daemon: Daemon, urls: list[str]
 ) -> None:
     """It goes on serving and fetching, also what it had not seen before, and a restart finds all of it."""

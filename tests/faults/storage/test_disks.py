@@ -277,7 +277,7 @@ def test_every_cause_has_its_class_and_its_remedy(tmp_path: Path, number: int, k
     assert caught.value.retryable
 
 
-def test_a_full_disk_under_the_log_ends_nobody(tmp_path: Path) -> None:
+def test_full_disk_under_the_log_ends_no_process(tmp_path: Path) -> None:
     """Lines that cannot be written are lost, and nothing else."""
     with CacheRig(tmp_path) as rig:
         rig.daemon.stop()

@@ -176,7 +176,7 @@ async def test_a_round_goes_over_all_and_finds_the_damaged_ones(tmp_path: Path) 
     store.close()
 
 
-async def test_a_restart_goes_on_with_what_was_unchecked_for_longest(tmp_path: Path) -> None:
+async def test_restart_resumes_with_what_was_unchecked_for_longest(tmp_path: Path) -> None:
     """Behind the shard that was checked last before the restart, and not again from the front."""
     store = open_store(tmp_path)
     keys = sorted([(await publish(store, f"{URL}{number}")).key for number in range(6)])
@@ -202,7 +202,7 @@ async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -
     again.close()
 
 
-def test_who_reads_a_damaged_shard_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_readers_of_a_damaged_shard_are_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A byte changes under a reader: with its next shard it hears of which one, and why, and reads on to the end."""
     with CacheRig(tmp_path) as rig:
         assert rig.read(0)

@@ -105,7 +105,7 @@ def test_the_index_is_the_manifest(daemon: Daemon, store: Path, tmp_path: Path) 
     assert [(samples, version is None) for _, version, _, samples in told] == [(SAMPLES, False)] * SHARDS
 
 
-def test_a_table_of_the_samples_is_written_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Keys and sizes of all members, of the versions in the index, though the cache has room for two shards alone."""
     index, table = tmp_path / "index.json", tmp_path / "index.samples.tar"
     ran = shardcache("index", "--json", f"file://{store}/", "-o", index, "--samples", socket=daemon.socket)
@@ -124,7 +124,7 @@ def test_a_table_of_the_samples_is_written_beside_the_index(daemon: Daemon, stor
     assert all(row["sizes"] == {"bin": [SIZES["bin"]] * SAMPLES} for row in told)
 
 
-def test_a_table_needs_a_file_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+def test_table_needs_a_file_next_to_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Standard output has no place for it; and of a shard that fails, neither file is written."""
     ran = shardcache("index", f"file://{store}/", "-o", "-", "--samples", socket=daemon.socket)
     assert ran.code == 2 and "--samples writes a second file" in ran.err
@@ -306,7 +306,7 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
     assert f"{SHARDS} shards, {SHARDS * SAMPLES} samples" in ran.err
 
 
-def test_a_relative_index_beside_the_shards_is_a_url(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+def test_relative_index_next_to_the_shards_is_a_url(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """It names the same shards from there, also after the whole folder was moved."""
     flags = ("--relative-to", f"file://{store}", "-o", store / "index.json")
     assert shardcache("index", f"file://{store}/", *flags, socket=daemon.socket).code == 0

@@ -135,7 +135,7 @@ def test_lines_of_top_add_up_to_what_a_warm_fetches(daemon: Daemon, tmp_path: Pa
     assert came_bytes == pytest.approx(size_bytes, rel=0.01)
 
 
-def test_lines_go_on_after_a_restart(daemon: Daemon) -> None:
+def test_lines_resume_after_a_restart(daemon: Daemon) -> None:
     """While the daemon is away a line is an error; when it is back, pages come again, of the new process."""
     with lines_of(daemon) as lines:
         first = next(lines)

@@ -108,7 +108,7 @@ def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Pat
 
 
 @needs_nginx
-async def test_status_tells_who_is_down(secure: TierNodes) -> None:
+async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
     """Each node's share, its view of the cluster, and the reason for which it does not answer."""
     tier, tls = secure.tier, secure.tier.tls
     reports = await ask(tier.nodes, tier.owner_port, tls)

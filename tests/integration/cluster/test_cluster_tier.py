@@ -100,7 +100,7 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     assert set(owners.values()) == {node.at(tier.owner_port) for node in tier.nodes}
 
 
-def test_a_cached_part_is_only_for_those_whom_the_store_lets_read(cluster: Cluster) -> None:
+def test_cached_part_is_only_for_clients_that_the_store_permits(cluster: Cluster) -> None:
     """A wrong, missing or tampered signature is refused by the front and by every owner, though the part is cached."""
     name = SHARDS[0]
     right = cluster.signed(name)

@@ -19,7 +19,7 @@ HEAVY = ("click", "aiohttp", "asyncio", "rich", "braceexpand")
 
 
 @needs_nginx
-def test_it_tells_of_an_nginx_that_answers_and_of_one_that_hangs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The kernel takes connections for workers that are stopped: only an answer counts."""
     with TierNodes(["http://127.0.0.1:9"], 1) as nodes:
         (node,) = nodes.tier.nodes

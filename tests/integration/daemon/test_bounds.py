@@ -78,7 +78,7 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: i
     assert status["counters"]["evictions"] >= SHARDS - room
 
 
-def test_a_file_that_was_open_goes_once_it_is_closed(tmp_path: Path) -> None:
+def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
     """However busy the cache is, what kept a shard from going is looked at again, and the waiting reader served."""
     (tmp_path / "data").mkdir()
     paths = write_shards(tmp_path / "data", 2, SAMPLES, SIZES)
@@ -95,7 +95,7 @@ def test_a_file_that_was_open_goes_once_it_is_closed(tmp_path: Path) -> None:
         assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
 
 
-def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
+def test_waits_for_space_name_the_jobs_that_hold_it(tmp_path: Path) -> None:
     """One reader's shard fills the cache; the other learns that, and which option helps; then it is served."""
     (tmp_path / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, SAMPLES, SIZES)]

@@ -67,7 +67,7 @@ def hold_and_want(daemon: Daemon, session: RawSession, held: int, position: int)
     session.send(type="need", of=99)
 
 
-def test_a_compressed_shard_without_room_is_told_so(tmp_path: Path, compressed: list[str]) -> None:
+def test_compressed_shard_without_room_is_an_error(tmp_path: Path, compressed: list[str]) -> None:
     """A reader whose own shards leave no room to inflate the next gets the error that plain tars give."""
     with Daemon(tmp_path, capacity=str(3 * SHARD_BYTES)) as daemon, RawSession(daemon) as session:
         session.plan(compressed, list(range(SHARDS)))
@@ -79,7 +79,7 @@ def test_a_compressed_shard_without_room_is_told_so(tmp_path: Path, compressed: 
         assert "--capacity" in error["remedy"]
 
 
-def test_a_compressed_shard_without_room_holds_up_no_other_job(
+def test_compressed_shard_without_room_delays_no_other_job(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:
     """The job that fills the cache itself is told; those that wait behind it, compressed or plain, go on."""
@@ -101,7 +101,7 @@ def test_a_compressed_shard_without_room_holds_up_no_other_job(
         assert modest.receive()["url"] == plain[0]
 
 
-def test_a_compressed_shard_that_nobody_needs_yet_gives_way(
+def test_compressed_shard_that_is_not_needed_yet_gives_way(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:
     """A shard inflated ahead gives up its space if a reader with nothing to read waits for that."""
@@ -122,7 +122,7 @@ def test_a_compressed_shard_that_nobody_needs_yet_gives_way(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_workers_that_wait_for_each_other_are_told_so(tmp_path: Path, plain: list[str], shuffle: bool) -> None:
+def test_workers_that_wait_for_each_other_get_a_deadlock_error(tmp_path: Path, plain: list[str], shuffle: bool) -> None:
     """With room for one shard, one worker keeps it while the loader waits for the other, which has none: an error."""
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
         dataset = ShardDataset(plain, shuffle=shuffle, shuffle_window=0, socket=daemon.socket, timeout_s=HOURS_S)

@@ -52,7 +52,7 @@ async def test_a_sidecar_that_is_too_large_is_not_written(indexers: Indexers, tm
     assert not tar.with_suffix(".idx").exists()
 
 
-async def test_an_error_comes_back_as_itself_and_the_process_goes_on(indexers: Indexers, tmp_path: Path) -> None:
+async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers, tmp_path: Path) -> None:
     """A fault of one shard is no reason to start another process."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(b"no tar at all" * 100)

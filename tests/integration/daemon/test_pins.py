@@ -79,7 +79,7 @@ def read(daemon: Daemon, urls: list[str]) -> None:
     assert len(list(ShardDataset(urls, socket=daemon.socket))) == 10 * len(urls)
 
 
-def test_what_is_pinned_stays_until_it_is_unpinned(daemon: Daemon, urls: list[str]) -> None:
+def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[str]) -> None:
     """Others come and go beside it, `evict` leaves it and says why, and it is never fetched again."""
     assert pin(daemon, urls[:2])[-1]["fetched"] == 2
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_what_is_pinned_stays_until_it_is_unpinned(daemon: Daemon, urls: list[st
     assert daemon.status()["cache"]["used_bytes"] == 0
 
 
-def test_a_pin_has_room_beside_a_plan_that_fills_the_cache(daemon: Daemon, urls: list[str]) -> None:
+def test_pin_has_room_next_to_a_plan_that_fills_the_cache(daemon: Daemon, urls: list[str]) -> None:
     """A job that goes round more shards than fit gives way to a pin; what is only warmed would wait for it to end."""
     with RawSession(daemon) as session:
         session.plan(urls[:5], [0, 1, 2, 3, 4, 0, 1, 2, 3, 4])
@@ -180,7 +180,7 @@ def test_a_damaged_shard_is_pinned_again_once_it_came_again(daemon: Daemon, urls
     assert pinned(daemon) == {urls[0]}
 
 
-def test_what_has_no_room_beside_pins_is_told_why(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+def test_shards_without_room_because_of_pins_say_so(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
     """A shard larger than what pins leave is an error that names them, not a wait without end."""
     big = tmp_path / "data" / "big.tar"
     big.write_bytes(make_tar(random_samples(30, SIZES)))

@@ -115,7 +115,7 @@ def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
         assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
 
 
-def test_what_is_needed_before_it_is_there_is_in_hand_with_its_grant(daemon: Daemon, urls: list[str]) -> None:
+def test_shard_needed_before_its_arrival_is_leased_with_the_grant(daemon: Daemon, urls: list[str]) -> None:
     """The reader need not say it again."""
     with Session(daemon) as session:
         session.plan(urls, [0])
@@ -154,7 +154,7 @@ def test_a_shard_twice_in_hand_is_pinned_twice(daemon: Daemon, urls: list[str]) 
         eventually(lambda: leases(daemon, urls[0]) == 0)
 
 
-def test_what_is_not_needed_may_be_given_back(daemon: Daemon, urls: list[str]) -> None:
+def test_unneeded_grants_can_be_returned(daemon: Daemon, urls: list[str]) -> None:
     """A shard that was only asked for goes back without having counted as read, and no word of it comes too late."""
     with Session(daemon, job="changing its mind") as session:
         session.plan(urls, [0, 1])
@@ -288,7 +288,7 @@ def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> No
         ({"type": "need", "of": "the next"}, "'of'"),
     ],
 )
-def test_nonsense_is_refused_and_the_session_goes_on(
+def test_nonsense_is_refused_and_the_session_continues(
     daemon: Daemon, urls: list[str], message: dict[str, Any], complaint: str
 ) -> None:
     """Whatever a client sends, it gets a typed answer, and its next request is served."""

@@ -102,7 +102,7 @@ def waits_for_space(daemon: Daemon) -> bool:
     return [(row["class"], row["stage"]) for row in transfers] == [("waiting", "waiting for space in the cache")]
 
 
-def test_readers_that_wait_for_each_others_shards_are_told_so(tmp_path: Path, urls: list[str]) -> None:
+def test_readers_that_wait_for_each_others_shards_get_an_error(tmp_path: Path, urls: list[str]) -> None:
     """The last to come gets an error that says how much would be enough; when it leaves, the other goes on."""
     with (
         Daemon(tmp_path, capacity=str(4 * SHARD_BYTES)) as daemon,

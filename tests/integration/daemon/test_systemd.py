@@ -73,7 +73,7 @@ def take(*sockets: socket.socket, **env: str) -> str:
         return process.stdout.read().decode().strip()
 
 
-def test_a_manager_is_told_what_it_has_to_know(tmp_path: Path) -> None:
+def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> None:
     """READY comes first and means that one may connect; the watchdog hears of life, and the stop is announced."""
     path, options = tmp_path / "s.sock", ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
     with ServiceManager(tmp_path / "notify", watchdog_s=1.5) as manager:
@@ -118,7 +118,7 @@ async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
         assert found + await rest == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 
-def test_what_is_handed_over_stays_the_managers(tmp_path: Path, handed: socket.socket) -> None:
+def test_activated_sockets_remain_the_managers(tmp_path: Path, handed: socket.socket) -> None:
     """Sockets and variables reach no further process, TCP answers by the same rules, and the socket's name stays."""
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
@@ -158,7 +158,7 @@ def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
         assert "RuntimeDirectoryPreserve" in take(gone)
 
 
-def test_what_is_for_another_process_is_left_alone(tmp_path: Path) -> None:
+def test_sockets_for_another_process_are_left_alone(tmp_path: Path) -> None:
     """Variables that came down from a parent mean nothing, and go no further."""
     env = {**os.environ, "LISTEN_PID": "1", "LISTEN_FDS": "1"}
     done = subprocess.run((sys.executable, "-c", TAKE), env=env, capture_output=True, text=True, check=True)

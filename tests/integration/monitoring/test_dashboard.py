@@ -171,7 +171,7 @@ def test_many_pages_cost_one_look(daemon: Daemon) -> None:
     assert len({page.moment["uptime_s"] for page in pages}) <= 4, "each page had a refresh of its own"
 
 
-def test_contents_behind_a_token_need_it(tmp_path: Path) -> None:
+def test_contents_need_the_token(tmp_path: Path) -> None:
     """A browser brings no header when it opens a page, so that holds nothing; what fills it takes the token."""
     (token_file := tmp_path / "token").write_text(TOKEN)
     token_file.chmod(0o600)

@@ -86,7 +86,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             yield Scraped(daemon, port, folder, daemon.request("GET", "/metrics").decode())
 
 
-def test_it_tells_what_status_tells(scraped: Scraped) -> None:
+def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
     """The same numbers under other names: nothing is counted twice."""
     status = scraped.daemon.status()
     cache, counters = status["cache"], status["counters"]
@@ -125,7 +125,7 @@ def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
     assert scraped.value("shardcache_event_loop_lag_seconds_count") > 0
 
 
-def test_errors_are_told_by_their_code(scraped: Scraped) -> None:
+def test_errors_are_recognised_by_their_code(scraped: Scraped) -> None:
     """Also those that never came, as 0: a counter that begins with 1 looks as if nothing had happened."""
     failed = scraped.value("shardcache_failed_transfers_total", code="not_found")
     assert failed >= 1  # it was tried ahead of need, too
@@ -177,7 +177,7 @@ def test_the_document_names_every_metric(scraped: Scraped) -> None:
 
 
 @pytest.mark.parametrize("queries", [panels, alerts])
-def test_what_is_asked_of_prometheus_is_there(scraped: Scraped, queries: Callable[[], Iterator[Query]]) -> None:
+def test_metrics_of_all_queries_exist(scraped: Scraped, queries: Callable[[], Iterator[Query]]) -> None:
     """Each metric that a panel or an alert names is in a scrape, with the labels that it selects, groups by, shows."""
     for query in queries():
         names = query.metrics()

@@ -69,7 +69,7 @@ async def test_a_list_keeps_its_order(bucket: Bucket, origins: Origins) -> None:
     assert urls(shards) == [f"{bucket.url}/{name}" for name in ("val/a.tar", "train/a.tar", "x-1.tar", "x-2.tar")]
 
 
-async def test_urls_and_braces_ask_nobody(faulty: FaultyS3, origins: Origins) -> None:
+async def test_urls_and_braces_need_no_request(faulty: FaultyS3, origins: Origins) -> None:
     """Urls without a pattern are taken as they are: not one request."""
     assert await expand("s3://faulty/x-{00..02}.tar", origins) == [
         ShardRef(f"s3://faulty/x-{number:02}.tar") for number in range(3)

@@ -117,7 +117,7 @@ async def test_missing_file_or_folder_is_named(folder: str, origins: Origins) ->
 
 
 @pytest.mark.parametrize("folder", ["file"], indirect=True)
-async def test_a_file_cut_short_meanwhile_is_not_served(folder: str, origins: Origins) -> None:
+async def test_file_truncated_under_the_daemon_is_not_served(folder: str, origins: Origins) -> None:
     """Fewer bytes than the version had are an error and never a short part."""
     write(folder + "a.tar", DATA)
     obj = await origins.origin(folder).stat(folder + "a.tar")

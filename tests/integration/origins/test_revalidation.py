@@ -106,7 +106,7 @@ async def asking(tmp_path: Path, faulty: FaultyS3, origins: Origins) -> AsyncIte
         found.revalidation.stop()
 
 
-async def test_one_question_for_all_who_lease_a_shard(asking: Asking) -> None:
+async def test_one_revalidation_serves_all_readers_of_a_shard(asking: Asking) -> None:
     """Readers that come together ask once, and each again when the answer is old."""
     assert len(set(await asyncio.gather(*(asking.check() for _ in range(20))))) == 1
     assert asking.heads == 1
@@ -183,7 +183,7 @@ class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise LookupError(path)
 
 
-async def test_an_error_that_nobody_expects_ends_no_daemon(tmp_path: Path) -> None:
+async def test_unexpected_error_ends_no_daemon(tmp_path: Path) -> None:
     """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
     register_implementation("odd", OddFileSystem, clobber=True)
     store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)

@@ -81,7 +81,7 @@ async def test_a_certificate_that_is_refused_is_an_error_at_once(
     assert (rig.counters.retries, server.seen) == (0, [])
 
 
-async def test_a_listing_from_who_is_not_trusted_is_refused_alike(
+async def test_listing_from_an_untrusted_server_is_refused_alike(
     trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The SDK asks for it, over connections of its own."""

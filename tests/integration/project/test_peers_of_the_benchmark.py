@@ -43,7 +43,7 @@ def test_a_peer_downloads_everything(tool: str, tmp_path: Path, monkeypatch: pyt
     assert min(spent["wall_s"], spent["cpu_s"]) > 0
 
 
-def test_processor_time_is_told_apart_by_thread() -> None:
+def test_processor_time_is_distinguished_by_thread() -> None:
     """Of two threads the one that works is the busier one, by the time it worked."""
     worked, release = threading.Event(), threading.Event()
 

@@ -229,7 +229,7 @@ def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_an_answer_that_nobody_asked_for_is_answer_to_nothing(scheme: str, rig: Rig, tmp_path: Path) -> None:
+def test_unrequested_answer_is_ignored(scheme: str, rig: Rig, tmp_path: Path) -> None:
     """As a proxy might send that mixes up its connections: it comes together with the end of another one."""
     authority = Authority(tmp_path / "authority")
     rig.ca_file = str(authority.ca_file)
@@ -324,7 +324,7 @@ def test_parts_before_a_cut_are_recorded(rig: Rig) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize(("file", "number"), [("/dev/full", errno.ENOSPC), ("/nowhere/a.part", errno.ENOENT)])
-def test_a_file_that_cannot_be_written_is_an_error_of_its_own(file: str, number: int, held: bool, rig: Rig) -> None:
+def test_file_that_cannot_be_written_has_its_own_error(file: str, number: int, held: bool, rig: Rig) -> None:
     """Neither the server's nor the connection's, whether the body was kept in memory or not."""
     rig.path = Path(file)
     with ScriptedServer(answer(DATA)) as server:
@@ -335,7 +335,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_its_own(file: str, number:
     assert failed.value.cause.errno == number
 
 
-def test_a_journal_that_cannot_be_written_is_an_error_of_its_own(rig: Rig) -> None:
+def test_journal_that_cannot_be_written_has_its_own_error(rig: Rig) -> None:
     """As the file itself."""
     rig.journal = Path("/dev/full")
     with ScriptedServer(answer(DATA)) as server, pytest.raises(PartFileError) as failed:

@@ -52,7 +52,7 @@ async def test_a_paused_part_stops_its_sender_and_loses_nothing(scheme: str, rig
     assert (rig.counters.origin_bytes, rig.counters.retries, rig.downloader.scheduler.pauses) == (2 * LARGE, 0, 1)
 
 
-async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: GaugedS3) -> None:
+async def test_cancelled_paused_part_releases_its_slot(rig: Rig, gauged: GaugedS3) -> None:
     """A download that is given up while paused leaves the slots to the others, and its parts can be fetched later."""
     rig.downloader = rig.make(max_connections=1)
     planned = await rig.stat(gauged.put("planned", 4 * PART, pause_after=100))

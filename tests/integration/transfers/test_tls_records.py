@@ -156,7 +156,7 @@ def test_a_read_ends_when_another_thread_shuts_the_socket_down(way: str, authori
         may_end.set()
 
 
-def test_unread_bytes_are_told_of(way: str, authority: Authority) -> None:
+def test_unread_bytes_are_reported(way: str, authority: Authority) -> None:
     """Also those that only OpenSSL has seen: such a connection must not be used for another request."""
     may_end = threading.Event()
 

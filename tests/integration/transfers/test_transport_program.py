@@ -97,7 +97,7 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("module", ["shardcache.transport.worker", "shardcache.store.indexing"])
-def test_whose_daemon_has_been_killed_ends_in_silence(module: str, tmp_path: Path) -> None:
+def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -> None:
     """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
     reading, writing = os.pipe()
     os.close(reading)

@@ -308,7 +308,7 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-async def test_a_download_goes_on_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_download_continues_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another one, which asks again for the parts under way, and for these alone."""
     async with GaugedS3() as server:
         use_aws(monkeypatch, tmp_path, server.env())
@@ -376,7 +376,7 @@ async def test_no_more_comes_than_there_is_credit_for(rig: Rig) -> None:
         assert rig.written == DATA
 
 
-async def test_a_halted_read_goes_on_where_it_was(rig: Rig) -> None:
+async def test_halted_read_resumes_where_it_was(rig: Rig) -> None:
     """Another one comes and goes in that time."""
     with ScriptedServer(answer(DATA)) as server:
         flow = Credit(1000)
@@ -417,7 +417,7 @@ async def test_a_name_that_leads_to_this_machine_is_refused(rig: Rig, monkeypatc
         assert (await rig.workers.ask(Request("GET", server.url(host="far.example"), {}))).status == 206
 
 
-async def test_a_silent_idle_connection_is_told_of_to_every_process(rig: Rig) -> None:
+async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) -> None:
     """A fault that cut off one connection cut off all: one question loses time, whichever process the next go to."""
     last = [HANGS, answer(b"", status="204 No Content")]
     first = [answer(b"", status="200 OK")] * 8

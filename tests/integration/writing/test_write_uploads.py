@@ -151,7 +151,7 @@ def test_a_block_that_raises_leaves_no_index(moto: Bucket, tmp_path: Path, monke
     assert not list(tmp_path.glob("shardcache-*"))
 
 
-def test_what_cannot_be_written_is_refused(moto: Bucket, tmp_path: Path) -> None:
+def test_unwritable_destinations_are_refused(moto: Bucket, tmp_path: Path) -> None:
     """Two samples in succession with one key, a bucket that does not exist, a web server, a size of nothing."""
     with pytest.raises(SampleError, match="succession"), ShardWriter(tmp_path / "out") as shards:
         shards.write({"__key__": "1", "txt": "a"})

@@ -248,7 +248,7 @@ def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
 
 @settings(deadline=None, max_examples=60)
 @given(lengths, numbers_of_readers, st.data())
-def test_a_job_goes_on_with_the_very_next_batch(
+def test_job_resumes_with_the_very_next_batch(
     lengths: list[int], readers: tuple[int, int], data: st.DataObject
 ) -> None:
     """From the states behind any step the same ranks and workers get exactly the batches that were left."""
@@ -336,7 +336,7 @@ def test_ranks_stay_equal_whatever_is_left_out(long: range, caplog: pytest.LogCa
     assert "samples to make as many batches as other ranks" in caplog.text
 
 
-def test_a_rank_without_samples_is_told() -> None:
+def test_rank_without_samples_gets_an_error() -> None:
     """With nothing to repeat there is an error that says how to deal samples, and no batch without any."""
     table = Table(2)
     none, some = Numbered([], Topology(0, 2)), Numbered([9] * 60, Topology(1, 2))
@@ -362,7 +362,7 @@ def test_skipped_samples_do_not_shift_what_was_given() -> None:
     assert set(range(60)) - set(seen) - set(broken) <= {59}  # one is left over when what is left is halved
 
 
-def test_another_epoch_than_the_states_begins_anew() -> None:
+def test_another_epoch_than_the_states_starts_over() -> None:
     """A state says nothing about the epochs behind it, and is used up by the iteration that goes on from it."""
     begun, ((reader,),) = stopped(job(spread(40), 1, 1), 5)
     again = stage(Numbered(spread(40)))
@@ -379,7 +379,7 @@ def test_another_epoch_than_the_states_begins_anew() -> None:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls what this torch is giving up
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [1, 20])
-def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
+def test_stateful_loader_resumes_where_it_was(workers: int, steps: int) -> None:
     """StatefulDataLoader asks in each worker, with batches fetched ahead: the rest is exactly what was left."""
     sizes = spread(200)
     loader = StatefulDataLoader(stage(Numbered(sizes)), batch_size=None, num_workers=workers)

@@ -88,7 +88,7 @@ def test_other_bytes_the_second_time_are_damage() -> None:
             etags.judge(obj(), 5, found)
 
 
-def test_another_version_begins_anew() -> None:
+def test_another_version_starts_over() -> None:
     """Bytes of one version say nothing of the next one's."""
     etags = Etags()
     for version in (5, 6):

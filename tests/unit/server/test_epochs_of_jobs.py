@@ -22,7 +22,7 @@ def test_a_reader_that_begins_again_begins_for_all() -> None:
     assert begun == [True, False, False, True, False, False, True]
 
 
-def test_what_clients_name_is_bounded() -> None:
+def test_job_names_of_clients_are_bounded() -> None:
     """Numbers that a client makes up take no memory without end."""
     epochs = Epochs()
     for number in range(5000):

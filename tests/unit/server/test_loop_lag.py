@@ -25,7 +25,7 @@ def test_quantiles_are_right_to_a_tenth() -> None:
         assert exact_s <= lag.quantile_s(share) <= 1.11 * exact_s
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_lag_is_forgotten() -> None:
     """One bad moment is shown for ten minutes and not for ever."""
     lag = LoopLag()
     lag.note(9.0)

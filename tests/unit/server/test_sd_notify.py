@@ -44,7 +44,7 @@ async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> N
         assert told == {"STATUS": "Hung. WATCHDOG=1"}
 
 
-async def test_nobody_to_tell_is_no_error(tmp_path: Path) -> None:
+async def test_missing_notify_socket_is_no_error(tmp_path: Path) -> None:
     """Without a manager nothing is said, and one that is gone does no harm."""
     for manager in (ServiceNotifier(), ServiceNotifier(str(tmp_path / "gone")), ServiceNotifier("not an address")):
         await manager.tell(READY=1)

@@ -51,7 +51,7 @@ async def test_catalogue_is_readable_by_the_daemon_alone(tmp_path: Path) -> None
         (folder / "cache.db").chmod(0o644)
 
 
-async def test_a_damaged_database_is_made_anew(tmp_path: Path) -> None:
+async def test_damaged_database_is_recreated(tmp_path: Path) -> None:
     """Losing the catalogue costs listings, not the start of the daemon."""
     folder = tmp_path / "catalogue"
     Catalogue.open(folder).close()

@@ -140,7 +140,7 @@ def test_damage_is_noticed(dst: Path, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_a_plain_tar_under_a_compressed_name_is_told(dst: Path, codec: Codec) -> None:
+def test_plain_tar_under_a_compressed_name_is_reported(dst: Path, codec: Codec) -> None:
     """The remedy sends the reader to the name."""
     with pytest.raises(CorruptShardError) as caught:
         run(TAR, dst, codec)

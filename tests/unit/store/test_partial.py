@@ -81,7 +81,7 @@ def test_a_torn_record_is_ignored(tmp_path: Path) -> None:
     assert Partial.open(layout, OBJECT, PART_BYTES).missing() == [3, 4, 5]
 
 
-def test_another_part_size_or_version_starts_anew(tmp_path: Path) -> None:
+def test_another_part_size_or_version_starts_over(tmp_path: Path) -> None:
     """Parts of another size or another version are never mixed in."""
     layout = layout_in(tmp_path)
     write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 1)

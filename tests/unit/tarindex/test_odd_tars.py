@@ -128,7 +128,7 @@ def test_a_tar_without_its_end_is_an_error_where_webdataset_stops_in_silence(pat
 
 
 @pytest.mark.parametrize("name", TRAILING_DATA)
-def test_data_behind_the_end_are_an_error_where_webdataset_stops_in_silence(path: Path, name: str) -> None:
+def test_data_after_the_end_are_an_error_where_webdataset_stops_in_silence(path: Path, name: str) -> None:
     """A second tar, or what lies behind a hole, is lost to webdataset; here, what arrives is given, then an error."""
     path.write_bytes(TRAILING_DATA[name][0])
     expected = by_webdataset(path)
@@ -193,7 +193,7 @@ def test_an_extended_header_beyond_16_mib_is_an_error(path: Path) -> None:
     assert isinstance(by_index(path).error, CorruptShardError)
 
 
-def test_compressed_shards_are_told_by_their_names_where_webdataset_looks_inside(path: Path) -> None:
+def test_compressed_shards_are_recognised_by_their_names_where_webdataset_looks_inside(path: Path) -> None:
     """gzip data under a plain name is an error that says how to name it: a shard's name tells how it is fetched."""
     path.write_bytes(gzip.compress(archive(A, B)))
     assert bare(by_webdataset(path).samples) == [OF_A, OF_B, LAST]
@@ -205,7 +205,7 @@ def test_compressed_shards_are_told_by_their_names_where_webdataset_looks_inside
 # Read where webdataset does not:
 
 
-def test_fields_that_nobody_needs_may_hold_anything_where_webdataset_stops_in_silence(path: Path) -> None:
+def test_unneeded_fields_may_hold_anything_where_webdataset_stops_silently(path: Path) -> None:
     """An owner that is no number ends the shard for webdataset; names and sizes are in order, so all of it is given."""
     path.write_bytes(archive(A, header(b"b.jpg", 700, fields={108: b"nobody\0\0"}) + padded(b"2" * 700)))
     expected = by_webdataset(path)

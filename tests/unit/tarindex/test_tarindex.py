@@ -168,7 +168,7 @@ def test_cuts_within_long_names_are_noticed(path: Path, format_: int) -> None:
 
 
 @pytest.mark.parametrize("name", TRAILING_DATA)
-def test_data_behind_the_end_are_refused(path: Path, name: str) -> None:
+def test_data_after_the_end_are_refused(path: Path, name: str) -> None:
     """Anything but zeros behind the first block of zeros may be samples; the error names the first byte of it."""
     data, offset = TRAILING_DATA[name]
     path.write_bytes(data)
@@ -291,7 +291,7 @@ def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
     return Tar(read, size_bytes, URL, require_end=True)
 
 
-def test_records_that_nobody_needs_are_not_carried_along() -> None:
+def test_unneeded_records_are_not_kept() -> None:
     """A header with 200,000 records before 100,000 members costs each of them nothing; it took a quarter of an hour."""
     records = b"".join(b"19 comment%06d=x\n" % number for number in range(200_000))
     head = header(b"pax_global_header", len(records), b"g") + padded(records)

@@ -117,7 +117,7 @@ def test_patterns_for_names_have_one_number(pattern: str) -> None:
         ShardNames(pattern)
 
 
-def test_foreign_shards_are_told_from_own() -> None:
+def test_foreign_shards_are_distinguished_from_own() -> None:
     """By the whole name, digits included."""
     own = ["train-000000.tar", "train-1000000.tar", "index.json", "notes.txt"]
     others = ["train-0001.tar", "val-000000.tar", "train-000001.tar.gz"]

@@ -179,7 +179,7 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
         check(SampleDeal([1], even="drop"), ranks, "drop")
 
 
-def test_a_share_goes_on_behind_any_place() -> None:
+def test_share_resumes_after_any_place() -> None:
     """The shards behind a place are the whole share's, from any place, without reading those before."""
     counts = [9, 3, 0, 14, 6]
     deal = deals(counts, Shuffle(seed=5, window=3), "pad", 1)

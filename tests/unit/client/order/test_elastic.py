@@ -109,7 +109,7 @@ def test_global_batches_are_the_same_for_any_job(elastic: Elastic, job: tuple[in
 
 @settings(max_examples=100, deadline=None)
 @given(elastics(), jobs, st.integers(0, 100))
-def test_global_batches_go_on_after_any_number(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
+def test_global_batches_resume_after_any_number(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
     """With other ranks and workers, the rest is the rest of the sequence."""
     taken %= elastic.deal.batches + 1
     assert elastic.read(1, Partition(*job, elastic.deal.even), taken) == elastic.batches(1)[taken:]
@@ -194,7 +194,7 @@ def test_states_are_counted_in_batches() -> None:
         in_batches(states[:1])
 
 
-def test_a_state_within_a_batch_goes_on_with_the_next_sample_or_with_the_batch() -> None:
+def test_state_within_a_batch_resumes_with_the_next_sample_or_with_the_batch() -> None:
     """The same readers read on where they were; others begin the batch again."""
     cut = Partition(1, 1, "pad", 12)
     states = in_batches([state(0, 30, cut)])

@@ -162,7 +162,7 @@ def test_the_rest_of_a_mixture_is_read_once_by_any_other_topology(
 
 @settings(max_examples=60, deadline=None)
 @given(mixtures(), sizes)
-def test_a_share_of_a_mixture_goes_on_behind_any_place(mixed: Mixed, size: tuple[int, int]) -> None:
+def test_share_of_a_mixture_resumes_after_any_place(mixed: Mixed, size: tuple[int, int]) -> None:
     """The samples after a place are the whole share's, without reading those before."""
     share = mixed.deal().share(0, 0, Topology(size[0] - 1, size[0]))
     whole = walk(share, mixed.shards)

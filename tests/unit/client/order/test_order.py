@@ -67,7 +67,7 @@ def test_the_order_of_shards_is_pinned() -> None:
 
 
 @given(st.integers(), st.integers(0, 10_000), st.integers(1, 3))
-def test_rounds_and_seeds_have_orders_of_their_own(seed: int, number: int, step: int) -> None:
+def test_rounds_and_seeds_have_their_own_orders(seed: int, number: int, step: int) -> None:
     """Another round, or another seed, has a hundred shards in another order."""
 
     orders = [(seed, number), (seed, number + step), (seed + step, number)]

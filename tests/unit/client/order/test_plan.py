@@ -52,7 +52,7 @@ def told(messages: Iterable[tuple[str, dict[str, Any]]]) -> list[list[Any]]:
 
 @settings(max_examples=30)
 @given(st.integers(1, 12_000), st.integers(0, 2_000))
-def test_a_plan_told_in_pieces_is_the_plan(shards: int, start: int) -> None:
+def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order, each shard told once."""
     now = mostly_in_order(shards)
     plan = plan_reading(manifest_of(12_000), 3, now, now[::-1])

@@ -146,7 +146,7 @@ def tables(count: int) -> Samples:
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
-def test_rows_tell_keys_and_sizes(count: int) -> None:
+def test_rows_have_keys_and_sizes(count: int) -> None:
     """In pieces of bounded size; a shard without samples has a row, so that it is not missing."""
     rows = list(rows_of(tables(count), max_samples=10))
     assert len(rows) == max(1, -(-count // 10))

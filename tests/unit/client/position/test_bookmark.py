@@ -111,7 +111,7 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_what_the_main_process_loads(bookmark: Bookmark, persistent: bool) -> None:
+def test_state_loaded_by_the_main_process_reaches_workers(bookmark: Bookmark, persistent: bool) -> None:
     """Workers that are started afterwards take it along, for one epoch."""
     bookmark.load([saved(0), saved(1)], worker=False)
     workers = forked(bookmark)
@@ -150,7 +150,7 @@ def test_another_epoch_than_the_loaded_one(bookmark: Bookmark) -> None:
     assert begin(forked(bookmark), 17) == from_the_beginning(0)
 
 
-def test_what_is_loaded_last_holds(bookmark: Bookmark) -> None:
+def test_last_loaded_state_holds(bookmark: Bookmark) -> None:
     """A state takes the place of the epoch that was set before, and of an earlier state."""
     bookmark.set_epoch(7)
     bookmark.load([saved(0, epoch=9), saved(1, epoch=9)], worker=False)
@@ -167,7 +167,7 @@ def test_a_loaded_state_is_used_once(bookmark: Bookmark) -> None:
         assert begin(forked(bookmark), 17) == starts
 
 
-def test_an_epoch_that_is_set_after_workers_were_told_to_load(bookmark: Bookmark) -> None:
+def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
     """A training loop that names another epoch is obeyed, whoever loads later."""
     bookmark.set_epoch(EPOCH + 3)
     workers = forked(bookmark)
@@ -184,7 +184,7 @@ def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:
     assert begun(bookmark).epoch == 0
 
 
-def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
+def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
     """Number of workers of the last iteration: their positions are not those of the training loop."""
     assert bookmark.workers == 0
     begin(forked(bookmark), 17)

@@ -78,7 +78,7 @@ def test_workers_get_whole_batches(samples: int, cut: Partition) -> None:
 
 @settings(max_examples=60)
 @given(epochs, st.lists(cuts, min_size=2, max_size=4), st.integers(0, 2**16))
-def test_a_run_that_goes_on_with_other_readers_sees_the_rest_once(
+def test_run_that_resumes_with_other_readers_sees_the_rest_once(
     samples: int, crews: list[Partition], step: int
 ) -> None:
     """From any step of any phase onto any other topology what is left is read once, whatever each reader had taken.

@@ -94,7 +94,7 @@ def test_a_state_is_small() -> None:
         {"phases": 5},
     ],
 )
-def test_what_is_no_state_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_states_are_refused(change: dict[str, Any]) -> None:
     """One of another format, or one that was damaged, is an error that says so."""
     with pytest.raises(ConfigError, match="the state"):
         ReaderState.from_json(state_of(0).to_json() | change)
@@ -153,7 +153,7 @@ def test_a_snapshot_of_an_earlier_moment_is_refused() -> None:
     assert "older" in caught.value.message
 
 
-def test_each_reader_goes_on_where_it_was() -> None:
+def test_each_reader_resumes_where_it_was() -> None:
     """The same job again: everyone finds its own place, given its own state or those of all."""
     places = [Place(0, 8 * reader + 8, 8 * reader + 4, reader, 3) for reader in range(4)]
     crew = [state_of(reader, place=place) for reader, place in enumerate(places)]
@@ -194,7 +194,7 @@ def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology
     assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2), None) == Resumption(3)
 
 
-def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
+def test_reader_that_repeats_samples_for_others_has_none_left() -> None:
     """Samples that make up for bad ones are no part of the epoch: with other readers they are not read on."""
     crew = [
         state_of(0, Partition(1, 2), place=Place(time=1, taken=2, given=7)),
@@ -213,7 +213,7 @@ def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
     ),
     st.integers(0, 10**6),
 )
-def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: list[Partition], step: int) -> None:
+def test_any_job_resumes_from_the_states_of_another(counts: list[int], cuts: list[Partition], step: int) -> None:
     """Through JSON, any number of times, whoever saved them: together each sample is read once."""
     deal, count, saved = SampleDeal(counts, Shuffle(1, 3), None), Counter[tuple[int, int]](), None
     for nth, cut in enumerate(cuts):
@@ -314,7 +314,7 @@ def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> N
 @example([23], [(2, 1, 4), (3, 1, 1)], None, [(3, 0)] * 6, True)
 @example([7], [(2, 2, 4), (3, 1, 1)], None, [(1, 0)] * 6, True)
 @example([22], [(3, 1, 4), (1, 1, 1)], None, [(2, 2)] * 6, True)
-def test_any_job_goes_on_from_one_ranks_states(
+def test_any_job_resumes_from_one_ranks_states(
     counts: list[int], sizes: list[tuple[int, int, int]], even: Even, moments: list[tuple[int, int]], drop_last: bool
 ) -> None:
     """Again and again, on the same or another topology, all ranks having been asked for equally many batches.

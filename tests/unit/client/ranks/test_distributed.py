@@ -106,7 +106,7 @@ def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytes
     assert MeetingPlace().address() is None
 
 
-def test_where_nobody_listens_there_is_no_store(server: TCPStore) -> None:
+def test_address_without_listener_is_no_store(server: TCPStore) -> None:
     """A port without a listener is an error that names it."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -157,7 +157,7 @@ def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, s
     assert server.num_keys() == keys
 
 
-def test_one_rank_asks_nobody() -> None:
+def test_single_rank_exchanges_nothing() -> None:
     """A world of one agrees without any store."""
     assert Agreement("alone", Ranks()).greatest("anything", 3) == 3
 
@@ -209,7 +209,7 @@ def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> 
             assert at_once(*calls) == [7 + number] * 4
 
 
-def test_without_a_store_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_store_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that know of no store cannot agree, and the error names the variables."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
@@ -252,7 +252,7 @@ def refuse() -> Manifest:
     raise NotFoundError("no such bucket", url="s3://b/")
 
 
-def test_who_is_started_anew_goes_on_with_the_same_manifest(server: TCPStore, url: str) -> None:
+def test_restarted_rank_keeps_the_same_manifest(server: TCPStore, url: str) -> None:
     """Rank 0 lists once for all ranks, and what it told stays so while the store lives, on rank 0 itself, too."""
     store, before, after = KeyValueStore(server, "test"), datasets(url), manifest(5)
     assert before[0].share(store, Ranks(0, WORLD), manifest) == manifest()
@@ -271,7 +271,7 @@ def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore, url: st
     assert ranks[1].share(store, Ranks(1, WORLD), refuse) == manifest()
 
 
-def test_the_same_shards_are_told_once(server: TCPStore, url: str) -> None:
+def test_same_shards_are_sent_once(server: TCPStore, url: str) -> None:
     """A dataset made anew for each epoch does not fill the store: one small value each."""
     store = KeyValueStore(server, "test")
     datasets(url)[0].share(store, Ranks(0, WORLD), manifest)
@@ -319,7 +319,7 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
             copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
 
 
-def test_ranks_of_other_batch_sizes_are_told(env: pytest.MonkeyPatch, url: str) -> None:
+def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ.
 
     So may one that has looked at a few samples before its loader has given it a batch size.
@@ -353,7 +353,7 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
         second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), Topology(1, WORLD), counted=False)
 
 
-def test_datasets_are_told_apart_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
+def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
     """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
     earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
     for number, dataset in enumerate([earlier, later, other], 1):
@@ -370,7 +370,7 @@ def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, ur
         third.compare(manifest(), Topology(2, WORLD), counted=True)
 
 
-def test_a_restarted_job_may_list_anew(env: pytest.MonkeyPatch, url: str) -> None:
+def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
     first, second, _ = datasets(url)
     first.compare(manifest(3), Topology(0, WORLD), counted=True)

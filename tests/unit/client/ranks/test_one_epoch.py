@@ -162,7 +162,7 @@ def test_some_have_given_their_last_sample_ahead_and_others_not(server: TCPStore
     assert at_once([second.begin, first.read, third.begin]) == [1, 1, 1]
 
 
-def test_a_rank_that_leaves_again_and_again_is_told(server: TCPStore) -> None:
+def test_rank_that_leaves_repeatedly_is_warned(server: TCPStore) -> None:
     """The error names the rank, the epoch and the remedy."""
     first, second, _ = ranks(server, IN_VAIN_S)
     second.begin()

@@ -155,7 +155,7 @@ VARIOUS = [
 
 
 @pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_sample_comes_with_the_header_behind_it_and_no_sooner(path: Path, format_: int) -> None:
+def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_: int) -> None:
     """Wherever the beginning ends, in a header, a long name or a member: what is whole is given, nothing else is."""
     tar = pack(VARIOUS, format=format_)
     expected = whole(path.with_suffix(".tar"), tar)
@@ -205,7 +205,7 @@ def test_a_tar_without_its_end_is_the_daemons_to_judge(path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "error", "given_"), [(0, NotATarError, 0), (1536, CorruptShardError, 0), (3 * 1536, CorruptShardError, 2)]
 )
-def test_damage_is_told_where_it_is_met(path: Path, at: int, error: type[ShardError], given_: int) -> None:
+def test_damage_is_reported_where_it_is_found(path: Path, at: int, error: type[ShardError], given_: int) -> None:
     """Of a damaged tar, the samples in front of the damage come, then the error, with the url."""
     tar = bytearray(make_tar(random_samples(4, {"bin": 1000})))
     tar[at] ^= 1

@@ -85,7 +85,9 @@ def test_a_block_is_the_readers_own(tmp_path: Path) -> None:
         ([{"npy": npy([1], ">u2")}], "'0' has a member that is not"),
     ],
 )
-def test_what_is_no_array_of_tokens_is_an_error(tmp_path: Path, members: list[dict[str, bytes]], reason: str) -> None:
+def test_members_that_hold_no_token_array_are_errors(
+    tmp_path: Path, members: list[dict[str, bytes]], reason: str
+) -> None:
     """It names the sample: a shard without some of its tokens would give other blocks."""
     tar = make_tar({"__key__": str(number)} | sample for number, sample in enumerate(members))
     with pytest.raises(TokensError, match=re.escape(reason)) as caught:

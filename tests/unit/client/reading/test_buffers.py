@@ -182,7 +182,7 @@ def test_extensions_are_judged_once_per_shard(extensions: set[str] | None, expec
     assert forms(Samples(extensions=["jpg"]), extensions) == [Form.BYTES]
 
 
-def test_nobody_can_write(value: Buffer) -> None:
+def test_buffers_are_read_only(value: Buffer) -> None:
     """Neither through it, nor through a view, nor by asking for leave."""
     for array in (value, np.asarray(value), value.view(np.uint16)):
         with pytest.raises(ValueError, match="read-only"):
@@ -217,7 +217,7 @@ def test_slices_are_buffers_of_the_same_file(mapped: mmap.mmap) -> None:
         pytest.param(lambda value: value[None], id="another dimension"),
     ],
 )
-def test_what_is_no_run_of_bytes_has_no_place_in_the_file(value: Buffer, made: Any) -> None:
+def test_non_contiguous_views_have_no_offset_in_the_file(value: Buffer, made: Any) -> None:
     """Such a view must not be mistaken for the bytes it spans; pickled, it is right."""
     assert span(made(value)) is None
     assert np.array_equal(pickle.loads(pickle.dumps(made(value))), made(np.asarray(value)))
@@ -297,7 +297,7 @@ def test_torch_leaves_it_alone_as_it_does_bytes(value: Buffer) -> None:
     assert pin_memory([{"jpg": value}])[0]["jpg"] is value  # type: ignore[no-untyped-call]
 
 
-def test_a_missing_numpy_is_told() -> None:
+def test_missing_numpy_is_reported() -> None:
     """The error says what to install; nothing else of the client needs it."""
     script = """
 import sys

@@ -169,7 +169,7 @@ def test_a_missing_member_is_compared_with_those_of_the_shard(wanted: str, remed
     assert caught.value.remedy.startswith(remedy)
 
 
-def test_a_function_that_wants_another_member_is_told_what_there_is() -> None:
+def test_function_that_wants_a_missing_member_names_the_present_ones() -> None:
     """Its KeyError names one member, the error all that the sample has."""
     with pytest.raises(DecodeError, match=r"KeyError: 'jpg', .*; it has: png, cls\)"):
         Pipeline().then(lambda each: each["jpg"])(sample(png=b"1", cls=b"2"))
@@ -219,7 +219,7 @@ def test_the_first_alternative_wins_as_with_webdataset(present: tuple[str, ...])
         assert [*chosen] == ["__key__", "__url__", "txt", "jpg", "cls"]
 
 
-def test_each_sample_has_a_default_of_its_own() -> None:
+def test_each_sample_has_its_own_default() -> None:
     """Changing one in place, as augmentation does, changes neither the next sample's nor the argument."""
     default: dict[str, list[int]] = {"boxes": []}
     pipeline = Pipeline.of(None, ("boxes",), default)

@@ -109,7 +109,7 @@ def test_torch_video_is_what_webdatasets_function_returns() -> None:
 
 
 @pytest.mark.parametrize("name", ["video", "audio", "torch_video", "torch_audio"])
-def test_what_cannot_be_decoded_is_an_error_of_the_sample(name: str) -> None:
+def test_undecodable_media_are_errors_of_the_sample(name: str) -> None:
     """Noise, and a file without a stream of that kind."""
     other: Any = media("tone.wav") if "video" in name else clip("-an")
     for data in (b"noise", other):

@@ -122,7 +122,7 @@ def test_from_the_first_bytes_to_the_whole(socket: Path, folder: Folder) -> None
     assert [message["type"] for message in heard[2:5]] == ["lease", "more", "more"]
 
 
-def test_bad_samples_are_told_once_wherever_they_lie(socket: Path, folder: Folder) -> None:
+def test_bad_samples_are_logged_once_wherever_they_lie(socket: Path, folder: Folder) -> None:
     """A bad sample in the beginning and one in the rest raise in their places; those around them come."""
     tar = pack([(f"{n}.x", b"") for n in range(2)] + [("2.x", b"")] * 2 + [("3.x", b"")] * 2 + [("4.x", b"")])
 
@@ -175,7 +175,7 @@ def arriving_and_whole(folder: Folder, *, to_the_end: bool = True) -> Script:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 7, 30])
-def test_another_number_of_samples_than_was_said(socket: Path, folder: Folder, count: int) -> None:
+def test_number_of_samples_other_than_declared_is_an_error(socket: Path, folder: Folder, count: int) -> None:
     """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
     with passing(socket, arriving_and_whole(folder), count=count, span=(0, count)) as (leased_shard, _):
         with pytest.raises(CountMismatchError, match=f"holds 6 samples, but the manifest says {count}") as caught:
@@ -209,7 +209,7 @@ def test_bad_samples_are_not_counted_as_given(socket: Path, folder: Folder) -> N
     assert caught.value.yielded == 2
 
 
-def test_what_merely_did_not_come_is_asked_for_once_more(socket: Path, folder: Folder) -> None:
+def test_shard_that_merely_did_not_come_is_requested_once_more(socket: Path, folder: Folder) -> None:
     """A store that was away for a moment costs the reader no sample and gives it none twice."""
 
     def script(peer: Peer) -> None:
@@ -224,7 +224,7 @@ def test_what_merely_did_not_come_is_asked_for_once_more(socket: Path, folder: F
 
 
 @pytest.mark.parametrize("error", [ShardChangedError("412"), CorruptShardError("differs")])
-def test_a_shard_of_which_nothing_was_given_is_begun_anew(socket: Path, folder: Folder, error: ShardcacheError) -> None:
+def test_shard_without_yielded_samples_is_restarted(socket: Path, folder: Folder, error: ShardcacheError) -> None:
     """The daemon fetches such a shard once more, and so it is asked for once more."""
 
     def script(peer: Peer) -> None:

@@ -61,7 +61,7 @@ def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
                 reader.sample(number)
 
 
-def test_a_bad_sample_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
     """The samples before it come, it raises with its key and url, those behind it can still be had."""
     shard = publish(tmp_path, pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")]))
     with MappedShard(*shard, URL) as reader:
@@ -110,7 +110,7 @@ def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_cache_that_this_process_cannot_see_is_told(shard: tuple[Path, Path], missing: int) -> None:
+def test_cache_invisible_to_this_process_is_reported(shard: tuple[Path, Path], missing: int) -> None:
     """As in a container without the mount: the error names the file and the remedy."""
     shard[missing].unlink()
     before = open_files()

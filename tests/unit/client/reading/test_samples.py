@@ -56,7 +56,7 @@ def test_samples_equal_those_of_webdataset(
 
 @settings(deadline=None)
 @given(rows=members, format_=formats)
-def test_samples_behind_a_bad_one_equal_those_of_webdataset(
+def test_samples_after_a_bad_one_equal_those_of_webdataset(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
 ) -> None:
     """With handlers that go on, the good ones are webdataset's and as many, in whichever way they are read."""

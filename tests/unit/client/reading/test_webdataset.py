@@ -46,7 +46,7 @@ def test_arguments_are_those_of_webdataset() -> None:
         ({"urls": "pipe:aws s3 cp s3://bucket/0.tar -"}, "pipe:aws"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_a_remedy(arguments: dict[str, Any], complaint: str) -> None:
+def test_unsupported_arguments_are_refused_with_a_remedy(arguments: dict[str, Any], complaint: str) -> None:
     """An argument that would change which samples come is never left aside in silence."""
     with pytest.raises(ConfigError, match=complaint) as caught:
         WebDataset(**{"urls": URL} | arguments)

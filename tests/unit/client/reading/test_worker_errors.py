@@ -94,7 +94,7 @@ def test_only_torch_is_given_the_json() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "{", "[]", "7", "null"])
-def test_a_text_that_nobody_sent_is_a_message(end: str) -> None:
+def test_unsent_text_is_a_message(end: str) -> None:
     """Whatever it looks like."""
     text = f"Caught OutdatedError somewhere\n  shardcache error as JSON: {end}"
     assert OutdatedError(text).message == text.replace("\n", "\\n")

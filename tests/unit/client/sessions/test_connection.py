@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.sock"
 
 
-def test_hello_says_who_reads(path: Path) -> None:
+def test_hello_identifies_the_reader(path: Path) -> None:
     """The daemon learns job, rank, worker and process of the reader."""
 
     def script(peer: Peer) -> None:
@@ -215,7 +215,7 @@ def test_resolve_returns_the_manifest(path: Path) -> None:
     assert heard[1]["urls"] == ["s3://bucket/{0..1}.tar"]
 
 
-def test_resolve_raises_what_the_store_said(path: Path) -> None:
+def test_resolve_raises_the_error_of_the_store(path: Path) -> None:
     """A missing bucket is the daemon's NotFoundError, url and remedy included."""
 
     def script(peer: Peer) -> None:
@@ -240,7 +240,7 @@ def test_an_answer_that_does_not_come(path: Path) -> None:
         resolve(path, READER, ["s3://bucket/"], 0.05)
 
 
-def test_answers_are_told_apart_by_id(path: Path) -> None:
+def test_answers_are_distinguished_by_id(path: Path) -> None:
     """Two leases under way are each answered by their own answer, whichever comes first."""
 
     def script(peer: Peer) -> None:

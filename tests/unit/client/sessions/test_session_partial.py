@@ -38,7 +38,7 @@ def open_session(
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_the_daemon_is_told_who_takes_beginnings(path: Path, partial: bool) -> None:
+def test_daemon_knows_which_readers_take_arriving_shards(path: Path, partial: bool) -> None:
     """Each request for a shard says whether its beginning is welcome."""
 
     def script(peer: Peer) -> None:
@@ -201,7 +201,7 @@ def test_waiting_for_more_shows_in_the_log_and_ends(path: Path, caplog: pytest.L
     assert SHARDS[0].url in caplog.text and "downloading" in caplog.text
 
 
-def test_a_long_plan_goes_in_pieces_beside_the_shards(path: Path) -> None:
+def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
     """Only the first piece comes before the first shard is asked for; each further one is answered before the next."""
 
     def script(peer: Peer) -> None:
@@ -225,7 +225,7 @@ def test_a_long_plan_goes_in_pieces_beside_the_shards(path: Path) -> None:
     assert told[0]["reads"] == 9_000
 
 
-def test_after_a_break_a_long_plan_is_told_from_its_beginning(path: Path) -> None:
+def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> None:
     """A connection that breaks between two pieces leaves no gap: the next daemon hears all that is still to be read."""
 
     def first(peer: Peer) -> None:
@@ -258,7 +258,7 @@ def test_after_a_break_a_long_plan_is_told_from_its_beginning(path: Path) -> Non
     assert told[0]["reads"] == 8_999
 
 
-def test_after_a_break_the_plan_is_told_as_far_as_there_are_leases(path: Path) -> None:
+def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> None:
     """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
 
     def first(peer: Peer) -> None:

@@ -32,7 +32,7 @@ def test_a_receipt_comes_once_it_is_handed_in() -> None:
     assert acks.came(second)
 
 
-def test_a_place_that_is_free_again_starts_anew() -> None:
+def test_freed_place_starts_over() -> None:
     """However many are sent, only as many places are taken as there are under way; an old receipt changes nothing."""
     acks = Acks()
     cells = set()
@@ -47,7 +47,7 @@ def test_a_place_that_is_free_again_starts_anew() -> None:
     assert not acks.came(newer)
 
 
-def test_a_child_of_a_sender_has_places_of_its_own() -> None:
+def test_child_of_a_sender_has_its_own_places() -> None:
     """Forked from a process that waits for receipts, it takes none of that one's."""
     acks = Acks()
     acks.expect()
@@ -80,7 +80,7 @@ def test_a_copy_is_another() -> None:
     assert not other.inherited
 
 
-def test_without_receipts_nothing_can_be_told() -> None:
+def test_position_is_unknown_without_receipts() -> None:
     """When the dataset is gone, or was never here, the error says so."""
     acks = Acks()
     ack = acks.expect()

@@ -209,7 +209,7 @@ def test_every_message_counts_and_none_twice(shard: Path) -> None:
         assert sender.settled()
 
 
-def test_the_file_stays_until_it_is_mapped_anew(shard: Path) -> None:
+def test_file_stays_until_it_is_remapped(shard: Path) -> None:
     """From pickling to loading the worker's map holds it: no cache can take it away in between."""
     with Sender(Handover(), shard) as sender:
         message = sender.message()
@@ -219,7 +219,7 @@ def test_the_file_stays_until_it_is_mapped_anew(shard: Path) -> None:
     assert len(values) == 1
 
 
-def test_what_is_on_its_way_outlives_the_loan(shard: Path) -> None:
+def test_samples_in_transit_outlive_their_lease(shard: Path) -> None:
     """A borrower may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
     with Sender(Handover(), shard) as sender:
         message = sender.message()
@@ -231,7 +231,7 @@ def test_what_is_on_its_way_outlives_the_loan(shard: Path) -> None:
         assert not is_open_elsewhere(shard)
 
 
-def test_what_a_worker_inherits_it_sends_as_bytes(shard: Path) -> None:
+def test_worker_sends_inherited_views_as_bytes(shard: Path) -> None:
     """Values that were there before it was forked are no loan of its own, and need no receipt."""
     loan = Handover().lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
     values = [loan.whole()[:PIECE_BYTES]]
@@ -285,7 +285,7 @@ def load_all(_handover: Handover, messages: list[bytes]) -> list[bytes]:
     return [bytes(pickle.loads(message)[0]) for message in messages]
 
 
-def test_a_late_receipt_for_a_dead_worker_misleads_nobody(shard: Path) -> None:
+def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
     """The next worker takes the dead one's place among the receipts, and waits for its own alone."""
     handover = Handover()
     with Sender(handover, shard) as dead:
@@ -299,7 +299,7 @@ def test_a_late_receipt_for_a_dead_worker_misleads_nobody(shard: Path) -> None:
         assert sender.settled()
 
 
-def test_what_was_received_outlives_a_killed_worker(shard: Path) -> None:
+def test_received_samples_outlive_a_killed_worker(shard: Path) -> None:
     """The receiver's map is its own; with it, the dead worker's shard is free again."""
     with Sender(Handover(), shard) as sender:
         values = pickle.loads(sender.message())
@@ -321,7 +321,7 @@ def test_workers_do_not_take_each_others_receipts(shard: Path) -> None:
         assert [sender.settled() for sender in senders] == [True, False, True, True]
 
 
-def test_who_has_no_part_in_it_is_told(shard: Path) -> None:
+def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
     """A process that the dataset never came to cannot hand in a receipt; the error says what to send instead."""
     ours, theirs = multiprocessing.Pipe()
     stranger = multiprocessing.get_context("fork").Process(target=load_as_stranger, args=(theirs,))
@@ -343,7 +343,7 @@ def load_as_stranger(pipe: Connection) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_is_not_there_is_told(shard: Path, replaced: bool) -> None:
+def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None:
     """As in another mount namespace: the error names shard and remedy, and no other file is read in its place."""
     with Sender(Handover(), shard) as sender:
         message = sender.message()
@@ -374,7 +374,7 @@ def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
     assert bytes(pickle.loads(data)[0]) == piece(0)
 
 
-def test_what_was_received_is_passed_on_by_value(shard: Path) -> None:
+def test_received_samples_are_passed_on_by_value(shard: Path) -> None:
     """The receiver has no lease of its own to lend on."""
     with Sender(Handover(), shard) as sender:
         (value,) = pickle.loads(sender.message())

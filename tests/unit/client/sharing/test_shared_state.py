@@ -135,7 +135,7 @@ def test_one_process_edits_at_a_time() -> None:
     assert shared_state.read() == {"count": 4 * ROUNDS}
 
 
-def test_threads_edit_one_at_a_time_and_read_meanwhile() -> None:
+def test_threads_edit_one_at_a_time_and_read_concurrently() -> None:
     """Nor is anything lost that several threads of one process note, and who reads finds whole notes."""
     shared_state = SharedState({"count": 0})
     with ThreadPoolExecutor(4) as pool:
@@ -218,7 +218,7 @@ def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
     assert edits == 4
 
 
-def test_a_copy_is_a_board_of_its_own() -> None:
+def test_copied_state_is_independent() -> None:
     """Pickled or copied for its own sake, it starts with the same notes and goes its own way."""
     shared_state = SharedState({"next": 5})
     others = [pickle.loads(pickle.dumps(shared_state)), copy.deepcopy(shared_state)]
