@@ -114,7 +114,7 @@ def _print(rows: list[Json], unknown: list[Json]) -> None:
     for row in rows:
         field = Settings.model_fields[row["name"]]
         for number, value in enumerate(_texts(row["value"], field)):
-            name, place = (_flag(row["name"]), row["place"] or "default") if number == 0 else ("", "")
+            name, place = (row["name"].replace("_", "-"), row["place"] or "default") if number == 0 else ("", "")
             table.add_row(Text(name), Text(value), Text(place, "" if row["place"] else "dim"))
     console.print(table)
     for variable in unknown:
@@ -135,10 +135,6 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
     if isinstance(value, str):
         return [value]
     return [size(value) if "ByteSize" in str(field.annotation) or "Amount" in str(field.annotation) else f"{value:g}"]
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
 
 
 @config.command(short_help="Check a config file.")

@@ -107,8 +107,10 @@ def index(
         raise click.UsageError("--samples writes a second file beside the index: name a file with -o")
     if metadata is not None and not with_samples:
         raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
+    from shardcache.tarindex.sample_rows import SUFFIX
+
     patterns = [from_here(url) for url in urls]
-    with _written(_table_of(output.resolve())) if with_samples else contextlib.nullcontext() as table:
+    with _written(output.resolve().with_suffix(SUFFIX)) if with_samples else contextlib.nullcontext() as table:
         listed = None if table is None else _write_table(patterns, socket, table, metadata, as_json)
         text = _index(patterns, tokens, socket, output, relative_to, as_json, listed)
     if output == _STDOUT:
@@ -143,12 +145,6 @@ def _index(
 
         check_same(listed, refs)
     return shardlist.write(refs, relative_to)
-
-
-def _table_of(output: Path) -> Path:
-    from shardcache.tarindex.sample_rows import SUFFIX
-
-    return output.with_suffix(SUFFIX)
 
 
 def _write_table(

@@ -112,8 +112,10 @@ def follow(
     with ByteProgress(console, label) as bar:
         for event in events:
             match event["event"]:
-                case "resolved" | "progress":
+                case "start" | "resolved" | "progress":
                     bar.update(event)
+                case "shard" if event.get("ok") is False:
+                    failures.add(event["error"], event["url"])
                 case "shard" if each_shard and not console.is_terminal:
                     line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
                     console.print(line, markup=False)

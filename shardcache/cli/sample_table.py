@@ -50,16 +50,8 @@ def write_table(
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for number in range(len(listed)):
                 found.append(_add(tar, number, window, metadata))
-                done_bytes = sum(size or 0 for size in sizes[: number + 1])
-                tell(
-                    {
-                        "event": "progress",
-                        "done_shards": number + 1,
-                        "shards": len(listed),
-                        "done_bytes": done_bytes,
-                        "total_bytes": total_bytes,
-                    }
-                )
+                done = {"done_shards": number + 1, "done_bytes": sum(size or 0 for size in sizes[: number + 1])}
+                tell({"event": "progress", **done, "shards": len(listed), "total_bytes": total_bytes})
     finally:
         window.empty()
         session.close()

@@ -186,20 +186,10 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 
 def _show_verifying(events: Iterable[dict[str, Any]]) -> int:
-    from shardcache.cli.output import ByteProgress, FailureList, count, make_console
+    from shardcache.cli.output import count, follow, make_console
     from shardcache.units import size
 
     console = make_console()
-    failures = FailureList(console)
-    with ByteProgress(console, "verifying") as bar:
-        for event in events:
-            match event["event"]:
-                case "start" | "progress":
-                    bar.update(event)
-                case "shard" if not event["ok"]:
-                    failures.add(event["error"], url=event["url"])
-                case "done":
-                    done = event
-    failures.explain()
+    done, failed = follow(events, console, "verifying")
     console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
-    return len(failures)
+    return failed

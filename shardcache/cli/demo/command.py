@@ -76,7 +76,7 @@ def _show(console: Console, outcome: Outcome) -> None:
         table.add_row(row.job, str(row.epoch), samples, padding, once, steps, equal, loss, waited)
     console.print()
     console.print(table)
-    once = "[green]once[/green]" if outcome.fetched_once else "[red]not once[/red]"
+    once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"
     fetched, whole = outcome.origin_bytes, dataset.size_bytes
     console.print(f"\nfrom the origin: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")
     console.print(f"read by the jobs: {size(len(outcome.epochs) * whole)}, from the node's disk")

@@ -36,11 +36,6 @@ class Leg:
     loss: float
     waited_s: float
 
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return len(self.steps)
-
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
@@ -68,7 +63,7 @@ class Epoch:
     def padding(self, dataset: Dataset) -> int:
         """Return the number of samples repeated so that all ranks of the last leg get the same number."""
         *before, last = self.legs
-        return -(len(dataset.keys) - sum(len(leg.keys) for leg in before)) % last.ranks
+        return -(len(dataset.keys) - sum(len(leg.keys) for leg in before)) % len(last.steps)
 
     def wrong_samples(self, dataset: Dataset) -> str:
         """Describe what is wrong with the samples seen; empty if each came once, and the padding twice."""
@@ -100,35 +95,29 @@ class Outcome:
     origin_bytes: int
 
     @property
-    def exactly_once(self) -> bool:
-        """True if every job saw each sample once per epoch, and the padding twice."""
-        return not any(epoch.wrong_samples(self.dataset) for epoch in self.epochs)
+    def checks(self) -> dict[str, bool]:
+        """The verdicts.
 
-    @property
-    def equal_steps(self) -> bool:
-        """True if all ranks of a job took the same number of steps, as many as their loaders promised."""
-        return not any(epoch.wrong_steps() for epoch in self.epochs)
-
-    @property
-    def fetched_once(self) -> bool:
-        """True if the dataset was downloaded once for the index and all jobs and epochs."""
-        return self.origin_bytes == self.dataset.size_bytes
+        Whether every job saw each sample once per epoch, and the padding twice; all ranks of a job took the same number
+        of steps, as many as their loaders promised; the dataset was downloaded once for the index and all jobs.
+        """
+        return {
+            "exactly_once": not any(epoch.wrong_samples(self.dataset) for epoch in self.epochs),
+            "equal_steps": not any(epoch.wrong_steps() for epoch in self.epochs),
+            "fetched_once": self.origin_bytes == self.dataset.size_bytes,
+        }
 
     @property
     def ok(self) -> bool:
         """True if all checks passed."""
-        return self.exactly_once and self.equal_steps and self.fetched_once
+        return all(self.checks.values())
 
     def to_json(self) -> Json:
         """Return one JSON object: sizes in bytes, times in seconds."""
         dataset = self.dataset
         return {
             "ok": self.ok,
-            "checks": {
-                "exactly_once": self.exactly_once,
-                "equal_steps": self.equal_steps,
-                "fetched_once": self.fetched_once,
-            },
+            "checks": self.checks,
             "dataset": {"shards": dataset.shards, "samples": len(dataset.keys), "size_bytes": dataset.size_bytes},
             "origin_bytes": self.origin_bytes,
             "epochs": [self._row(epoch) for epoch in self.epochs],
@@ -141,7 +130,7 @@ class Outcome:
             "epoch": epoch.epoch,
             "samples": len(epoch.keys),
             "padding": epoch.padding(self.dataset),
-            "legs": [{"ranks": leg.ranks, "steps": list(leg.steps)} for leg in epoch.legs],
+            "legs": [{"ranks": len(leg.steps), "steps": list(leg.steps)} for leg in epoch.legs],
             "problem": "; ".join(filter(None, problems)) or None,
             "loss": epoch.loss,
             "waited_s": epoch.waited_s,
@@ -153,16 +142,9 @@ def epochs_of(job: str, runs: Sequence[Sequence[Sequence[Json]]]) -> list[Epoch]
     legs: dict[int, list[Leg]] = {}
     for ranks in runs:
         for rows in zip(*ranks, strict=True):
-            legs.setdefault(rows[0]["epoch"], []).append(_leg(rows))
+            keys = tuple(key for row in rows for key in row["keys"])
+            steps, promised = (tuple(row[name] for row in rows) for name in ("steps", "promised"))
+            loss = sum(row["loss"] * len(row["keys"]) for row in rows) / max(len(keys), 1)
+            leg = Leg(keys, steps, promised, loss, max(row["waited_s"] for row in rows))
+            legs.setdefault(rows[0]["epoch"], []).append(leg)
     return [Epoch(job, epoch, tuple(parts)) for epoch, parts in sorted(legs.items())]
-
-
-def _leg(rows: Sequence[Json]) -> Leg:
-    keys = tuple(key for row in rows for key in row["keys"])
-    return Leg(
-        keys=keys,
-        steps=tuple(row["steps"] for row in rows),
-        promised=tuple(row["promised"] for row in rows),
-        loss=sum(row["loss"] * len(row["keys"]) for row in rows) / max(len(keys), 1),
-        waited_s=max(row["waited_s"] for row in rows),
-    )
