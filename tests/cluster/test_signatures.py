@@ -18,6 +18,8 @@ from support.cluster.store import Store
 from support.cluster.tier import Tier
 from support.stores.seaweedfs import REGION
 
+pytestmark = pytest.mark.slow  # tests/integration/cluster has the same of nodes on the loopback
+
 MIB = 1024 * 1024
 KEYS = [f"{number:06d}.tar" for number in range(6)]
 KEY, OTHER_KEY, *_ = KEYS

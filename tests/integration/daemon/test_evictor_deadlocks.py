@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import CapacityError
@@ -122,13 +124,19 @@ def test_compressed_shard_that_is_not_needed_yet_gives_way(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_workers_that_wait_for_each_other_get_a_deadlock_error(tmp_path: Path, plain: list[str], shuffle: bool) -> None:
+def test_workers_that_wait_for_each_other_get_a_deadlock_error(
+    tmp_path: Path, plain: list[str], shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With room for one shard, one worker keeps it while the loader waits for the other, which has none: an error."""
+    # torch waits so long for a worker that itself waits for hours, and then ends it.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
         dataset = ShardDataset(plain, shuffle=shuffle, shuffle_window=0, socket=daemon.socket, timeout_s=HOURS_S)
         with pytest.raises(Exception, match="deadlock: ") as caught:
             list(DataLoader(dataset, batch_size=None, num_workers=2))
     assert "--capacity" in str(caught.value)
+    del caught
+    gc.collect()  # the loader
 
 
 @pytest.mark.slow

@@ -208,6 +208,7 @@ def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[s
         assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
 
 
+@pytest.mark.slow
 def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None:
     """A client that forgets to give back is told so, and what it has stays its own."""
     with Session(daemon) as session:
