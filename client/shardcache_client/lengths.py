@@ -57,16 +57,13 @@ class BatchableDataset(Protocol):
     @property
     def position(self) -> int: ...  # noqa: D102
 
-    def topology(self) -> Topology:
-        """Return the place of this reader in the job."""
+    def topology(self) -> Topology: ...  # noqa: D102
 
     def __iter__(self) -> Iterator[Any]: ...
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
+    def set_epoch(self, epoch: int) -> None: ...  # noqa: D102
 
-    def state_dict(self) -> State:
-        """Return the position after the last sample yielded."""
+    def state_dict(self) -> State: ...  # noqa: D102
 
     def load_state_dict(self, state: Any) -> None:
         """Resume the next iteration from a state.
@@ -76,11 +73,8 @@ class BatchableDataset(Protocol):
         """
 
 
-class Agreeing(Protocol):
-    """Interface for agreeing on one number per round, such as `agreement.Agreement`."""
-
-    def greatest(self, name: str, value: int) -> int:
-        """Return the greatest value that any rank passes under this name, once all have passed one."""
+Agree = Callable[[str, int], int]
+"""Returns the greatest value that any rank passes under a name, once all have passed one."""
 
 
 @checked(
@@ -154,16 +148,16 @@ class Agreements:
     timeout_s: float
     place: MeetingPlace
 
-    def __call__(self, reader: Topology) -> Agreement:
+    def __call__(self, reader: Topology) -> Agree:
         """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
         channel = f"{self.name}/{reader.worker}of{reader.workers}"
-        return Agreement(channel, Ranks(reader.rank, reader.world_size), self.timeout_s, self.place)
+        return Agreement(channel, Ranks(reader.rank, reader.world_size), self.timeout_s, self.place).greatest
 
 
 class LengthBatches(IterableDataset[Any]):
     """The batches of `batch_by_length`, for use with `DataLoader(..., batch_size=None)`."""
 
-    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreements: Callable[[Topology], Agreeing]) -> None:
+    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreements: Callable[[Topology], Agree]) -> None:
         self._dataset = dataset
         self._recipe = recipe
         self._agreements = agreements
@@ -227,10 +221,10 @@ class _Rounds:
     Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
     """
 
-    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreement: Agreeing, loaded: Any) -> None:
+    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agree: Agree, loaded: Any) -> None:
         self._dataset = dataset
         self._recipe = recipe
-        self._agreement = agreement
+        self._agree = agree
         self._reader = dataset.topology()
         self._samples = iter(dataset)
         self._epoch = dataset.epoch  # definite, now that the dataset has begun the epoch
@@ -264,7 +258,7 @@ class _Rounds:
 
     def _agreed(self, buffer: SampleBuffer) -> int:
         need = fewest(buffer.lengths, self._recipe.max_tokens)
-        return self._agreement.greatest(f"epoch {self._epoch}, round {buffer.number}", need)
+        return self._agree(f"epoch {self._epoch}, round {buffer.number}", need)
 
     def _round(self, buffer: SampleBuffer, count: int, following: SampleBuffer) -> Iterator[tuple[Any, State]]:
         made = batches(buffer.lengths, self._recipe.max_tokens, count)

@@ -71,13 +71,6 @@ def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path)
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
 
 
-def test_epochs_after_the_last_are_read_like_any_other(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """Saying how many there are takes nothing away, also between two that follow each other by themselves."""
-    options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
-    ending, endless = ShardDataset(index, epochs=1, **options), ShardDataset(index, **options)
-    assert [keys_of(ending) for _ in range(3)] == [keys_of(endless) for _ in range(3)]
-
-
 def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_path: Path) -> None:
     """Each rank gives its half, by reading its shards as often as that takes, though nobody knows what they hold."""
     for number, count in enumerate((1, 9, 4)):
@@ -135,21 +128,6 @@ def test_a_loaders_length_is_exact(daemon: Daemon, index: str, keys: list[str], 
     sizes = sorted(map(len, batches), reverse=True)
     assert set(sizes[:-1]) == {batch_size}
     assert sorted(key for batch in batches for key in batch) == keys
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_one_shard_for_sixteen_workers(daemon: Daemon, tmp_path: Path) -> None:
-    """Two ranks of eight workers share the samples of a single shard, equally."""
-    write_shards(tmp_path, 1, 50)
-    (tmp_path / "index.json").write_text(
-        json.dumps({"wids_version": 1, "shardlist": [{"url": "shard-000000.tar", "nsamples": 50}]})
-    )
-    url, read = f"file://{tmp_path}/index.json", []
-    for rank in range(2):
-        ds = ShardDataset(url, shuffle=True, socket=daemon.socket, rank=rank, world_size=2)
-        read.append(keys_of(DataLoader(ds, batch_size=None, num_workers=8)))
-    assert [len(rank) for rank in read] == [25, 25]
-    assert sorted(read[0] + read[1]) == [f"{number:06d}" for number in range(50)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -280,14 +280,6 @@ def _dicts(data: Any) -> Iterator[dict[str, Any]]:
             yield from _dicts(value)
 
 
-@pytest.mark.parametrize("other", [{"seed": 8}, {"shuffle_window": 4}, {"shuffle": False}, {"samples_per_epoch": 40}])
-def test_a_state_of_another_order_is_refused(make: Make, other: dict[str, Any]) -> None:
-    """It would skip and repeat samples in silence."""
-    state = make().state_dict()
-    with pytest.raises(ConfigError, match="another dataset"):
-        make(**other).load_state_dict(state)
-
-
 def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> None:
     """The same urls with another number of samples in one of them are another order, too."""
     url = write_indexed(folder / "recounted", (3, 4))

@@ -121,26 +121,6 @@ def test_loader_resumes_within_a_document(index: str, daemon: Daemon, batches: i
     assert taken([*begun, *resumed]) == taken(whole)
 
 
-def test_global_batches_of_blocks_are_the_same_for_any_job(index: str, daemon: Daemon) -> None:
-    """For one rank and for two."""
-
-    def batches(world_size: int) -> list[list[Block]]:
-        ranks = [
-            taken(
-                ShardReader(
-                    index, tokens=TokenBlocks(LENGTH), shuffle=True, global_batch_size=4, rank=rank,
-                    world_size=world_size, socket=daemon.socket,
-                )
-            )
-            for rank in range(world_size)
-        ]  # fmt: skip
-        size = 4 // world_size
-        return [sorted(chain(*(rank[at : at + size] for rank in ranks))) for at in range(0, len(ranks[0]), size)]
-
-    assert batches(1) == batches(2)
-    assert set(chain(*batches(1))) == set(expected(numbered(SIZES), LENGTH))
-
-
 def test_blocks_have_numbers(index: str, daemon: Daemon) -> None:
     """And a function as decode gets them."""
     reader = ShardReader(

@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
-from shardcache_client.lengths import LengthBatches, Recipe, batch_by_length, batches, fewest
+from shardcache_client.lengths import Agree, LengthBatches, Recipe, batch_by_length, batches, fewest
 from shardcache_client.topology import Topology
 from support.programs.guard import GUARD_S
 
@@ -126,9 +126,9 @@ class Table:
         self._given: dict[str, dict[int, int]] = {}
         self._changed = threading.Condition()
 
-    def seat(self, reader: Topology) -> Seat:
-        """Return one reader's way to agree."""
-        return Seat(self, reader)
+    def seat(self, reader: Topology) -> Agree:
+        """Return one reader's way to agree with the same worker of all ranks."""
+        return lambda name, value: self.greatest(reader.rank, f"{name}, worker {reader.worker}", value)
 
     def greatest(self, rank: int, name: str, value: int) -> int:
         """Return the greatest value under a name once all ranks have given theirs."""
@@ -139,18 +139,6 @@ class Table:
             if not self._changed.wait_for(lambda: len(given) == self._world_size, timeout=GUARD_S):
                 raise TimeoutError(f"only {sorted(given)} said {name}")
             return max(given.values())
-
-
-class Seat:
-    """One reader at a table."""
-
-    def __init__(self, table: Table, reader: Topology) -> None:
-        self._table = table
-        self._reader = reader
-
-    def greatest(self, name: str, value: int) -> int:
-        """Return the greatest value of the same worker of all ranks."""
-        return self._table.greatest(self._reader.rank, f"{name}, worker {self._reader.worker}", value)
 
 
 def train(ranks: list[list[LengthBatches]], steps: int | None = None) -> list[list[Batch]]:
