@@ -57,7 +57,7 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        counters, ttl_s, most = downloader.counters, settings.listing_ttl_s, settings.max_transfers
+        counters, ttl_s, max_transfers = downloader.counters, settings.listing_ttl_s, settings.max_transfers
         self.layout, self.measures, self.turns = store.layout, counters.measures, Turns()
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
         history, planner = History(store.catalogue), Planner(store.shards)
@@ -76,13 +76,13 @@ class Cache:
         self._transfers = Transfers(
             fetcher.fetch, downloader.scheduler.deal, planner, inventory.changed, counters, group
         )
-        prefetcher = Prefetcher(self._evictor, self._health, self._transfers, most)
+        prefetcher = Prefetcher(self._evictor, self._health, self._transfers, max_transfers)
 
         leasing = Leasing(self._transfers, quarantine, history, self._revalidation)
         self._readers = Readers(leasing, counters, self.turns, settings.plan_memory)
 
         self._maintenance = Maintenance(self._evictor, quarantine)
-        self._warming = Warming(leasing, origins, downloader, indexers, most)
+        self._warming = Warming(leasing, origins, downloader, indexers, max_transfers)
         self._pinning = Pinning(self._pins, self._warming)
 
         self._overview = Overview(self._readers, prefetcher, downloader, origins)

@@ -14,8 +14,7 @@ from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
 from shardcache.server.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
 from shardcache.server.connection_limit import LIMITS, Acceptor, Limits
-from shardcache.server.dashboard.event_stream import LIVE, LIVE_PATH, Live, live
-from shardcache.server.dashboard.static_files import STATIC_PATH, Files
+from shardcache.server.dashboard import LIVE, LIVE_PATH, STATIC_PATH, Files, Live, live
 from shardcache.server.drain import DRAIN, Drain, refuse_new_work
 from shardcache.server.load import LoopLag
 from shardcache.server.metrics import add_metrics

@@ -19,25 +19,25 @@ export const setToken = (text) => sessionStorage.setItem(KEY, text);
 export class TokenError extends Error {}
 
 /**
- * Follow the daemon. `hear` is called with each event's name and data, `tell` with true while connected, else false.
+ * Follow the daemon. `onEvent` is called with each event's name and data, `onLink` with true while connected, else false.
  * Ends only with a TokenError, when a token is needed.
  */
-export async function follow(hear, tell) {
+export async function follow(onEvent, onLink) {
   for (let failures = 0; ; ) {
     await shown();
     try {
-      await once((name, data) => { failures = 0; tell(true); hear(name, data); });
+      await once((name, data) => { failures = 0; onLink(true); onEvent(name, data); });
     } catch (error) {
       if (error instanceof TokenError) throw error;
       if (document.hidden) continue;
-      tell(false);
+      onLink(false);
       await pause(PAUSES_S[Math.min(failures, PAUSES_S.length - 1)]);
       failures += 1;
     }
   }
 }
 
-async function once(hear) {
+async function once(onEvent) {
   const token = sessionStorage.getItem(KEY), stop = new AbortController();
   const hide = () => document.hidden && stop.abort();
   document.addEventListener("visibilitychange", hide);
@@ -46,13 +46,13 @@ async function once(hear) {
     const answer = await fetch("dashboard/live", { headers, signal: stop.signal, cache: "no-store" });
     if (answer.status === 401) throw new TokenError();
     if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
-    await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), hear);
+    await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), onEvent);
   } finally {
     document.removeEventListener("visibilitychange", hide);
   }
 }
 
-async function read(reader, hear) {
+async function read(reader, onEvent) {
   let pieces = [];
   for (;;) {
     const { value, done } = await reader.read();
@@ -63,7 +63,7 @@ async function read(reader, hear) {
     pieces = [blocks.pop()];
     for (const block of blocks) {
       const [, name, data] = /^event: (.*)\ndata: (.*)$/.exec(block);
-      hear(name, JSON.parse(data));
+      onEvent(name, JSON.parse(data));
     }
   }
 }

@@ -1,13 +1,12 @@
 // The page: follows the daemon's updates and shows them.
 
-import { byId, onRedraw, reachScrolled, say } from "./dom.js";
+import { byId, onRedraw, reachScrolled, setText } from "./dom.js";
 import { showUpcoming } from "./upcoming.js";
 import { showJobs } from "./jobs.js";
 import { CacheMap } from "./map.js";
-import { Rates } from "./rates.js";
-import { showStores } from "./stores.js";
 import { TokenError, follow, setToken, takeToken } from "./stream.js";
 import { showSummary } from "./summary.js";
+import { Rates, showStores } from "./traffic.js";
 
 const rates = new Rates(byId("rate"), byId("rate-text"));
 const map = new CacheMap();
@@ -22,7 +21,7 @@ function show(moment) {
   reachScrolled();
 }
 
-function hear(name, data) {
+function onEvent(name, data) {
   if (name === "moment") {
     last = data;
     rates.take(data);
@@ -30,16 +29,16 @@ function hear(name, data) {
   } else if (name === "map") map.take(data);
 }
 
-function tell(connected) {
+function onLink(connected) {
   byId("link").classList.toggle("live", connected);
-  say(byId("link-text"), connected ? "live" : "the daemon does not answer; retrying");
+  setText(byId("link-text"), connected ? "live" : "the daemon does not answer; retrying");
 }
 
 async function run() {
   takeToken();
   for (;;) {
     try {
-      await follow(hear, tell);
+      await follow(onEvent, onLink);
     } catch (error) {
       if (!(error instanceof TokenError)) throw error;
       setToken(await askToken());
@@ -54,7 +53,7 @@ function askToken() {
   const form = byId("token"), field = byId("token-text");
   byId("main").hidden = true;
   form.hidden = false;
-  say(byId("token-wrong"), asked ? "That was not the daemon's token." : "");
+  setText(byId("token-wrong"), asked ? "That was not the daemon's token." : "");
   asked = true;
   field.value = "";
   field.focus();

@@ -1,17 +1,18 @@
-// Download rate, from the origins and the tier, over the last two minutes, in bytes per second.
+// The traffic: the download rate, and the origins with their connections and counters.
 
-import { brush, colour } from "./dom.js";
-import { size } from "./words.js";
+import { brush, byId, colour, definitions, setText, table } from "./dom.js";
+import { number, size } from "./words.js";
 
 const KEPT = 120;
 const MARGIN = 16;
 
+/** The download rate, from the origins and the tier, over the last two minutes, in bytes per second. */
 export class Rates {
   constructor(canvas, text) {
     this.canvas = canvas;
     this.text = text;
     this.values = [];
-    this.former = null;
+    this.previous = null;
   }
 
   /** The latest rate. */
@@ -19,12 +20,12 @@ export class Rates {
 
   /** Add a moment's counter; after a restart of the daemon, start over. */
   take({ uptime_s, counters }) {
-    const former = this.former;
+    const previous = this.previous;
     const bytes = counters.origin_bytes + (counters.tier_bytes ?? 0);
-    this.former = { at: uptime_s, bytes };
-    if (former === null || former.at === uptime_s) return;
-    if (former.at > uptime_s) { this.values = []; return; }
-    this.values.push(Math.max(0, (bytes - former.bytes) / (uptime_s - former.at)));
+    this.previous = { at: uptime_s, bytes };
+    if (previous === null || previous.at === uptime_s) return;
+    if (previous.at > uptime_s) { this.values = []; return; }
+    this.values.push(Math.max(0, (bytes - previous.bytes) / (uptime_s - previous.at)));
     this.values.splice(0, this.values.length - KEPT);
     this.draw();
   }
@@ -66,4 +67,30 @@ function ceiling(value) {
   if (value < 1000) return 1000;
   const power = 10 ** Math.floor(Math.log10(value));
   return power * [1, 2, 5, 10].find((step) => step * power >= value);
+}
+
+const COLUMNS = [
+  { header: true, name: "name", fill: (cell, row) => { setText(cell, row.name); cell.title = row.name; } },
+  { name: "number", fill: (cell, row) => setText(cell, number(row.connections)) },
+  { name: "number", fill: (cell, row) => setText(cell, number(row.limit)) },
+  { name: "number", fill: (cell, row) => setText(cell, number(row.throttled)) },
+];
+
+const COUNTERS = {
+  evictions: "evicted",
+  refetches: "re-fetched",
+  retries: "retries",
+  hedges: "hedged",
+  corrupt: "corrupt",
+};
+
+const SOURCES = { hit_bytes: "from the cache", tier_bytes: "from the tier", origin_bytes: "from origins" };
+
+export function showStores({ origins, tiers, counters }) {
+  table(byId("store-rows"), origins, (row) => row.name, COLUMNS, "No requests yet.");
+  const sources = Object.entries(SOURCES).filter(([name]) => tiers?.length || name !== "tier_bytes");
+  definitions(byId("counters"), [
+    ...sources.map(([name, word]) => [word, size(counters[name] ?? 0)]),
+    ...Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name] ?? 0)]),
+  ]);
 }

@@ -1,6 +1,6 @@
 // The jobs: the current state of each, and its next five minutes as a strip.
 
-import { brush, byId, colour, make, say, sync, table } from "./dom.js";
+import { brush, byId, colour, make, setText, sync, table } from "./dom.js";
 import { byJob, isLong, isStalled, keyOf } from "./waiting.js";
 import { basename, count, duration, neededIn, number, pace } from "./words.js";
 
@@ -14,10 +14,10 @@ const sum = (counts) => counts.reduce((total, value) => total + value, 0);
 const COLUMNS = [
   { header: true, fill: (cell, { job }) => lines(cell, job.name, job.user) },
   { name: "now", fill: fillNow },
-  { name: "number", fill: (cell, { job }) => say(cell, number(job.sessions)) },
-  { name: "number", fill: (cell, { job }) => say(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
-  { name: "number", fill: (cell, { job }) => say(cell, pace(job.shards_per_s)) },
-  { name: "number", fill: (cell, { job }) => say(cell, job.ahead_s === null ? "all cached" : neededIn(job.ahead_s)) },
+  { name: "number", fill: (cell, { job }) => setText(cell, number(job.sessions)) },
+  { name: "number", fill: (cell, { job }) => setText(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
+  { name: "number", fill: (cell, { job }) => setText(cell, pace(job.shards_per_s)) },
+  { name: "number", fill: (cell, { job }) => setText(cell, job.ahead_s === null ? "all cached" : neededIn(job.ahead_s)) },
   { name: "number", fill: fillWaited },
   { name: "lane", fill: fillLane },
 ];
@@ -35,8 +35,8 @@ export function showJobs({ jobs, waits, lanes }) {
 
 function lines(cell, first, second) {
   if (!cell.firstChild) cell.append(make("span"), make("span", { class: "small" }));
-  say(cell.children[0], first);
-  say(cell.children[1], second);
+  setText(cell.children[0], first);
+  setText(cell.children[1], second);
 }
 
 function fillNow(cell, { job, wait }) {
@@ -63,11 +63,11 @@ function fillLane(cell, { job, lane }) {
     cell.append(make("canvas", { "aria-hidden": "true" }), make("span", { class: "visually-hidden" }));
   }
   const [canvas, text] = cell.children;
-  if (lane === undefined) { say(text, "not computed yet"); return; }
+  if (lane === undefined) { setText(text, "not computed yet"); return; }
   const { cached, fetching, failed } = lane.counts;
   const counts = { cached, fetching, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
-  say(text, `needed: ${words}`);
+  setText(text, `needed: ${words}`);
   const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
   const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
   cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
@@ -102,10 +102,10 @@ function draw(canvas, counts, looked) {
 function showPast(jobs) {
   const [summary, list] = byId("past").children;
   byId("past").hidden = jobs.length === 0;
-  say(summary, `${count(jobs.length, "ended job")}`);
+  setText(summary, `${count(jobs.length, "ended job")}`);
   sync(list, jobs, jobKey, () => make("li"), (item, job) => {
     const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
-    say(item, `${job.name} (${job.user}): read ${read}, waited ${duration(job.waited_s)}`);
+    setText(item, `${job.name} (${job.user}): read ${read}, waited ${duration(job.waited_s)}`);
   });
 }
 

@@ -11,7 +11,7 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 /** Set an element's text, but only if it differs: screen readers announce every change. */
-export function say(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -20,20 +20,20 @@ export function say(element, text) {
  * `create(item)` makes a child; `fill(child, item)` updates it.
  */
 export function sync(parent, items, key, create, fill) {
-  const former = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
+  const previous = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
   const times = new Map(); // redacted items have equal keys, but each is an item of its own
   let place = parent.firstElementChild;
   for (const item of items) {
     const time = times.get(key(item)) ?? 0, name = `${time} ${key(item)}`;
     times.set(key(item), time + 1);
-    const child = former.get(name) ?? create(item);
-    former.delete(name);
+    const child = previous.get(name) ?? create(item);
+    previous.delete(name);
     child.dataset.key = name;
     fill(child, item);
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
   }
-  for (const child of former.values()) child.remove();
+  for (const child of previous.values()) child.remove();
 }
 
 /**
@@ -43,7 +43,7 @@ export function sync(parent, items, key, create, fill) {
 export function table(body, items, key, columns, none) {
   const rows = items.length ? items : [null];
   sync(body, rows, (item) => (item === null ? "" : key(item)), (item) => newRow(item, columns), (row, item) => {
-    if (item === null) { say(row.firstElementChild, none); return; }
+    if (item === null) { setText(row.firstElementChild, none); return; }
     columns.forEach(({ fill }, index) => fill(row.children[index], item));
   });
 }
@@ -61,7 +61,7 @@ function newRow(item, columns) {
 export function definitions(list, rows) {
   const create = ([name, ...texts]) => make("div", {}, make("dt", {}, name), ...texts.map(() => make("dd")));
   sync(list, rows, ([name]) => name, create, (item, [, ...texts]) => {
-    texts.forEach((text, index) => say(item.children[index + 1], text));
+    texts.forEach((text, index) => setText(item.children[index + 1], text));
   });
 }
 

@@ -1,10 +1,10 @@
 // Upcoming shards: the missing shards that are needed soonest, then all other transfers.
 
-import { byId, make, say, table } from "./dom.js";
+import { byId, make, setText, table } from "./dom.js";
 import { user } from "./waiting.js";
 import { basename, neededIn, size } from "./words.js";
 
-const MOST = 14;
+const MAX_ROWS = 14;
 const DOWNLOADING = "downloading from the object store";
 const WORDS = {
   fetching: "being fetched",
@@ -22,8 +22,8 @@ const COLUMNS = [
 export function showUpcoming({ gaps, transfers, lanes }) {
   const rows = rowsOf(gaps, transfers);
   const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
-  table(byId("upcoming-rows"), rows.slice(0, MOST), ({ url, job }) => `${url} ${job}`, COLUMNS, none);
-  say(byId("upcoming-more"), rows.length > MOST ? `and ${rows.length - MOST} more` : "");
+  table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), ({ url, job }) => `${url} ${job}`, COLUMNS, none);
+  setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");
 }
 
 /** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */
@@ -43,12 +43,12 @@ const isWaitedFor = ({ transfer }) => transfer?.class === "waiting";
 const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
 
 function titled(cell, text, title) {
-  say(cell, text);
+  setText(cell, text);
   cell.title = title;
 }
 
 function fillNeed(cell, row) {
-  say(cell, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
+  setText(cell, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
   cell.classList.toggle("waits", isWaitedFor(row));
 }
 
@@ -57,7 +57,7 @@ function fillState(cell, { presence, transfer }) {
   const [bar, text] = cell.children;
   bar.hidden = transfer === null;
   cell.className = transfer === null ? `state is-${presence}` : "state";
-  if (transfer === null) say(text, WORDS[presence]);
+  if (transfer === null) setText(text, WORDS[presence]);
   else fillProgress(bar, text, transfer);
   cell.title = text.textContent;
 }
@@ -69,5 +69,5 @@ function fillProgress(bar, text, { done_bytes: done, total_bytes: total, rate_by
   } else bar.removeAttribute("value");
   const pace = rate ? `${size(rate)}/s` : "";
   const parts = [total ? `${size(done)} of ${size(total)}` : "", error || (stage === DOWNLOADING ? pace : stage)];
-  say(text, parts.filter(Boolean).join(" · "));
+  setText(text, parts.filter(Boolean).join(" · "));
 }

@@ -1,10 +1,16 @@
-"""The page's live updates: server-sent events (WHATWG HTML, 9.2), one second apart."""
+"""The dashboard, the daemon's own web page: its static files, and its live updates, one second apart.
+
+The updates are server-sent events (WHATWG HTML, 9.2).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import mimetypes
 import time
+from importlib.resources import files
 
 from aiohttp import web
 
@@ -15,8 +21,14 @@ from shardcache.cache.facade import Cache
 from shardcache.server.admin import LOOP_LAG, STARTED_AT_S
 from shardcache.server.drain import DRAIN
 from shardcache.server.sessions.session import written
+from shardcache.server.tcp import BROWSER_HEADERS
 
+PAGE = "index.html"
+STATIC_PATH = "/dashboard/static/"
 LIVE_PATH = "/dashboard/live"
+
+_FOR_EVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
 
 _PERIOD_S = 1.0
 # A TCP connection may last a minute: the page reconnects before it is cut off in the middle of an event.
@@ -26,6 +38,44 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+class Files:
+    """All files of the page, in memory, versioned by a hash over all of them so that browsers can cache them."""
+
+    def __init__(self) -> None:
+        folder = files(__package__) / "page"
+        self._contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+        digest = hashlib.blake2b(digest_size=8)
+        for name in sorted(self._contents):
+            digest.update(name.encode() + b"\0" + self._contents[name])
+        self.version = digest.hexdigest()
+        # Addresses are relative: a proxy may serve the page below any path.
+        folder_name = f"{STATIC_PATH}{self.version}/".removeprefix("/")
+        self._contents[PAGE] = self._contents[PAGE].replace(b'"static/', f'"{folder_name}'.encode())
+
+    def __repr__(self) -> str:
+        return f"Files({self.version}, {sum(map(len, self._contents.values()))} bytes)"
+
+    async def page(self, request: web.Request) -> web.Response:
+        """Serve the page itself."""
+        return self._answer(request, PAGE, _ASK_AGAIN)
+
+    async def static(self, request: web.Request) -> web.Response:
+        """Serve one of the page's files. Raises HTTPNotFound for an unknown name or another version."""
+        name = request.match_info["name"]
+        if request.match_info["version"] != self.version or name not in self._contents or name == PAGE:
+            raise web.HTTPNotFound
+        return self._answer(request, name, _FOR_EVER)
+
+    def _answer(self, request: web.Request, name: str, keep: str) -> web.Response:
+        headers = BROWSER_HEADERS | {"Cache-Control": keep, "ETag": f'"{self.version}"'}
+        if any(tag.value == self.version for tag in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        kind, _ = mimetypes.guess_type(name)
+        return web.Response(
+            body=self._contents[name], content_type=kind or "application/octet-stream", charset="utf-8", headers=headers
+        )
 
 
 class Live:

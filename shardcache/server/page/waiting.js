@@ -17,8 +17,8 @@ export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;
 export function byJob(waits) {
   const found = new Map();
   for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
-    const key = keyOf(wait.job, wait.uid), former = found.get(key);
-    if (former) former.readers += wait.readers;
+    const key = keyOf(wait.job, wait.uid), previous = found.get(key);
+    if (previous) previous.readers += wait.readers;
     else found.set(key, { job: wait.job, uid: wait.uid, readers: wait.readers, longest: wait });
   }
   return found;

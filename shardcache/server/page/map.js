@@ -1,6 +1,6 @@
 // The map of the cache: one cell per shard in name order, coloured by when it is needed next.
 
-import { brush, byId, colour, make, say, sync } from "./dom.js";
+import { brush, byId, colour, make, setText, sync } from "./dom.js";
 import { number, size } from "./words.js";
 
 // The daemon's bands, see shardcache/cache/views.py: -1 is leased.
@@ -84,11 +84,11 @@ export class CacheMap {
     }
     sync(byId("band-rows"), BANDS, ([band]) => String(band), newBand, (row, [band]) => {
       const [shards, bytes] = totals.get(band);
-      say(row.children[1], number(shards));
-      say(row.children[2], size(bytes));
+      setText(row.children[1], number(shards));
+      setText(row.children[2], size(bytes));
     });
     const kept = this.cells.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
-    say(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}; marked at the corner` : "");
+    setText(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}; marked at the corner` : "");
   }
 
   at(x, y) { return Math.floor(y / this.step) * this.columns + Math.min(this.columns - 1, Math.floor(x / this.step)); }
@@ -124,7 +124,7 @@ export class CacheMap {
   /** Describe the chosen cell, the search result, or how much of the cache is shown. */
   describe() {
     const cell = this.cells[this.chosen];
-    say(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
+    setText(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
   }
 
   found() {

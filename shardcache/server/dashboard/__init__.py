@@ -1,1 +1,0 @@
-"""The dashboard, the daemon's own web page: live progress, waits and upcoming shards of every job."""
