@@ -34,7 +34,8 @@ LIGHTNESS = """(() => {
     const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map((c) => c / 255);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 })()"""
-THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then(({ sync, setText, make }) => {
+THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then((dom) => {
+    const { sync, setText, make } = dom;
     const list = make('ul');
     for (const items of ['aab', 'ab', 'aba']) sync(list, [...items], (name) => name, () => make('li'), setText);
     return [...list.children].map((child) => child.textContent);
