@@ -15,7 +15,7 @@ from typing import Any
 from shardcache.errors import ConfigError, InputError
 from shardcache.tarindex.grouping import split_name
 from shardcache.writing.sample import Sample, checked, member_bytes, member_name
-from shardcache.writing.source import FileFact, Input, open_unchanged, unreadable
+from shardcache.writing.source import FileFact, Input, fact_of, open_unchanged, unreadable
 
 _LISTING, _OFFSETS, _SIZES = "listing.jsonl", "offsets", "sizes"
 
@@ -109,8 +109,7 @@ def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozense
             if is_folder:
                 yield from _walk(path, f"{shown}/", above)
             else:
-                found = path.stat()
-                yield shown, (str(path), found.st_size, found.st_mtime_ns)
+                yield shown, fact_of(path)
     except OSError as exn:
         raise unreadable(exn, Path(exn.filename or folder)) from exn
 

@@ -58,11 +58,9 @@ def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
         )
     paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
-    if len(kinds) != 1:
-        raise ConfigError(
-            f"the inputs are of several kinds: {', '.join(kinds)}", remedy="write them one kind at a time"
-        )
-    (kind,) = kinds
+    kind, *others = kinds
+    if others:
+        raise ConfigError(f"the inputs are of several kinds: {', '.join(kinds)}", remedy="write one kind at a time")
     _check(kind, reading)
     table = {"columns": dict(reading.columns), "seed": reading.shuffle}
     if kind == "folder":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from shardcache.errors import ConfigError, InputError
 from shardcache.writing.sample import Sample, as_json, checked, encoded, member_bytes, utf8
-from shardcache.writing.source import HUB, open_unchanged, unreadable
+from shardcache.writing.source import HUB, fact_of, open_unchanged, unreadable
 
 if TYPE_CHECKING:
     import datasets
@@ -41,17 +40,11 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 )
 
 
-class ColumnKind(enum.Enum):
-    """Kind of a column's values, which decides how they are written."""
+ColumnKind = Literal["file", "bytes", "text", "number", "json"]
+"""Kind of a column's values, which decides how they are written: "file" is bytes, or the path of a file, as in the
+features Image, Audio and Video of Hugging Face's datasets; "number" is an integer, "json" anything else."""
 
-    FILE = "file: bytes, or the path of a file, as in the features Image, Audio and Video of Hugging Face's datasets"
-    BYTES = "bytes"
-    TEXT = "text"
-    NUMBER = "integer"
-    JSON = "anything else"
-
-
-_EXTENSIONS = {ColumnKind.TEXT: "txt", ColumnKind.NUMBER: "cls", ColumnKind.JSON: "json"}
+_EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json": "json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +63,15 @@ class Column:
 
     def member(self, key: str, value: Any) -> tuple[str, bytes]:
         """Return extension and content. Raises SampleError, InputError."""
-        if self.kind is ColumnKind.FILE:
+        if self.kind == "file":
             value = _file_content(value)
         if self.extension is None:
             found = (name for at, magic, name in _MAGIC if value.startswith(magic, at))
             return f"{self.name}.{next(found, 'bin')}", value
         suffix = self.extension.rpartition(".")[2]
-        if self.kind is ColumnKind.JSON and suffix == "json":
+        if self.kind == "json" and suffix == "json":
             return self.extension, as_json(value)
-        if self.kind is ColumnKind.TEXT:  # JSON in a column of texts is JSON already
+        if self.kind == "text":  # JSON in a column of texts is JSON already
             return self.extension, utf8(value)
         if self.dtype is not None and suffix == "npy":
             import numpy  # only users of arrays need it
@@ -88,13 +81,13 @@ class Column:
 
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
         """Return the length of each value as a member, or None for a null; estimated for numbers and JSON."""
-        if self.kind in (ColumnKind.BYTES, ColumnKind.TEXT):
+        if self.kind in ("bytes", "text"):
             return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]
-        if self.kind is ColumnKind.FILE:
+        if self.kind == "file":
             inline = pc.binary_length(pc.struct_field(values, "bytes")).to_pylist()
             paths = pc.struct_field(values, "path").to_pylist() if None in inline else inline
             return [_file_size(path) if size is None else size for size, path in zip(inline, paths, strict=True)]
-        mean = _TYPICAL_NUMBER_BYTES if self.kind is ColumnKind.NUMBER else values.nbytes // max(1, len(values))
+        mean = _TYPICAL_NUMBER_BYTES if self.kind == "number" else values.nbytes // max(1, len(values))
         return [None if null else mean for null in values.is_null().to_pylist()]
 
 
@@ -148,12 +141,12 @@ def _sizes(rows: pa.Table, columns: Sequence[Column]) -> Iterator[int]:
 def _kind(type_: pa.DataType) -> ColumnKind:
     types = pa.types
     if types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}:
-        return ColumnKind.FILE
+        return "file"
     if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
-        return ColumnKind.BYTES
+        return "bytes"
     if types.is_string(type_) or types.is_large_string(type_):
-        return ColumnKind.TEXT
-    return ColumnKind.NUMBER if types.is_integer(type_) else ColumnKind.JSON
+        return "text"
+    return "number" if types.is_integer(type_) else "json"
 
 
 def _dtype(type_: pa.DataType) -> str | None:
@@ -162,12 +155,7 @@ def _dtype(type_: pa.DataType) -> str | None:
 
 
 def _file_size(path: str | None) -> int | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).stat().st_size
-    except OSError as exn:
-        raise unreadable(exn, Path(path)) from exn
+    return None if path is None else fact_of(Path(path))[1]
 
 
 def _file_content(value: Mapping[str, Any]) -> bytes:
