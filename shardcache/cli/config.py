@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardcache.cli.common import Family, json_option, print_json
-from shardcache.cli.serve import SettingsCommand
+from shardcache.cli.serve import SettingsCommand, config_option, given
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -25,14 +25,9 @@ def config() -> None:
 
 
 @config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, readable=False),
-    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
-)
+@config_option
 @json_option
-def show(file: Path | None, as_json: bool, **flags: Any) -> None:
+def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
 
     Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
@@ -40,10 +35,10 @@ def show(file: Path | None, as_json: bool, **flags: Any) -> None:
     """
     from shardcache.config import DEFAULT_CONFIG, Settings, Sources, unknown_variables
 
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    settings = Settings.load(given, file)
-    path = file or Path(os.environ.get("SHARDCACHE_CONFIG") or DEFAULT_CONFIG)
-    rows = list(_rows(settings, Sources(given, os.environ, path)))
+    options = given(flags)
+    settings = Settings.load(options, config)
+    path = config or Path(os.environ.get("SHARDCACHE_CONFIG") or DEFAULT_CONFIG)
+    rows = list(_rows(settings, Sources(options, os.environ, path)))
     unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
     if as_json:
         print_json({"file": str(path) if path.exists() else None, "options": rows, "unknown_variables": unknown})

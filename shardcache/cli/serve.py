@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -22,6 +23,18 @@ class SettingsCommand(click.Command):
 
         declared = super().get_params(ctx)
         return [_option(n, f) for n, f in Settings.model_fields.items() if _fits_flag(f)] + declared
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, readable=False),
+    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
+)
+
+
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `Settings` that are on the command line."""
+    return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
@@ -74,11 +87,7 @@ def _help(field: FieldInfo) -> str:
     epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of the config file "
     "(part_size); a flag wins over the environment, the environment over the file.",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
-)
+@config_option
 def serve(config: Path | None, **flags: Any) -> None:
     """Run this node's daemon until SIGTERM or Ctrl-C.
 
@@ -88,5 +97,4 @@ def serve(config: Path | None, **flags: Any) -> None:
     from shardcache.config import Settings
     from shardcache.daemon import serve as run_daemon
 
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    run_daemon(Settings.load(given, config))
+    run_daemon(Settings.load(given(flags), config))

@@ -12,7 +12,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.common import FAILED, NO_DAEMON, complete_path, json_option, print_json
-from shardcache.cli.serve import SettingsCommand
+from shardcache.cli.serve import SettingsCommand, config_option, given
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
     epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon answers.",
 )
 @click.argument("urls", nargs=-1, metavar="[URL]...", shell_complete=complete_path)
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, readable=False),
-    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
-)
+@config_option
 @click.option("--quick", is_flag=True, help="Skip measuring the disk and the object stores.")
 @json_option
 def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: bool, **flags: Any) -> None:
@@ -49,8 +45,7 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     from shardcache.cli.doctor.runner import examine
     from shardcache.cli.output import make_console
 
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    context = gather(given, config, tuple(map(from_here, urls)), quick=quick)
+    context = gather(given(flags), config, tuple(map(from_here, urls)), quick=quick)
     with make_console(stderr=True).status("checking"):  # on a terminal alone
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state for finding in findings)
