@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,40 +40,26 @@ _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 Rows = list[Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """nginx's limits of time, all of which follow from the daemon's stall time-out.
+def time_limits(stall_timeout_s: float) -> dict[str, int]:
+    """Return nginx's limits of time in milliseconds, all of which follow from the daemon's stall time-out.
 
-    Attributes:
-        connect_s: to connect to an owner, TLS handshakes included. An owner whose processors are busy is not lost:
-            whoever takes over from it would fetch the part a second time.
-        tries_s: to find another owner.
-        answer_s: for an owner to answer whether it lives, which the daemon asks as long as no part comes.
-        store_s: for the object store to send the next bytes.
-        wait_s: for a part that another request fetches. The store may be slow: this only ends what hangs.
-        front_s: for the first or next bytes from an owner, which sends none while it waits.
+    `connect_ms` is to connect to an owner, TLS handshakes included: an owner whose processors are busy is not lost, and
+    whoever took over from it would fetch the part a second time. `tries_ms` is to find another owner; `answer_ms` for
+    an owner to answer whether it lives, which the daemon asks as long as no part comes; `store_ms` for the object store
+    to send the next bytes; `wait_ms` for a part that another request fetches, which only ends what hangs; `front_ms`
+    for the first or next bytes from an owner, which sends none while it waits.
+
+    Raises ConfigError if they contradict each other.
     """
-
-    connect_s: float
-    tries_s: float
-    answer_s: float
-    store_s: float
-    wait_s: float
-    front_s: float
-
-    @classmethod
-    def of(cls, stall_timeout_s: float) -> TimeLimits:
-        """Return the limits. Raises ConfigError if they contradict each other, in milliseconds as nginx has them."""
-        connect_s = answer_s = round(0.8 * QUESTION * stall_timeout_s, 3)
-        store_s, wait_s = round(stall_timeout_s, 3), round(_WAIT * stall_timeout_s, 3)
-        limits = cls(connect_s, 3 * connect_s, answer_s, store_s, wait_s, wait_s + store_s)
-        asked_s = QUESTION * stall_timeout_s
-        if 0 < answer_s < asked_s and 2 * asked_s < store_s < wait_s < limits.front_s < _MAX_S:
-            return limits
-        raise ConfigError(
-            f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
-            remedy="use that of the daemons, such as 20",
-        )
+    asked_ms, store_ms = 1000 * QUESTION * stall_timeout_s, round(1000 * stall_timeout_s)
+    connect_ms, wait_ms = round(0.8 * asked_ms), round(_WAIT * 1000 * stall_timeout_s)
+    if 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < wait_ms and wait_ms + store_ms < 1000 * _MAX_S:
+        limits = {"connect_ms": connect_ms, "tries_ms": 3 * connect_ms, "answer_ms": connect_ms}
+        return limits | {"store_ms": store_ms, "wait_ms": wait_ms, "front_ms": wait_ms + store_ms}
+    raise ConfigError(
+        f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
+        remedy="use that of the daemons, such as 20",
+    )
 
 
 class _Line(Template):
@@ -102,7 +87,6 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    limits = TimeLimits.of(tier.stall_timeout_s)
     owner = node.at(tier.owner_port) if tier.listen is None else Node(node.name, tier.listen).at(tier.owner_port)
     facts = json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest})
     return {
@@ -123,7 +107,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "peers": f'{facts[:-1]}, "time_s": $msec}}',
         "idle_s": _IDLE_S,
         "pooled_s": _IDLE_S - 1,
-        **{f"{field.name[:-2]}_ms": round(1000 * getattr(limits, field.name)) for field in fields(limits)},
+        **time_limits(tier.stall_timeout_s),
     }
 
 

@@ -142,7 +142,7 @@ class NodeTier:
         page: dict[str, object] = {"node": self._node.name, "started_s": self._started_s, "free_bytes": free_bytes}
         page |= {"stale": self._stale, "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node))}
         fresh = self._run / f".{STATUS_FILE}"
-        fresh.write_text(json.dumps(page | self._figures.to_json()))
+        fresh.write_text(json.dumps(page | asdict(self._figures)))
         fresh.chmod(0o644)  # for nginx's workers
         fresh.replace(self._run / STATUS_FILE)
 
@@ -229,10 +229,6 @@ class Figures:
         else:
             self.misses += 1
             self.from_store_bytes += sum(map(_number, str(row["received_bytes"]).replace(":", ",").split(",")))
-
-    def to_json(self) -> dict[str, int]:
-        """Return the figures by name."""
-        return asdict(self)
 
 
 class AccessLog:

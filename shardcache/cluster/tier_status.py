@@ -35,10 +35,10 @@ class NodeReport:
 
     node: Node
     share: float
-    peers: dict[str, Any] | None
-    figures: dict[str, Any] | None
-    clock_skew_s: float | None
-    error: str | None
+    peers: dict[str, Any] | None = None
+    figures: dict[str, Any] | None = None
+    clock_skew_s: float | None = None
+    error: str | None = None
 
     @property
     def hit_share(self) -> float | None:
@@ -101,16 +101,16 @@ async def _ask(
         asked_s = time.time()
         async with http.get(base + PEERS, allow_redirects=False, **tls) as answer:
             if answer.status != 200:
-                return NodeReport(node, shares[address], None, None, None, f"status {answer.status}: not this tier")
+                return NodeReport(node, shares[address], error=f"status {answer.status}: not this tier")
             peers = await answer.json()
         skew_s = round(peers["time_s"] - (asked_s + time.time()) / 2, 3)
         async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
             figures = await answer.json(content_type=None) if answer.status == 200 else None
     except TimeoutError:
-        return NodeReport(node, shares[address], None, None, None, "no answer")
+        return NodeReport(node, shares[address], error="no answer")
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
-        return NodeReport(node, shares[address], None, None, None, str(exn) or type(exn).__name__)
-    return NodeReport(node, shares[address], peers, figures, skew_s, None)
+        return NodeReport(node, shares[address], error=str(exn) or type(exn).__name__)
+    return NodeReport(node, shares[address], peers, figures, skew_s)
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

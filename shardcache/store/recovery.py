@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +18,9 @@ from shardcache.errors import CacheDirError
 from shardcache.store.disk import ask_openness, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
 from shardcache.store.shard import Shard
+
+Stats = dict[str, os.stat_result]
+"""Files of one kind, by cache key."""
 
 _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
 
@@ -37,30 +40,42 @@ def find_shards(layout: Layout) -> list[Shard]:
     Raises CacheDirError if shards belong to another user, so that they could never be evicted.
     """
     found: list[Shard] = []
-    with os.scandir(layout.shards) as buckets:
-        names = [bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
-    for name in names:
-        found += _scan_bucket(layout.shards / name)
+    for folder in _buckets(layout):
+        tars, sidecars = _scan(folder)
+        for key in tars.keys() ^ sidecars.keys():
+            _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
+        _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
+        found += _shards(tars, sidecars)
     found.sort(key=attrgetter("used_at_s"))
     return found
 
 
-def _scan_bucket(folder: Path) -> list[Shard]:
-    stats: dict[str, dict[str, os.stat_result]] = {TAR: {}, SIDECAR: {}}
+def _buckets(layout: Layout) -> list[Path]:
+    with os.scandir(layout.shards) as buckets:
+        return [layout.shards / bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
+
+
+def _scan(folder: Path) -> tuple[Stats, Stats]:
+    """Return the tars and the sidecars in a bucket, by key."""
+    stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in os.listdir(fd):  # noqa: PTH208  # Path cannot list a file descriptor
             if named := _OURS.fullmatch(name):
                 key, suffix = named.groups()
-                stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                with contextlib.suppress(FileNotFoundError):  # evicted since
+                    stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
     finally:
         os.close(fd)
-    tars, sidecars = stats[TAR], stats[SIDECAR]
-    for key in tars.keys() ^ sidecars.keys():
-        _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
-        tars.pop(key, None)
-    _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
-    return [Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime) for key, tar in tars.items()]
+    return stats[TAR], stats[SIDECAR]
+
+
+def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
+    return [
+        Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime)
+        for key, tar in tars.items()
+        if key in sidecars
+    ]
 
 
 def _check_owner(others: Sequence[Path]) -> None:
@@ -133,23 +148,10 @@ def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collectio
     Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
     """
     with disk_errors(layout.root):
-        here = {tar.stem: tar for bucket in layout.shards.iterdir() if bucket.is_dir() for tar in _whole(bucket)}
+        here = {shard.key: shard for bucket in _buckets(layout) for shard in _shards(*_scan(bucket))}
         gone = [key for key in shards if key not in here]
         gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
         known = {each.key for each in leftovers}
         parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
-        found = [_shard(key, tar) for key, tar in here.items() if key not in shards]
+        found = [shard for key, shard in here.items() if key not in shards]
         return FolderDiff(gone, found, [interrupted(path) for path in parts])
-
-
-def _whole(bucket: Path) -> Iterator[Path]:
-    names = {path.name for path in bucket.iterdir()}
-    for name in names:
-        key, suffix = name[: -len(TAR)], name[-len(TAR) :]
-        if suffix == TAR and is_key(key) and key + SIDECAR in names:
-            yield bucket / name
-
-
-def _shard(key: str, tar: Path) -> Shard:
-    sidecar = tar.with_suffix(SIDECAR).stat()
-    return Shard(key, tar.stat().st_size, sidecar.st_size, sidecar.st_mtime)

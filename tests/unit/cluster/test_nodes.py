@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cluster.nginx import TimeLimits
+from shardcache.cluster.nginx import time_limits
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.ring import Ring, key_of
 from shardcache.cluster.tier import Upstream
@@ -83,13 +83,13 @@ def test_a_node_that_leaves_moves_only_its_own_shards() -> None:
 @given(st.floats(1.0, 10_000.0))
 def test_the_time_limits_of_the_tier_follow_from_the_stall_timeout(stall_timeout_s: float) -> None:
     """An owner answers before the daemon stops asking, the store has its time, and the front outlasts the owner."""
-    limits = TimeLimits.of(stall_timeout_s)
-    assert limits.connect_s < QUESTION * stall_timeout_s > limits.answer_s
-    assert limits.store_s < limits.wait_s < limits.front_s
+    limits = time_limits(stall_timeout_s)
+    assert limits["connect_ms"] < 1000 * QUESTION * stall_timeout_s > limits["answer_ms"]
+    assert limits["store_ms"] < limits["wait_ms"] < limits["front_ms"]
 
 
 def test_time_limits_that_nginx_cannot_have_are_refused() -> None:
     """It counts milliseconds, and days."""
     for stall_timeout_s in (0.0, 0.001, 1e6):
         with pytest.raises(ConfigError, match="no time limits follow"):
-            TimeLimits.of(stall_timeout_s)
+            time_limits(stall_timeout_s)
