@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -17,7 +18,6 @@ from functools import partial
 import structlog
 
 from shardcache import __version__, logs
-from shardcache import gc_tuning as garbage
 from shardcache.access.rules import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings, unknown_variables
@@ -45,6 +45,7 @@ _THREADS = 32
 # How long a thread that parses an index may keep the interpreter while the event loop waits, at each system call.
 _SWITCH_S = 0.001
 _INDEXERS = 2
+_FULL_COLLECTIONS_RARER = 10
 
 
 def serve(settings: Settings) -> None:
@@ -75,7 +76,7 @@ async def _serve(settings: Settings, manager: ServiceNotifier, handed: Activated
         path = socket_path(settings.socket)
         await predecessor_gone(path, _STOP_LIMIT_S)
     log.info("starting", socket=str(path), handed_over=handed.unix is not None)
-    garbage.collect_seldom()
+    collect_seldom()
     sys.setswitchinterval(_SWITCH_S)
     with (
         listening(settings.http, settings.http_token_file, handed.tcp) as listener,
@@ -87,7 +88,7 @@ async def _serve(settings: Settings, manager: ServiceNotifier, handed: Activated
 async def _serve_at(
     sock: socket.socket, listener: Listener | None, settings: Settings, manager: ServiceNotifier
 ) -> tuple[float, Store]:
-    with garbage.building():
+    with building():
         # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
         # frozen, too.
         _, store = await asyncio.gather(
@@ -174,6 +175,26 @@ def _stop_signals() -> Iterator[asyncio.Event]:
         for number in signals:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
+
+
+def collect_seldom() -> None:
+    """Make full garbage collections rare: with many plans in memory, one blocks the event loop for a tenth of a second.
+
+    Reference counting frees nearly everything; only the cycles that exceptions and their frames create need collecting.
+    """
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, old * _FULL_COLLECTIONS_RARER)
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Disable collection while a block creates many long-lived objects, then exempt them from all later collections."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _end_by_force(after_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Collections that gc_tuning.py spares a process, as the collector itself reports them."""
+"""Garbage collections that the daemon spares itself, as the collector itself reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardcache import gc_tuning
+from shardcache import daemon
 
 MANY = 200_000
 
@@ -42,7 +42,7 @@ def collections() -> Iterator[Counter[int]]:
 
 def test_nothing_is_collected_while_much_is_built_nor_is_it_looked_at_afterwards() -> None:
     """Objects made then are in no generation, so that no collection traverses them."""
-    with gc_tuning.building(), collections() as seen:
+    with daemon.building(), collections() as seen:
         built = [[number] for number in range(MANY)]
     assert not seen
     assert gc.isenabled()
@@ -61,7 +61,7 @@ def test_only_full_collections_become_seldom() -> None:
         return seen
 
     usual = work()
-    gc_tuning.collect_seldom()
+    daemon.collect_seldom()
     seldom = work()
     assert usual[2] > seldom[2] == 0
     assert seldom[0] + seldom[1] >= usual[0] + usual[1] > 0
