@@ -9,8 +9,7 @@ fetched so far.
 from shardcache.tarindex.grouping import Grouping, index_tar, split_lines
 from shardcache.tarindex.members import Tar
 from shardcache.tarindex.sample_rows import IndexEntry, MetadataMember, Row, entries_of, read_metadata, rows_of
-from shardcache.tarindex.sidecar import TarIndex, read_header, write
-from shardcache.tarindex.tables import Fault, Samples, Tables, fault_of, key_of
+from shardcache.tarindex.tables import Fault, Samples, Tables, TarIndex, fault_of, key_of, read_header, write
 from shardcache.tarindex.tokens import TokenMember, find_tokens
 
 __all__ = [

@@ -1,16 +1,46 @@
-"""The samples of a tar as flat tables: cheap to build, to write, to read, and to look up samples in."""
+"""The samples of a tar as flat tables: cheap to build, to write, to read, and to look up samples in.
+
+The sidecar file of a shard has its facts as JSON, and these tables:
+
+    prologue        magic, seven counts, CRC-32 of the tables
+    header          JSON, `header_bytes` long
+    CRC-32          of prologue and header
+    tables          starts u64[members]       ends u64[members]      member_ends u64[samples]
+                    key_ends u64[samples]     extension_ends u64[extensions]
+                    faults u64[3 x faults]    extension_ids u32[members]
+                    keys u8[key_bytes]        extensions u8[extension_bytes]
+
+Numbers are in native byte order, since a sidecar never leaves its node. The header can be read without the tables, so
+that a daemon with many shards can look one up quickly. Nothing in the file is executed, and every number in it is
+checked before use.
+"""
 
 from __future__ import annotations
 
 import enum
+import json
+import mmap
+import operator
+import os
+import struct
+import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, CorruptShardError
 
 _SHOWN_CHARS = 200
+_MAGIC = b"shardix1"
+_PROLOGUE = struct.Struct("=8s7QI")
+_BLOCK_BYTES = 256 * 1024
+_CRC = struct.Struct("=I")
+
+Table: TypeAlias = memoryview  # of u64 or u32
+Tables: TypeAlias = "Samples | TarIndex"
 
 
 class Fault(enum.IntEnum):
@@ -38,42 +68,6 @@ class TarBytes(Protocol):
     """The bytes of a tar, by range."""
 
     def __getitem__(self, run: slice, /) -> bytes: ...
-
-
-class Tables(Protocol):
-    """Read access to tables, still under construction (`Samples`) or from a sidecar (`TarIndex`)."""
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """Start of each member, as an offset in the tar."""
-
-    @property
-    def ends(self) -> Sequence[int]:
-        """End (exclusive) of each member, as an offset in the tar."""
-
-    @property
-    def extension_ids(self) -> Sequence[int]:
-        """Index of each member's extension in `extensions`."""
-
-    @property
-    def member_ends(self) -> Sequence[int]:
-        """End (exclusive) of each complete sample's members."""
-
-    @property
-    def keys(self) -> bytearray | memoryview:
-        """All keys, concatenated."""
-
-    @property
-    def key_ends(self) -> Sequence[int]:
-        """End of each sample's key in `keys`."""
-
-    @property
-    def extensions(self) -> Sequence[str]:
-        """The extensions, as used for the members in samples."""
-
-    @property
-    def faults(self) -> Mapping[int, tuple[Fault, int]]:
-        """Fault of each unusable sample, with the index of the extension at fault."""
 
 
 def key_of(tables: Tables, sample: int) -> str:
@@ -146,3 +140,210 @@ def check_extension(extension: str, example: str) -> None:
     """Raise ConfigError for an extension that no member has."""
     if not extension or extension.startswith("."):
         raise ConfigError(f"{extension!r} is not a member extension", remedy=f'write it as "{example}", no dot')
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Lengths of the file's sections: in bytes (`_bytes`) or entries."""
+
+    header_bytes: int
+    samples: int
+    members: int
+    extensions: int
+    faults: int
+    key_bytes: int
+    extension_bytes: int
+
+    def table_sizes(self) -> list[int]:
+        """Return the sizes in bytes of the tables, in the file's order."""
+        long_tables = (self.members, self.members, self.samples, self.samples, self.extensions, 3 * self.faults)
+        return [*(8 * count for count in long_tables), 4 * self.members, self.key_bytes, self.extension_bytes]
+
+    def file_bytes(self) -> int:
+        """Return the size in bytes of the whole sidecar."""
+        return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
+
+
+def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
+    """Write a sidecar and sync it to disk, unless it would exceed `limit_bytes`; return its size. Blocks.
+
+    Args:
+        header: the header that `read_header` will return; its `size_bytes` is the size of the tar.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    header_json = json.dumps(header, separators=(",", ":")).encode()
+    names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
+    tables = b"".join(_tables(samples, names))
+    counts = _Counts(
+        header_bytes=len(header_json),
+        samples=len(samples),
+        members=len(samples.starts),
+        extensions=len(names),
+        faults=len(samples.faults),
+        key_bytes=len(samples.keys),
+        extension_bytes=sum(map(len, names)),
+    )
+    if limit_bytes is not None and counts.file_bytes() > limit_bytes:
+        return counts.file_bytes()
+    head = _PROLOGUE.pack(_MAGIC, *astuple(counts), zlib.crc32(tables)) + header_json
+    with open(path, "wb") as file:
+        file.write(head + _CRC.pack(zlib.crc32(head)))
+        file.write(tables)
+        file.flush()
+        os.fsync(file.fileno())
+    return counts.file_bytes()
+
+
+def _tables(samples: Samples, names: list[bytes]) -> list[bytes | bytearray]:
+    name_ends, end = array("Q"), 0
+    for name in names:
+        end += len(name)
+        name_ends.append(end)
+    faults = array("Q", [value for sample, (fault, name) in samples.faults.items() for value in (sample, fault, name)])
+    long_tables = (samples.starts, samples.ends, samples.member_ends, samples.key_ends, name_ends, faults)
+    return [*(table.tobytes() for table in (*long_tables, samples.extension_ids)), samples.keys, b"".join(names)]
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the JSON header of a sidecar, without reading its tables. Blocks.
+
+    Raises CorruptShardError if the file is damaged or truncated, OSError if it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return _read_head(file, path)[0]
+
+
+def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int]:
+    """Return header, counts, and the expected CRC-32 of the tables."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    prologue = file.read(_PROLOGUE.size)
+    if len(prologue) < _PROLOGUE.size or not prologue.startswith(_MAGIC):
+        raise _damaged(path, "it does not begin with a sidecar's prologue")
+    _, *numbers, tables_crc = _PROLOGUE.unpack(prologue)
+    counts = _Counts(*numbers)
+    if counts.file_bytes() != size_bytes:
+        raise _damaged(path, f"it has {size_bytes} bytes instead of {counts.file_bytes()}")
+    header = file.read(counts.header_bytes)
+    if file.read(_CRC.size) != _CRC.pack(zlib.crc32(prologue + header)):
+        raise _damaged(path, "the checksum of its header does not match")
+    return _parse_json(header, path), counts, tables_crc
+
+
+def _crc_of_rest(file: BinaryIO) -> int:
+    crc = 0
+    while block := file.read(_BLOCK_BYTES):
+        crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(header)
+    except (ValueError, RecursionError) as exn:
+        raise _damaged(path, f"its header is not JSON ({exn})") from exn
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("size_bytes"), int):
+        raise _damaged(path, "its header lacks the size of the tar")
+    return parsed
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TarIndex:
+    """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
+
+    The tables are those of `Samples`; every offset lies within the tar's `size_bytes`.
+
+    Attributes:
+        header: the sidecar's JSON header.
+    """
+
+    header: dict[str, Any]
+    starts: Table
+    ends: Table
+    extension_ids: Table
+    member_ends: Table
+    keys: memoryview
+    key_ends: Table
+    extensions: list[str]
+    faults: dict[int, tuple[Fault, int]]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Map and check a sidecar. Blocks.
+
+        Raises CorruptShardError if it is damaged, OSError if it cannot be read.
+        """
+        with open(path, "rb") as file:
+            header, counts, tables_crc = _read_head(file, path)
+            begin = file.tell()
+            # Read it before mapping it: a disk error is an exception here, but SIGBUS in a mapping.
+            if _crc_of_rest(file) != tables_crc:
+                raise _damaged(path, "the checksum of its tables does not match")
+            # Map it rather than load it: readers hold many indexes, and share their pages.
+            with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
+                tables = mapped[begin:]
+        index = cls._of_tables(header, counts, tables, path)
+        if not index._is_sound():
+            index.close()
+            raise _damaged(path, "its tables contradict each other or the size of the tar")
+        return index
+
+    def close(self) -> None:
+        """Release the tables, and with them the mapping; must not be called while they are in use."""
+        for table in (self.starts, self.ends, self.extension_ids, self.member_ends, self.keys, self.key_ends):
+            table.release()
+
+    @classmethod
+    def _of_tables(cls, header: dict[str, Any], counts: _Counts, tables: memoryview, path: Path) -> Self:
+        parts, at = [], 0
+        for size_bytes in counts.table_sizes():
+            parts.append(tables[at : at + size_bytes])
+            at += size_bytes
+        starts, ends, member_ends, key_ends, extension_ends, faults = (part.cast("Q") for part in parts[:6])
+        try:
+            named_faults = {faults[at]: (Fault(faults[at + 1]), faults[at + 2]) for at in range(0, len(faults), 3)}
+        except ValueError as exn:
+            raise _damaged(path, f"it names an unknown fault ({exn})") from exn
+        return cls(
+            header=header,
+            starts=starts,
+            ends=ends,
+            extension_ids=parts[6].cast("I"),
+            member_ends=member_ends,
+            keys=parts[7],
+            key_ends=key_ends,
+            extensions=_cut(bytes(parts[8]), extension_ends),
+            faults=named_faults,
+        )
+
+    def _is_sound(self) -> bool:
+        """Return True if every offset and index is within bounds."""
+        names = len(self.extensions)
+        return (
+            max(self.ends, default=0) <= self.header["size_bytes"]
+            and all(map(operator.le, self.starts, self.ends))
+            and max(self.extension_ids, default=-1) < names
+            and _partitions(self.member_ends, len(self.starts))
+            and _partitions(self.key_ends, len(self.keys))
+            and all(sample < len(self) and name < names for sample, (_, name) in self.faults.items())
+        )
+
+    def __len__(self) -> int:
+        return len(self.member_ends)
+
+    def __repr__(self) -> str:
+        return f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
+
+
+def _partitions(ends: Table, total: int) -> bool:
+    """Return True if `ends` is ascending and ends with `total`."""
+    return (ends[-1] if len(ends) else 0) == total and all(map(operator.le, ends, islice(ends, 1, None)))
+
+
+def _cut(joined: bytes, ends: Table) -> list[str]:
+    return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _damaged(path: Path, what: str) -> CorruptShardError:
+    return CorruptShardError(f"the sidecar {path} is damaged: {what}")

@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 from shardcache.protocol import ANSWERS, REQUESTS
 from shardcache.tarindex.members import BLOCK_BYTES
-from shardcache.tarindex.sidecar import _CRC, _PROLOGUE  # what the file itself consists of
+from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
 
 Mutate = Callable[[bytes, int], bytes]
 """`mutate(data, most_bytes)` changes some bytes somewhere; libFuzzer's own."""
