@@ -101,7 +101,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
         "front": tier.front,
-        "own": tier.nodes.index(node),
+        "own": node.at(tier.owner_port),
         "owner": owner if tier.tls is None else f"{owner} ssl",
         "scheme": "http" if tier.tls is None else "https",
         "peers": f'{facts[:-1]}, "time_s": $msec}}',
@@ -119,7 +119,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
         "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
-        "nodes": [{"number": number, "server": each.at(tier.owner_port)} for number, each in enumerate(tier.nodes)],
+        "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
         "stores": [{"pattern": _host_pattern(store), "url": _url(tier, store), "host": store.host} for store in stores],
         "addresses": [
             {"group": _group(tier, store), "server": store.server} for store in stores if _is_group(tier, store)

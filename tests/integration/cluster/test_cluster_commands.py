@@ -34,7 +34,7 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
     for own, others in (
         ("listen 10.0.0.1:", "listen 10.0.0.2:"),
         ('"node": "a"', '"node": "b"'),
-        ("//node-0", "//node-1"),
+        ("own { server 10.0.0.1:", "own { server 10.0.0.2:"),
     ):
         texts[0] = texts[0].replace(own, others)
     assert texts[0] == texts[1]
@@ -169,10 +169,10 @@ def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
         assert ran.code == 0 and [row["node"] for row in ran.json["certificates"]] == ["shared"], ran.err
     files = ours / "shared"
     with TierNodes([STORE], 2, tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
-        front, owner = nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[1].at(nodes.tier.owner_port)
-        assert nodes.get(front, f"{STORE}/.shardcache/nodes/1/peers", {}).status == 200, "one node reaches the other"
-        stranger = _context(theirs / "shared", ours / "ca.pem")
-        assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, stranger).status == 400
+        owner = nodes.tier.nodes[1].at(nodes.tier.owner_port)
+        for folder, status in ((ours, 200), (theirs, 400)):
+            caller = _context(folder / "shared", ours / "ca.pem")
+            assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, caller).status == status
     assert shardcache("cluster", "certificates", "--out", ours).code == 2
     assert shardcache("cluster", "certificates", "--out", ours, "--shared", "--nodes", "a=10.0.0.1").code == 2
 
