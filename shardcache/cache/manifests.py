@@ -70,13 +70,9 @@ class Manifests:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Resolved:
-        """Return the shards of every pattern, in the order given, with the sample counts that are known.
+        """Return the shards of every pattern, in order, with known sample counts; `fresh` ignores remembered listings.
 
-        Args:
-            fresh: list again, ignoring remembered listings.
-
-        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and the origin's
-        errors.
+        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
         """
         await asyncio.to_thread(self.check, patterns, peer)
         for pattern in patterns if fresh else ():

@@ -84,7 +84,8 @@ class Pins:
         changed then.
         """
         async with self._changing:
-            self._check_growth(sum(map(self._growth_bytes, wanted)))
+            by_url = {pin.url: pin for pin in wanted}
+            self._check_growth(sum(map(self._growth_bytes, by_url.values())))
             previous = await self._change(wanted, self._joined)
         return {url for url, pin in previous.items() if pin is None}
 

@@ -163,8 +163,7 @@ class Arrival:
         self.partial = partial
         self.readers: list[JobKey | None] = []
         self.shard: Shard | None = None
-        self._moved = transfer.moved
-        self._waits = transfer.waits
+        self._transfer = transfer
         self._coming = transfer.coming
         self._failure: ShardcacheError | None = None
         self._parts = 0
@@ -191,24 +190,24 @@ class Arrival:
 
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
         """Wait until more than `count_bytes` are ready, or the whole shard. Raises the transfer's error."""
-        self._waits.add(wait)
+        self._transfer.waits.add(wait)
         try:
             while self.shard is None and self.ready_bytes <= count_bytes:
                 if self._failure is not None:
                     raise self._failure
-                await self._moved.wait()
+                await self._transfer.moved.wait()
         finally:
-            self._waits.discard(wait)
+            self._transfer.waits.discard(wait)
 
     def publish(self, shard: Shard) -> None:
         """Announce that the shard is complete. The caller has retained it for each reader."""
         self.shard = shard
-        self._moved.notify()
+        self._transfer.moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:
         """Announce that the rest will not arrive; the first reason given is the one reported."""
         self._failure = self._failure or exn
-        self._moved.notify()
+        self._transfer.moved.notify()
 
     def leave(self, client: JobKey) -> None:
         """Note that a reader closed the file before it was published."""
