@@ -68,7 +68,7 @@ class _Times:
 
 
 @dataclass(slots=True)
-class _Origin:
+class _History:
     times: defaultdict[int, _Times] = field(default_factory=lambda: defaultdict(_Times))
     credit: float = 0.0
     tries: int = _TRIES
@@ -86,13 +86,13 @@ class Hedging:
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
         self._share = share
-        self._origins: dict[str, _Origin] = {}  # the one used last is at the end
+        self._origins: dict[str, _History] = {}  # the one used last is at the end
 
     def __repr__(self) -> str:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
 
-    def _known(self, origin: str) -> _Origin:
-        known = self._origins[origin] = self._origins.pop(origin, _Origin())
+    def _known(self, origin: str) -> _History:
+        known = self._origins[origin] = self._origins.pop(origin, _History())
         if len(self._origins) > _MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
         return known

@@ -40,7 +40,7 @@ class OriginLoad:
 
 
 @dataclass(slots=True, eq=False)
-class _Origin:
+class _OriginState:
     """State of one origin.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Group:
     """
 
     ask: Callable[[], Priority]
-    origin: _Origin
+    origin: _OriginState
     priority: Priority
     queued: list[Claim] = field(default_factory=list)
     count: int = 0
@@ -99,27 +99,25 @@ class Scheduler:
 
     Args:
         count: slots of all origins together, and the initial limit of each origin.
+
+    Attributes:
+        pauses: number of times that a claim was preempted, or paused for one that is `alone`.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._groups: dict[tuple[Callable[[], Priority], str], _Group] = {}
-        self._origins: dict[str, _Origin] = {}  # the one used last is at the end
+        self._origins: dict[str, _OriginState] = {}  # the one used last is at the end
         self._holding: dict[Claim, _Group] = {}
         self._paused: dict[Claim, _Group] = {}  # queued again, until they get another slot
         self._round_robin = RoundRobin()
         self._alone_until_s: WeakKeyDictionary[Callable[[], Priority], float] = WeakKeyDictionary()  # by download
         self._ask_again_s = 0.0
-        self._pauses = 0
+        self.pauses = 0
 
     def __repr__(self) -> str:
         queued = sum(len(group.queued) for group in self._groups.values())
         return f"<Scheduler {len(self._holding)} of {self._count} held, {queued} queued>"
-
-    @property
-    def pauses(self) -> int:
-        """Number of times a claim was preempted or paused for one that is `alone`."""
-        return self._pauses
 
     def loads(self) -> list[OriginLoad]:
         """Return the load on each of the origins used last."""
@@ -262,7 +260,7 @@ class Scheduler:
 
         return rank
 
-    def _victims(self, origin: _Origin | None) -> list[Claim]:
+    def _victims(self, origin: _OriginState | None) -> list[Claim]:
         """Return the claims that may be paused, of one origin or of all."""
         return [
             claim
@@ -277,9 +275,9 @@ class Scheduler:
         group.priority = priority
         return group
 
-    def _use(self, name: str) -> _Origin:
+    def _use(self, name: str) -> _OriginState:
         """Remember an origin as the one used last, and forget unused ones beyond `_MAX_ORIGINS`."""
-        origin = self._origins.pop(name) if name in self._origins else _Origin(name, Aimd(self._count))
+        origin = self._origins.pop(name) if name in self._origins else _OriginState(name, Aimd(self._count))
         self._origins[name] = origin
         if (excess := len(self._origins) - _MAX_ORIGINS) > 0:
             used = {origin, *(group.origin for group in self._groups.values())}
@@ -313,7 +311,7 @@ class Scheduler:
         claim.paused = True
         group = self._paused[claim] = self._release(claim)
         _enqueue(group, claim)
-        self._pauses += 1
+        self.pauses += 1
 
     def _release(self, claim: Claim) -> _Group:
         group = self._holding.pop(claim)

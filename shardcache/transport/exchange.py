@@ -27,7 +27,7 @@ _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 # Bytes read, summed and written at a time: they stay in the processor's cache.
 _BLOCK_BYTES = 256 * 1024
-# A reader that has nothing else to read is told of this many bytes at a time.
+# Bytes between reports to a reader that has nothing else to read.
 _PROMPT_BYTES = 4 * _BLOCK_BYTES
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
@@ -177,14 +177,14 @@ class Exchange:
         """
         if body.held or response.chunked:
             return self._take_held(body, response, sock)
-        read = _Reader(response, sock)
+        read = _BodyReader(response, sock)
         with writing(body.parts) as writer:
             self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
     def _take_held(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
         memory = memoryview(bytearray(body.parts.size_bytes))
-        read = _ChunksReader(response) if response.chunked else _Reader(response, sock)
+        read = _ChunksReader(response) if response.chunked else _BodyReader(response, sock)
         self._fill(memory, read)
         if response.chunked and read.has_more:
             return None, False
@@ -194,7 +194,7 @@ class Exchange:
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
 
-    def _copy(self, size_bytes: int, read: _Reader | _ChunksReader, writer: PartsWriter) -> None:
+    def _copy(self, size_bytes: int, read: _BodyReader | _ChunksReader, writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
             _memory.block = memoryview(bytearray(_BLOCK_BYTES))
         left_bytes = size_bytes
@@ -208,7 +208,7 @@ class Exchange:
             if self._prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
                 self._progress()
 
-    def _fill(self, memory: memoryview, read: _Reader | _ChunksReader) -> None:
+    def _fill(self, memory: memoryview, read: _BodyReader | _ChunksReader) -> None:
         gate, filled, size_bytes = self._gate, 0, len(memory)
         while filled < size_bytes:
             count = read(memory[filled : filled + gate.ready(size_bytes - filled)])
@@ -219,7 +219,7 @@ class Exchange:
                 self._progress()
 
 
-class _Reader:
+class _BodyReader:
     """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
 
     def __init__(self, response: Response, sock: socket.socket) -> None:
@@ -250,5 +250,5 @@ class _ChunksReader:
         return bool(self._response.read(1))
 
     def __call__(self, memory: memoryview) -> int:
-        """As `_Reader`."""
+        """As `_BodyReader`."""
         return self._response.readinto(memory[:_CHUNK_BYTES])

@@ -59,7 +59,7 @@ class Workers:
         cores = len(os.sched_getaffinity(0))
         self._ping_s = max(_SHORTEST_PING_S, silence_s / (_PINGS + 1))
         self._maximum = maximum or max(_PREPARED, min(_MAX_WORKERS, cores // _CORES_A_WORKER))
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         self._starting = asyncio.Lock()
         self._growing: asyncio.Task[None] | None = None
 
@@ -108,7 +108,7 @@ class Workers:
         finally:
             await running.end()
 
-    async def _worker_for(self, path: str) -> _Worker:
+    async def _worker_for(self, path: str) -> _WorkerProcess:
         """Return the worker that already writes to a file, else the one with the fewest requests."""
         while not (alive := [worker for worker in self._workers if not worker.has_ended]):
             await self._start_first()
@@ -150,12 +150,12 @@ class Workers:
                 if worker not in self._workers:
                     await worker.end()
 
-    async def _start(self) -> _Worker:
+    async def _start(self) -> _WorkerProcess:
         # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
         command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
         try:
             _, worker = await asyncio.get_running_loop().subprocess_exec(
-                partial(_Worker, self._distrust, self._ping_s), *command, stdin=asyncio.subprocess.PIPE,
+                partial(_WorkerProcess, self._distrust, self._ping_s), *command, stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, stderr=None, start_new_session=True,
             )  # fmt: skip
         except OSError as exn:
@@ -243,7 +243,7 @@ class _Running:
             self.flow.written(written_bytes)
 
 
-class _Worker(asyncio.SubprocessProtocol):
+class _WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process.
 
     Args:

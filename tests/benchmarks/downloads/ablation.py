@@ -160,7 +160,7 @@ def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
     os.dup2(log, 2)
     # As after the first minutes of reading.
     hedging._MIN_OBSERVED = 8
-    hedging._Origin = partial(hedging._Origin, credit=hedging._MAX_CREDIT)  # type: ignore[misc, assignment]
+    hedging._History = partial(hedging._History, credit=hedging._MAX_CREDIT)  # type: ignore[misc, assignment]
     MECHANISMS[mechanism]()
     daemon.serve(
         Settings.load(
