@@ -39,11 +39,10 @@ from pydantic_settings import (
 )
 
 from shardcache.errors import ConfigError, did_you_mean
+from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.units import size
 
 VARIABLE_PREFIX = "SHARDCACHE_"
-CONFIG_ENV = "SHARDCACHE_CONFIG"
-DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 MIB = 1024 * 1024
 
 # Overhead of the smallest shard: sidecar, journal and index.
@@ -54,9 +53,8 @@ _BYTES = TypeAdapter(ByteSize)
 # Read by the client and the command line.
 _OTHER_VARIABLES = {
     CONFIG_ENV,
-    "SHARDCACHE_SOCKET",
+    SOCKET_ENV,
     "SHARDCACHE_JOB",
-    "SHARDCACHE_DIRECT_DIR",
     "SHARDCACHE_TUNE_MALLOC",
 }
 # Kubernetes sets these in every pod if there is a service named shardcache.
@@ -321,6 +319,9 @@ class Settings(BaseSettings):
         description="bytes per second at which cached shards are re-read and verified (scrubbed); 0 disables it",
     )
     scrub_pause_s: float = Field(3600.0, ge=0, description="seconds between two scrub rounds")
+    idle_exit_s: float | None = Field(
+        None, gt=0, description="seconds without a session after which the daemon stops [default: never; private: 600]"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum log level")
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")

@@ -48,10 +48,10 @@ _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
 
 
-def serve(settings: Settings) -> None:
-    """Run the daemon until SIGTERM or SIGINT.
+def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
+    """Run the daemon until SIGTERM or SIGINT, or until it has been idle for `idle_exit_s`.
 
-    Raises SocketInUseError, CacheDirError or ConfigError, always before it starts serving.
+    `on_ready` is called once it serves. Raises SocketInUseError, CacheDirError or ConfigError, always before that.
     """
     logs.configure(settings.log_level, settings.log_format)
     raise_open_files()
@@ -59,7 +59,7 @@ def serve(settings: Settings) -> None:
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        stopping_s, store = runner.run(_serve(settings, manager, handed))
+        stopping_s, store = runner.run(_Daemon(settings, manager, on_ready).serve(handed))
     log.info(
         "stopped",
         took=duration(time.monotonic() - stopping_s),
@@ -69,97 +69,106 @@ def serve(settings: Settings) -> None:
     )
 
 
-async def _serve(settings: Settings, manager: ServiceNotifier, handed: ActivatedSockets) -> tuple[float, Store]:
-    """Serve; return the time of the stop signal by the monotonic clock, and the closed store."""
-    path = handed.path(settings.socket)
-    if path is None:
-        path = socket_path(settings.socket)
-        await predecessor_gone(path, _STOP_LIMIT_S)
-    log.info("starting", socket=str(path), handed_over=handed.unix is not None)
-    collect_seldom()
-    sys.setswitchinterval(_SWITCH_S)
-    with (
-        listening(settings.http, settings.http_token_file, handed.tcp) as listener,
-        listening_at(path, settings.group, handed.unix) as sock,
-    ):
-        return await _serve_at(sock, listener, settings, manager)
+class _Daemon:
+    """One run of the daemon."""
 
+    def __init__(self, settings: Settings, manager: ServiceNotifier, on_ready: Callable[[Store], None]) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._on_ready = on_ready
 
-async def _serve_at(
-    sock: socket.socket, listener: Listener | None, settings: Settings, manager: ServiceNotifier
-) -> tuple[float, Store]:
-    with building():
-        # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
-        # frozen, too.
-        _, store = await asyncio.gather(
-            Origins.load(),
-            manager.have_patience(
-                "Scanning the cache folder.",
-                lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
-            ),
+    async def serve(self, handed: ActivatedSockets) -> tuple[float, Store]:
+        """Serve; return the time of the stop signal by the monotonic clock, and the closed store."""
+        settings, path = self._settings, handed.path(self._settings.socket)
+        if path is None:
+            path = socket_path(settings.socket)
+            await predecessor_gone(path, _STOP_LIMIT_S)
+        log.info("starting", socket=str(path), handed_over=handed.unix is not None)
+        collect_seldom()
+        sys.setswitchinterval(_SWITCH_S)
+        with (
+            listening(settings.http, settings.http_token_file, handed.tcp) as listener,
+            listening_at(path, settings.group, handed.unix) as sock,
+        ):
+            return await self._serve_at(sock, listener)
+
+    async def _serve_at(self, sock: socket.socket, listener: Listener | None) -> tuple[float, Store]:
+        settings = self._settings
+        with building():
+            # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
+            # frozen, too.
+            _, store = await asyncio.gather(
+                Origins.load(),
+                self._manager.have_patience(
+                    "Scanning the cache folder.",
+                    lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
+                ),
+            )
+        # The server closes last: until the folder is free, a new daemon must see that this one is stopping.
+        async with contextlib.AsyncExitStack() as last:
+            with contextlib.closing(store):
+                loop = asyncio.get_running_loop()
+                loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
+                limits = partial(Limits.of_socket, settings)
+                try:
+                    stopping_s = await self._run(
+                        store, lambda cache: last.enter_async_context(serving(cache, sock, limits, listener))
+                    )
+                finally:
+                    await loop.shutdown_default_executor()  # no thread may still write when the next daemon does
+        return stopping_s, store
+
+    async def _run(self, store: Store, serve_with: Callable[[Cache], Awaitable[Drain]]) -> float:
+        """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
+        settings, manager, counters = self._settings, self._manager, Counters()
+        origins = Origins(
+            settings.origin,
+            max_connections=settings.max_connections,
+            redirect_guard=AllowList(settings.allow),
+            stall_timeout_s=settings.stall_timeout_s,
         )
-    # The server closes last: until the folder is free, a new daemon must see that this one is stopping.
-    async with contextlib.AsyncExitStack() as last:
-        with contextlib.closing(store):
-            loop = asyncio.get_running_loop()
-            loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
-            limits = partial(Limits.of_socket, settings)
-            try:
-                stopping_s = await _run(
-                    settings,
-                    store,
-                    manager,
-                    lambda cache: last.enter_async_context(serving(cache, sock, limits, listener)),
-                )
-            finally:
-                await loop.shutdown_default_executor()  # no thread may still write when the next daemon does
-    return stopping_s, store
+        downloader = Downloader(settings, counters)
+        indexers = Indexers(_INDEXERS)
+        try:
+            async with asyncio.TaskGroup() as group:
+                cache = Cache(settings, store, origins, downloader, indexers, group)
+                drain = await serve_with(cache)
+                with _stop_signals() as stop:
+                    log.info(
+                        "ready",
+                        version=__version__,
+                        cache_dir=str(settings.cache_dir),
+                        shards=len(store.shards),
+                        used=size(store.space.used_bytes),
+                        capacity=size(store.space.capacity_bytes),
+                    )
+                    await manager.tell(READY=1)
+                    self._on_ready(store)
+                    watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
+                    watching = [group.create_task(watchdog, name="manager")]
+                    group.create_task(origins.prepare())
+                    group.create_task(indexers.prepare())
+                    if settings.idle_exit_s is not None:
+                        watching.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
+                    await stop.wait()
+                stopping_s = time.monotonic()
+                log.info("stopping")
+                _end_by_force(_STOP_LIMIT_S)
+                for task in watching:
+                    task.cancel()
+                await manager.ask_for_time(_STOP_LIMIT_S + _MARGIN_S, STOPPING=1, STATUS="Stopping.")
+                await drain.run()
+                cache.stop()
+        finally:
+            await indexers.close()
+            await origins.close()
+        return stopping_s
 
 
-async def _run(
-    settings: Settings, store: Store, manager: ServiceNotifier, serve_with: Callable[[Cache], Awaitable[Drain]]
-) -> float:
-    """Serve until a stop signal; return its time by the monotonic clock."""
-    counters = Counters()
-    origins = Origins(
-        settings.origin,
-        max_connections=settings.max_connections,
-        redirect_guard=AllowList(settings.allow),
-        stall_timeout_s=settings.stall_timeout_s,
-    )
-    downloader = Downloader(settings, counters)
-    indexers = Indexers(_INDEXERS)
-    try:
-        async with asyncio.TaskGroup() as group:
-            cache = Cache(settings, store, origins, downloader, indexers, group)
-            drain = await serve_with(cache)
-            with _stop_signals() as stop:
-                log.info(
-                    "ready",
-                    version=__version__,
-                    cache_dir=str(settings.cache_dir),
-                    shards=len(store.shards),
-                    used=size(store.space.used_bytes),
-                    capacity=size(store.space.capacity_bytes),
-                )
-                await manager.tell(READY=1)
-                watching = group.create_task(
-                    manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions))), name="manager"
-                )
-                group.create_task(origins.prepare())
-                group.create_task(indexers.prepare())
-                await stop.wait()
-            stopping_s = time.monotonic()
-            log.info("stopping")
-            _end_by_force(_STOP_LIMIT_S)
-            watching.cancel()
-            await manager.ask_for_time(_STOP_LIMIT_S + _MARGIN_S, STOPPING=1, STATUS="Stopping.")
-            await drain.run()
-            cache.stop()
-    finally:
-        await indexers.close()
-        await origins.close()
-    return stopping_s
+async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
+    await drain.unused(idle_exit_s)
+    log.info("idle", for_s=idle_exit_s)
+    stop.set()
 
 
 @contextlib.contextmanager

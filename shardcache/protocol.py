@@ -65,6 +65,8 @@ PROTOCOL_VERSION = 3
 OLDEST_PROTOCOL_VERSION = 3
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
+CONFIG_ENV = "SHARDCACHE_CONFIG"
+DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 
 # A manifest of a million shards is at most about 200 MB of JSON; clients send their plans in pieces.

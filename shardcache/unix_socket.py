@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
+_UCRED = struct.Struct("iII")
 _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
@@ -21,6 +23,15 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return the process, user and group ids at the other end of a Unix socket, as of its connect or listen.
+
+    The process id is 0 if it is in another PID namespace.
+    """
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 def health(path: Path, timeout_s: float) -> dict[str, Any]:

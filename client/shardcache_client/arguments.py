@@ -181,6 +181,7 @@ CHOSEN = Accepts("whole numbers of samples", lambda value: [whole().converted(pl
 FUNCTION = Accepts("a function", _function)
 NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
+DAEMONS = one_of("auto", "node", "private")
 SECONDS = Accepts("a number of seconds above 0", _positive)
 TEXT = instance("a string", str)
 SPLIT = {

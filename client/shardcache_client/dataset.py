@@ -93,7 +93,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             skipped samples are replaced at the end of the epoch by samples of other readers: ranks with unequal numbers
             would wait for each other indefinitely.
         job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the script's.
-        socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
+        socket: path of the node's daemon's socket. Default: the same as for `shardcache serve`.
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
             Slurm's variables, else a single process. Determined when iteration begins.
         mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup: the ranks among
@@ -104,9 +104,11 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             are checked; for uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails,
             the error names the samples already yielded, and its `yielded` is their number. False: yield nothing until
             the whole shard has passed every check.
-        fallback: what to do if there is no daemon or its disk fails. "error": raise. "direct": read from the object
-            store, with this process's own credentials, until the daemon works again. Needs `shardcache[daemon]`; see
-            docs/fallback.md.
+        daemon: "auto": the node's daemon if one was set up on this node, or else a private one of this user, which is
+            started if necessary and needs `shardcache[daemon]`; "node": only the former; "private": only the latter.
+            See docs/private-daemon.md.
+        fallback: what to do while the node's daemon does not answer or its disk fails. "error": raise. "private": read
+            through a private daemon, with this process's own credentials, until the node's works again.
         zero_copy: yield members of 4 KiB and more as read-only arrays (`buffers.Buffer`) over the mapped shard instead
             of bytes; they convert and compare like bytes, and pass from a DataLoader worker to the training process
             without a copy. True: all such members; one extension or several: only those, all others are bytes.

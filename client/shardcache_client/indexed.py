@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, SupportsIndex, cast
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import CHOSEN, SPLIT, checked
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.source import ShardSource
+from shardcache_client.daemon.session import Session
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import Manifest
@@ -46,7 +46,7 @@ class _Held:
         chosen: numbers in the tar of the samples that belong to the dataset; None for all.
     """
 
-    session: ShardSource
+    session: Session
     leased_shard: LeasedShard
     chosen: Sequence[int] | None
 

@@ -206,5 +206,5 @@ def _options(reader: ShardReader[Any]) -> dict[str, object]:
         "on_error": reader._on_error,
         "job": reader._job,
         "zero_copy": handover and (handover.extensions or "all"),
-        "socket, timeout_s, partial_reads or fallback": reader._settings.sessions.settings,
+        "socket, daemon, fallback, timeout_s or partial_reads": reader._settings.sessions.settings,
     }

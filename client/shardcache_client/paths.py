@@ -6,22 +6,25 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shardcache.protocol import patterns_from_here, socket_path
-from shardcache_client.arguments import OTHER_WORDS, PATH, SECONDS, TEXT, URLS, checked
-from shardcache_client.daemon.connection import ReaderIdentity, resolve
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache.protocol import patterns_from_here
+from shardcache_client.arguments import DAEMONS, OTHER_WORDS, PATH, SECONDS, TEXT, URLS, checked
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice, Which
+from shardcache_client.daemon.session import Session, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import job_name
 
 
-@checked(OTHER_WORDS, urls=URLS, job=TEXT.or_none(), socket=PATH.or_none(), timeout_s=SECONDS)
+@checked(OTHER_WORDS, urls=URLS, job=TEXT.or_none(), socket=PATH.or_none(), daemon=DAEMONS, timeout_s=SECONDS)
 @contextmanager
 def cached_paths(
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     job: str | None = None,
     socket: str | os.PathLike[str] | None = None,
+    daemon: Which = "auto",
     timeout_s: float = 300.0,
 ) -> Iterator[list[str]]:
     """Fetch shards and hold them in the cache until the `with` block ends; yields their paths, in the order of `urls`.
@@ -39,7 +42,7 @@ def cached_paths(
     Args:
         urls: as for `ShardDataset`.
         job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
-        socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
+        socket, daemon: as for `ShardDataset`.
         timeout_s: how long to wait for each shard, or for a lost daemon to come back.
 
     Raises:
@@ -51,10 +54,10 @@ def cached_paths(
         ShardTimeoutError: a shard did not arrive in time.
         CacheDirError: this process cannot read the cache folder.
     """
-    where, reader = socket_path(socket), ReaderIdentity(job or job_name())
+    choice, reader = DaemonChoice.of(socket, daemon), ReaderIdentity(job or job_name())
     patterns = patterns_from_here(urls)
-    manifest = resolve(where, reader, patterns, timeout_s)
-    session = ReaderSession(where, reader, Patience(timeout_s))
+    manifest = resolve(choice, reader, patterns, timeout_s)
+    session = Session(choice, reader, Patience(timeout_s))
     window = ShardWindow(session, len(manifest), partial=False, handover=None)
     try:
         session.declare(plan_reading(manifest, 0, range(len(manifest)), ()))

@@ -23,11 +23,12 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
-from shardcache.protocol import patterns_from_here, socket_path
+from shardcache.protocol import patterns_from_here
 from shardcache.unix_socket import cached_urls
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
+from shardcache_client.daemon.private import DaemonChoice, Fallback, ensure_started
+from shardcache_client.daemon.session import SessionPool, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
@@ -59,7 +60,7 @@ def read_shards(
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
             these.
         on_error: as for ShardDataset; called in the reading task.
-        fallback: as for ShardDataset: "direct" reads from the object store while the node's daemon cannot serve.
+        fallback: as for ShardDataset: "private" reads through a private daemon while the node's cannot serve.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
         override_num_blocks: number of reading tasks. Default: Ray's; at most one per shard.
         num_cpus: of a reading task. Default: Ray's, 1.
@@ -160,7 +161,7 @@ def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Ma
         try:
             cached[node] = ray.get(answer)
         except NoDaemonError:
-            if fallback == "direct":
+            if fallback == "private":
                 cached[node] = ()
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             continue
@@ -179,19 +180,20 @@ def _on(node: str, function: Any) -> Any:
 
 
 def _cached_here() -> Collection[str]:
+    where = DaemonChoice.of().node or ensure_started()
     try:
-        return frozenset(cached_urls(socket_path(), _STATUS_TIMEOUT_S))
+        return frozenset(cached_urls(where, _STATUS_TIMEOUT_S))
     except (OSError, ValueError) as exn:
-        raise NoDaemonError("no daemon answers on this Ray node", url=str(socket_path())) from exn
+        raise NoDaemonError("no daemon answers on this Ray node", url=str(where)) from exn
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
-    return resolver(fallback)(socket_path(), ReaderIdentity(job_name()), patterns, timeout_s)
+    return resolve(DaemonChoice.of(fallback=fallback), ReaderIdentity(job_name()), patterns, timeout_s)
 
 
 def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
-    sessions = SessionPool(socket_path(), Patience(timeout_s), partial_reads=True, fallback=fallback)
+    sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
     start = Resumption(0)

@@ -13,9 +13,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import patterns_from_here, socket_path
+from shardcache.protocol import patterns_from_here
 from shardcache.tarindex import Row
 from shardcache_client.arguments import (
+    DAEMONS,
     FUNCTION,
     NAMES,
     OTHER_WORDS,
@@ -32,8 +33,9 @@ from shardcache_client.arguments import (
     whole,
 )
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
+from shardcache_client.daemon.private import DaemonChoice, Fallback, Which
+from shardcache_client.daemon.session import SessionPool, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
 from shardcache_client.files.blocks import TokenBlocks
@@ -112,7 +114,8 @@ ARGUMENTS = {
     ).or_none(),
     "timeout_s": SECONDS,
     "partial_reads": flag(),
-    "fallback": one_of("error", "direct"),
+    "daemon": DAEMONS,
+    "fallback": one_of("error", "private"),
     "zero_copy": Accepts("True, False, or extensions of members", _zero_copy),
 }
 
@@ -159,6 +162,7 @@ class ShardReader(Selecting, Generic[T_co]):
         mesh: Any = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
+        daemon: Which = "auto",
         fallback: Fallback = "error",
         zero_copy: bool | str | Collection[str] = False,
     ) -> None:
@@ -166,15 +170,15 @@ class ShardReader(Selecting, Generic[T_co]):
             check_global_batches(global_batch_size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes)
         if tokens is not None and zero_copy:
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
-        where = socket_path(socket)
+        choice = DaemonChoice.of(socket, daemon, fallback)
         patterns = patterns_from_here(urls)
         self._urls = patterns
         self._group = self._ranks_of(given_ranks(mesh, rank, world_size), patterns, timeout_s)
         self._refuse_resharding()
-        resolve, job = resolver(fallback), job or job_name()
+        job = job or job_name()
 
         def manifest_of_samples() -> Manifest:
-            found = resolve(where, ReaderIdentity(job), patterns, timeout_s)
+            found = resolve(choice, ReaderIdentity(job), patterns, timeout_s)
             return found if tokens is None else found.of_blocks(tokens.count)
 
         manifest = self._group.settle(manifest_of_samples)
@@ -193,7 +197,7 @@ class ShardReader(Selecting, Generic[T_co]):
         )
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
         settings = StreamSettings(
-            sessions=SessionPool(where, Patience(timeout_s), partial_reads=partial_reads, fallback=fallback),
+            sessions=SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
             manifest=manifest,
             deal=dealing.deal(manifest),
             pipeline=Pipeline.of(decode, members, missing, tokens),
@@ -277,9 +281,9 @@ class ShardReader(Selecting, Generic[T_co]):
                 "select() chooses samples of the shards, not blocks of their tokens",
                 remedy="leave documents out when the shards are written; subset() and split() choose among blocks",
             )
-        socket, patience, partial_reads, fallback = self._settings.sessions.settings
+        choice, patience, partial_reads = self._settings.sessions.settings
         options: dict[str, Any] = {"job": self._job, "rank": 0, "world_size": 1, "timeout_s": patience.limit_s}
-        options |= {"socket": socket, "epochs": 1, "partial_reads": partial_reads, "fallback": fallback}
+        options |= {"epochs": 1, "partial_reads": partial_reads, **choice.arguments}
         yield from _Tables(tables_of(self._urls), decode=row_of, **options)
 
     def _selected(self, choices: Choices) -> Self:

@@ -8,8 +8,8 @@ import struct
 from aiohttp import web
 
 from shardcache.access.rules import Peer
+from shardcache.unix_socket import credentials
 
-_UCRED = struct.Struct("iII")
 _GID = struct.Struct("I")
 _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
 _SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)  # asm-generic/socket.h; Python has no name for it
@@ -39,15 +39,6 @@ def peer_at(sock: socket.socket) -> Peer:
     """Return the user at the other end of a connected Unix socket."""
     _pid, uid, gid = credentials(sock)
     return Peer(uid, frozenset({gid, *_groups(sock)}))
-
-
-def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the process, user and group ids at the other end of a Unix socket.
-
-    The process id is 0 if it is in another PID namespace.
-    """
-    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
-from shardcache.protocol import socket_path
+from shardcache.private import tool_socket
 from shardcache.redact import printable
 from shardcache.unix_socket import connected
 
@@ -42,7 +42,7 @@ class AdminClient:
             answer_limit_s: the daemon may be silent for this long; None for no limit: warming a whole dataset takes
                 hours, with pauses between events.
         """
-        self.socket = socket_path(socket)
+        self.socket = tool_socket(socket)
         self._chosen = socket is not None
         self._answer_limit_s = answer_limit_s
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from shardcache.cli.common import ask, json_option, print_json, socket_option
-from shardcache.protocol import socket_path
+from shardcache.private import tool_socket
 
 _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -32,7 +32,7 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     import asyncio
 
     ask(socket, lambda daemon: daemon.status())  # raises, with a remedy, if no daemon answers
-    asyncio.run(_dashboard(port, to_open and any(map(os.environ.get, _DESKTOP)), as_json, socket_path(socket)))
+    asyncio.run(_dashboard(port, to_open and any(map(os.environ.get, _DESKTOP)), as_json, tool_socket(socket)))
 
 
 async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path) -> None:

@@ -14,7 +14,7 @@ from shardcache.cli.dashboard import dashboard
 from shardcache.cli.demo.command import demo
 from shardcache.cli.doctor.command import doctor
 from shardcache.cli.index import index
-from shardcache.cli.serve import serve
+from shardcache.cli.serve import serve, stop
 from shardcache.cli.shards import evict, ls, pin, unpin, verify, warm
 from shardcache.cli.status import probe, status, top
 from shardcache.cli.write import write
@@ -38,7 +38,7 @@ class App(Family):
 @click.group(
     cls=App,
     commands=[
-        *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, doctor, probe, demo),
+        *(serve, stop, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, doctor, probe, demo),
         *(cluster, config),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},

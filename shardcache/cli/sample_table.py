@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef, socket_path
+from shardcache.private import tool_socket
+from shardcache.protocol import ShardRef
 from shardcache.tarindex import MetadataMember, read_metadata, rows_of
-from shardcache_client.daemon.connection import ReaderIdentity, resolve
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.reading.shard_window import ShardWindow
 
@@ -37,10 +40,10 @@ def write_table(
         metadata: the member to keep in the table.
         tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
     """
-    where, reader = socket_path(socket), ReaderIdentity(_JOB)
-    listed = {ref.url: ref for ref in resolve(where, reader, urls, _TIMEOUT_S)}
+    choice, reader = DaemonChoice(tool_socket(socket)), ReaderIdentity(_JOB)
+    listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
     plan = plan_reading([ShardRef(url) for url in listed], 0, range(len(listed)), ())
-    session = ReaderSession(where, reader, Patience(_TIMEOUT_S))
+    session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan.reads, partial=False, handover=None)
     sizes = [ref.size_bytes for ref in listed.values()]
     total_bytes = None if None in sizes else sum(filter(None, sizes))

@@ -21,9 +21,9 @@ from typing import cast
 import structlog
 from aiohttp import web
 
-from shardcache.access.peer import credentials
 from shardcache.config import Settings
 from shardcache.errors import ExhaustedError
+from shardcache.unix_socket import credentials
 
 log = structlog.get_logger()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,9 +12,8 @@ from pathlib import Path
 import structlog
 from aiohttp import WSCloseCode, web
 
-from shardcache.access.peer import credentials
 from shardcache.errors import StoppingError
-from shardcache.unix_socket import connected, health
+from shardcache.unix_socket import connected, credentials, health
 
 # Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the close handshake.
 _LIMIT_S = 3.0
@@ -32,6 +32,8 @@ class Drain:
         self.sessions: set[web.WebSocketResponse] = set()
         self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
+        self._idle.set()
+        self._used_s = time.monotonic()  # end of the latest session or request
 
     def __repr__(self) -> str:
         return f"Drain(began={self.began}, sessions={len(self.sessions)}, errands={len(self._errands)})"
@@ -44,16 +46,26 @@ class Drain:
         task = asyncio.current_task()
         assert task is not None
         self._errands.add(task)
+        self._idle.clear()
         try:
             yield
         finally:
             self._errands.remove(task)
-            self._settle()
+            self._used_s = time.monotonic()
+            if not self._errands:
+                self._idle.set()
+
+    async def unused(self, for_s: float) -> None:
+        """Return once there has been no session, and no request that changes something, for `for_s` seconds."""
+        used_s = None
+        while used_s != self._used_s or self._errands:
+            await self._idle.wait()
+            used_s = self._used_s
+            await asyncio.sleep(used_s + for_s - time.monotonic())
 
     async def run(self) -> None:
         """Close the readers' sessions, wait for running requests, and cancel those that take too long."""
         self.began = True
-        self._settle()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LIMIT_S):
                 async with asyncio.TaskGroup() as closing:
@@ -63,10 +75,6 @@ class Drain:
         for task in self._errands:
             task.cancel()
         await self._idle.wait()
-
-    def _settle(self) -> None:
-        if self.began and not self._errands:
-            self._idle.set()
 
 
 DRAIN = web.AppKey("DRAIN", Drain)

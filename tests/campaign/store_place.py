@@ -20,8 +20,10 @@ from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import ReaderIdentity, resolve
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from support.network.certificates import Authority
 from support.network.lead import SILENT, Lead, SilentAddress
@@ -199,7 +201,7 @@ class StorePlace:
     def list_all(self, result: Result) -> bool:
         """Ask the daemon for all shards by their prefix, and return whether they came."""
         try:
-            found = resolve(self.daemon.socket, ReaderIdentity("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
+            found = resolve(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
         except ShardcacheError as exn:
             if type(exn) is ShardcacheError or exn.url is None:
                 result.fail("untyped", f"{result.fault}: {exn!r}")
@@ -209,7 +211,7 @@ class StorePlace:
         return True
 
     def _read(self, result: Result, numbers: Sequence[int]) -> list[Failure]:
-        session = ReaderSession(self.daemon.socket, ReaderIdentity("campaign"), Patience(HANG_S))
+        session = Session(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), Patience(HANG_S))
         try:
             shards = tuple(ShardRef(self.urls[number]) for number in numbers)
             session.declare(Plan(0, shards, tuple(range(len(shards))), len(shards)))
@@ -218,7 +220,7 @@ class StorePlace:
         finally:
             session.close()
 
-    def _compare(self, result: Result, session: ReaderSession, position: int, number: int) -> Failure | None:
+    def _compare(self, result: Result, session: Session, position: int, number: int) -> Failure | None:
         lease = session.lease(position)
         try:
             grant = session.wait(lease)

@@ -12,7 +12,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +41,7 @@ from shardcache.protocol import (
     parse,
     take,
 )
-from shardcache_client.daemon.outage import Outage
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
-from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
@@ -95,9 +93,14 @@ class DaemonConnection:
     daemon announces that it is stopping; DaemonError if this user may not use it; VersionMismatchError if daemon and
     client have no protocol version in common; ProtocolError if a message is invalid. Deadlines are those of
     `time.monotonic`.
+
+    Args:
+        is_private: True if only a daemon of this user may be at the socket.
     """
 
-    def __init__(self, socket: Path, reader: ReaderIdentity, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
+    def __init__(
+        self, socket: Path, reader: ReaderIdentity, timeout_s: float = _OPEN_TIMEOUT_S, *, is_private: bool = False
+    ) -> None:
         self._path = socket
         self._requests = 0
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
@@ -105,6 +108,8 @@ class DaemonConnection:
         with self._translated():
             self._websocket = WebSocket(socket, SESSION_PATH, timeout_s)
         try:
+            if is_private and self._websocket.peer_uid != os.geteuid():
+                raise DaemonError("the daemon at the socket belongs to another user", url=str(socket))
             self._greet(reader, timeout_s)
         except BaseException:
             self.close()
@@ -233,30 +238,3 @@ def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
         return from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return ProtocolError(f"the server on this socket is not a shardcache daemon: {exn}", url=where)
-
-
-def resolve(
-    socket: Path, reader: ReaderIdentity, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
-) -> Manifest:
-    """Have the daemon resolve urls, patterns and prefixes to shards, over a separate connection.
-
-    If the daemon is stopping, or is lost before it has answered, waits up to `away_s` for it to come back. If there is
-    no daemon to begin with, raises NoDaemonError immediately. Otherwise raises what `DaemonConnection` raises,
-    NotFoundError, and any other error of the origin.
-    """
-    deadline_s, patterns = time.monotonic() + timeout_s, list(urls)
-    outage: Outage | None = None
-    while True:
-        connection: DaemonConnection | None = None
-        try:
-            connection = DaemonConnection(socket, reader)
-            answer = connection.call("resolve", deadline_s, urls=patterns)
-            return Manifest.from_answer(answer)
-        except NoDaemonError as exn:
-            if connection is not None or isinstance(exn, StoppingError):
-                outage = outage or Outage(exn)
-            if outage is None or not outage.pause(min(deadline_s, outage.begun_s + away_s)):
-                raise
-        finally:
-            if connection is not None:
-                connection.close()

@@ -1,22 +1,36 @@
-"""One reader's session with the daemon: its plan and leases, kept across restarts of the daemon."""
+"""One reader's session with a daemon: its plan and leases, kept across restarts and from one daemon to another."""
 
 from __future__ import annotations
 
+import atexit
 import logging
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError, from_json
+from shardcache.errors import (
+    CacheDirError,
+    CacheError,
+    NoDaemonError,
+    ShardcacheError,
+    ShardTimeoutError,
+    StoppingError,
+    VersionMismatchError,
+    from_json,
+)
 from shardcache.protocol import Arriving, Json, Leased
+from shardcache.unix_socket import health
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.outage import Outage
+from shardcache_client.daemon.private import DaemonChoice, ensure_started
+from shardcache_client.daemon.waiting import Outage, Patience, check_parent
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import Plan
 
 log = logging.getLogger("shardcache")
@@ -24,67 +38,15 @@ log = logging.getLogger("shardcache")
 T = TypeVar("T")
 Grant: TypeAlias = Arriving | Leased
 
+# Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be the same there.
+_CACHE_SIDE = (CacheError, NoDaemonError, VersionMismatchError)
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
-_LEAST_OPEN_S = 1.0
-# How often a waiting reader calls `on_wait` and checks that its training process still runs.
-_LOOK_UP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
-
-    Attributes:
-        limit_s: how long to wait for one shard.
-        first_report_s: how long a wait lasts before it is first logged.
-        next_report_s: interval between further log lines.
-        away_s: how long to wait for a daemon that went away; None: as long as for a shard.
-    """
-
-    limit_s: float = 300.0
-    first_report_s: float = 10.0
-    next_report_s: float = 60.0
-    away_s: float | None = None
-
-    @property
-    def away_limit_s(self) -> float:
-        """Time limit for a daemon that went away."""
-        return self.limit_s if self.away_s is None else self.away_s
-
-    def wait(
-        self,
-        url: str,
-        poll: Callable[[float], T | None],
-        explain: Callable[[], str],
-        on_wait: Callable[[], None] | None,
-        *,
-        remedy: str,
-    ) -> T:
-        """Wait for a shard, and log the reason of a long wait. Raises ShardTimeoutError after `limit_s`.
-
-        Args:
-            poll: returns the shard, or None if it has not arrived by the given time.
-            explain: returns the reason of the wait.
-            on_wait: called periodically.
-            remedy: of the ShardTimeoutError.
-        """
-        start_s = time.monotonic()
-        deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
-        while True:
-            arrived = poll(min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S))
-            if arrived is not None:
-                return arrived
-            check_parent()
-            if on_wait is not None:
-                on_wait()
-            if time.monotonic() < min(report_s, deadline_s):
-                continue
-            reason = explain()
-            if time.monotonic() >= deadline_s:
-                raise ShardTimeoutError(f"did not arrive within {self.limit_s:g} s: {reason}", url=url, remedy=remedy)
-            log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
-            report_s = time.monotonic() + self.next_report_s
+_MIN_OPEN_S = 1.0
+_HEALTH_TIMEOUT_S = 2.0
+_MAX_RETRY_S = 300.0
+# Failures after which a file counts as unreadable: at the first, it may only have been evicted for a more urgent shard.
+_UNREADABLE = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -114,13 +76,16 @@ class _Through(Protocol):
     def __call__(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T: ...
 
 
-class ReaderSession:
-    """One reader's plan and leases at the daemon; after a broken connection, declared again to the next daemon.
+class Session:
+    """One reader's plan and leases at a daemon; after a broken connection, declared again to the next daemon.
 
-    Every method that needs an answer raises NoDaemonError if no daemon gives one within the session's patience, and
-    DaemonError if this user may not use the daemon or it speaks another protocol.
+    Positions of a plan mean the same to every daemon, so no sample is lost or repeated when reading goes on at another
+    one. Every method that needs an answer raises NoDaemonError if no daemon gives one within the session's patience,
+    and DaemonError if this user may not use the daemon or it speaks another protocol.
 
     Args:
+        choice: the daemon. With a fallback, an error of the node's cache leads to the private daemon until the node's
+            is well again; errors of the origin and refusals reach the reader as usual.
         partial_reads: default for `lease`: True if a shard may be granted before it has arrived whole.
 
     Attributes:
@@ -128,13 +93,14 @@ class ReaderSession:
     """
 
     def __init__(
-        self, socket: Path, reader: ReaderIdentity, patience: Patience, *, partial_reads: bool = False
+        self, choice: DaemonChoice, reader: ReaderIdentity, patience: Patience, *, partial_reads: bool = False
     ) -> None:
         self.reader = reader
         self.on_wait: Callable[[], None] | None = None
-        self._socket = socket
+        self._choice = choice
         self._patience = patience
         self._partial_reads = partial_reads
+        self._is_private = choice.node is None
         self._connection: DaemonConnection | None = None
         self._outage: Outage | None = None  # since the last connection was lost, until a daemon answers
         self._plan: Plan | None = None
@@ -142,20 +108,38 @@ class ReaderSession:
         self._start = 0  # the daemon's position 0: a plan declared again begins at the reader's position
         self._untold: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
         self._leases: list[LeaseRequest] = []
+        # For a node's daemon that a private one can replace:
+        self._met = False  # True once it has answered
+        self._heard_s = 0.0  # time of its last sign of life during a wait
+        self._back_at_s, self._pause_s = 0.0, patience.retry_s  # when it is tried again; the next delay until then
+        self._unreadable = (-1, 0)  # position of the last file that could not be read, and number of failures
 
     def __repr__(self) -> str:
-        return f"ReaderSession({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
+        which = "private" if self._is_private else str(self._choice.node)
+        return f"Session({self.reader!r}, {which}, leases={len(self._leases)}, {self._connection!r})"
 
-    def __contains__(self, lease: LeaseRequest) -> bool:
-        """Return True if the lease was made by this session and has not ended."""
-        return lease in self._leases
+    def resolve(self, urls: Sequence[str]) -> Manifest:
+        """Have the daemon resolve urls, patterns and prefixes to shards.
+
+        Waits for a daemon that is stopping, or is lost before it has answered. If there is no daemon to begin with,
+        raises NoDaemonError immediately. Raises NotFoundError, and any other error of the origin.
+        """
+        deadline_s = time.monotonic() + self._patience.limit_s
+        try:
+            self._ready(deadline_s)
+        except _CACHE_SIDE as exn:
+            if not (isinstance(exn, StoppingError) or self._is_private or self._can_leave):
+                raise
+        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls))
+        return Manifest.from_answer(self._insist(deadline_s, ask))
 
     def declare(self, plan: Plan) -> None:
         """Declare the plan to the daemon. All leases of an earlier plan must have ended.
 
         A long plan is sent in pieces: the first one now, the others by `extend`.
         """
-        self._plan = plan
+        self._go_back()
+        self._plan, self._unreadable = plan, (-1, 0)
         self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
 
     def extend(self) -> None:
@@ -172,6 +156,11 @@ class ReaderSession:
         Args:
             partial: True if its beginning will do; None: the session's default.
         """
+        assert self._plan is not None
+        if self._can_leave and self._unreadable == (position, _UNREADABLE):
+            url = self._plan.shard(position).url
+            self._leave(CacheDirError("this process cannot read the daemon's files", url=url))
+        self._go_back()
         lease = LeaseRequest(position, self._partial_reads if partial is None else partial)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
@@ -189,8 +178,11 @@ class ReaderSession:
             lease.needed = True
             self._try(lambda connection: connection.tell("need", of=lease.request))
         if lease.grant is None:
+            self._heard_s = time.monotonic()
             lease.grant = self._settle(lease, self._insist)
             lease.number = lease.grant["lease"]
+            if not self._is_private:
+                self._pause_s = self._patience.retry_s
         return lease.grant
 
     def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
@@ -200,7 +192,7 @@ class ReaderSession:
         further; `wait` returns a new one.
         """
         assert lease.grant is not None
-        lease.grant = None
+        lease.grant, self._heard_s = None, time.monotonic()
         self._try(lambda connection: _ask_more(connection, lease, beyond))
         try:
             lease.grant = self._settle(lease, self._once)
@@ -225,10 +217,9 @@ class ReaderSession:
         deadline_s = time.monotonic() + self._patience.limit_s
         answer = self._patience.wait(
             self._plan.shard(lease.position).url,
-            lambda until_s: through(deadline_s, partial(_answer, lease=lease, until_s=until_s)),
+            lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
             lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
             self.on_wait,
-            remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
         )
         _tell_of_damage(answer)
         return cast(Grant, answer)
@@ -239,6 +230,9 @@ class ReaderSession:
         Args:
             read: False if the granted file could not be read, so the shard is still to be read.
         """
+        if not read:
+            position, times = self._unreadable
+            self._unreadable = (lease.position, times + 1 if position == lease.position else 1)
         if lease in self._leases:
             self._leases.remove(lease)
             unread = {} if read else {"read": False}
@@ -273,26 +267,94 @@ class ReaderSession:
         while True:
             try:
                 answer = ask(self._ready(deadline_s))
-            except NoDaemonError as exn:
-                outage = self._lost(exn)
-                if not outage.pause(min(deadline_s, outage.begun_s + self._patience.away_limit_s)):
-                    raise
+            except _CACHE_SIDE as exn:
+                self._recover(exn, deadline_s)
             else:
-                self._outage = None
+                self._outage, self._met = None, True
                 return answer
             check_parent()
 
     def _once(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request on the current connection only; raise NoDaemonError if it is lost."""
         if self._connection is None:
-            raise NoDaemonError("the connection to the daemon is lost", url=str(self._socket))
-        return ask(self._connection)
+            raise NoDaemonError("the connection to the daemon is lost")
+        try:
+            return ask(self._connection)
+        except (CacheError, VersionMismatchError) as exn:
+            if not self._can_leave:
+                raise
+            self._leave(exn)
+            raise NoDaemonError(exn.message) from exn
+
+    def _recover(self, exn: ShardcacheError, deadline_s: float) -> None:
+        """After an error of a cache, pause before the next try or go on with the private daemon; else raise the error.
+
+        A daemon that went away gets time to restart, unless another can replace it and it has never answered.
+        """
+        if isinstance(exn, NoDaemonError):
+            outage = self._lost(exn)
+            away_s = self._patience.limit_s
+            if self._can_leave:
+                away_s = self._patience.grace_s if self._met else 0.0
+            if outage.pause(min(deadline_s, outage.begun_s + away_s)):
+                return
+        if not self._can_leave:
+            raise exn
+        self._leave(exn)
+
+    @property
+    def _can_leave(self) -> bool:
+        """True while the node's daemon serves this reader, and the private one could."""
+        return self._choice.fallback and not self._is_private
+
+    def _leave(self, exn: ShardcacheError) -> None:
+        """Go on with the private daemon for a while."""
+        self._move(is_private=True)
+        self._back_at_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MAX_RETRY_S)
+        where = f" ({exn.url})" if exn.url else ""
+        log.warning("%s%s; reading through a private daemon until the node's recovers", exn.message, where)
+
+    def _go_back(self) -> None:
+        """Return to the node's daemon if it is due to be tried again and well."""
+        if not (self._choice.fallback and self._is_private) or time.monotonic() < self._back_at_s:
+            return
+        self._back_at_s = time.monotonic() + self._patience.retry_s
+        if self._node_health() == "ok":
+            self._move(is_private=False)
+            log.info("the daemon at %s has recovered; shards come from it again", self._choice.node)
+
+    def _move(self, *, is_private: bool) -> None:
+        """Have another daemon serve what is not granted yet; mapped files stay, which the former daemon respects."""
+        self._lose()
+        self._outage, self._unreadable, self._is_private = None, (-1, 0), is_private
+        self._leases = [lease for lease in self._leases if lease.grant is None or lease.grant["type"] == "arriving"]
+
+    def _node_health(self) -> str | None:
+        """Return the status that the node's daemon reports, "ok" if it is well; None if it does not answer."""
+        try:
+            return str(health(cast(Path, self._choice.node), _HEALTH_TIMEOUT_S)["status"])
+        except (OSError, ValueError):
+            return None
+
+    def _answer(self, connection: DaemonConnection, lease: LeaseRequest, until_s: float) -> Json | None:
+        """Return the answer to a lease's last request; None if none has come. Leaves a daemon that is frozen."""
+        answer = connection.answer(lease.request, until_s)
+        silent_s = time.monotonic() - self._heard_s
+        if answer is None and self._can_leave and silent_s > self._patience.grace_s / 2:
+            if self._node_health() is not None:
+                self._heard_s = time.monotonic()
+            elif silent_s > self._patience.grace_s:
+                self._leave(NoDaemonError(f"the daemon has not answered for {silent_s:.0f} s"))
+        return answer
 
     def _ready(self, deadline_s: float) -> DaemonConnection:
         """Return a connection on which the plan is declared and every lease requested."""
         if self._connection is None:
-            timeout_s = max(_LEAST_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
-            self._connection, self._declared = DaemonConnection(self._socket, self.reader, timeout_s), None
+            timeout_s = max(_MIN_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
+            where = ensure_started() if self._is_private else cast(Path, self._choice.node)
+            self._connection = DaemonConnection(where, self.reader, timeout_s, is_private=self._is_private)
+            self._declared = None
         if self._plan is not None and self._declared is not self._plan:
             self._tell(self._connection, self._plan, deadline_s)
             self._declared = self._plan
@@ -318,7 +380,8 @@ class ReaderSession:
 
     def _silence_ends_s(self) -> float:
         """Return the deadline after which a daemon that has not accepted a piece of the plan counts as lost."""
-        return time.monotonic() + min(self._patience.limit_s, max(self._patience.away_limit_s, _OPEN_TIMEOUT_S))
+        limit_s = self._patience.limit_s
+        return time.monotonic() + (min(limit_s, _OPEN_TIMEOUT_S) if self._can_leave else limit_s)
 
     def _ask(self, connection: DaemonConnection, lease: LeaseRequest) -> None:
         lease.grant = None  # a grant from another daemon has ended
@@ -326,13 +389,6 @@ class ReaderSession:
         lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
         if lease.needed:
             connection.tell("need", of=lease.request)
-
-
-def check_parent() -> None:
-    """Raise DaemonError in a worker whose training process has ended, as it would wait for minutes in vain."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        raise DaemonError("the training process that this worker reads for has ended")
 
 
 def _release(connection: DaemonConnection, lease: LeaseRequest, fields: Json) -> None:
@@ -344,10 +400,6 @@ def _ask_more(connection: DaemonConnection, lease: LeaseRequest, beyond: int) ->
     lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
 
-def _answer(connection: DaemonConnection, lease: LeaseRequest, until_s: float) -> Json | None:
-    return connection.answer(lease.request, until_s)
-
-
 def _tell_of_damage(answer: Json) -> None:
     for error in answer.get("damaged", ()):
         exn = from_json(error)
@@ -356,3 +408,75 @@ def _tell_of_damage(answer: Json) -> None:
             exn.url,
             exn.message,
         )
+
+
+def resolve(choice: DaemonChoice, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float) -> Manifest:
+    """Have a daemon resolve urls over a session of its own; see `Session.resolve`."""
+    session = Session(choice, reader, Patience(timeout_s))
+    try:
+        return session.resolve(urls)
+    finally:
+        session.close()
+
+
+class SessionPool:
+    """Lends a session to each iterator of a dataset in one process, and keeps one from epoch to epoch.
+
+    The plan of the kept session still names the next epoch's shards, so the daemon prefetches them between epochs.
+    """
+
+    def __init__(self, choice: DaemonChoice, patience: Patience, *, partial_reads: bool) -> None:
+        self._choice = choice
+        self._patience = patience
+        self._partial_reads = partial_reads
+        self._kept: list[Session] = []  # at most one
+
+    @contextmanager
+    def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:
+        """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
+        session = self._take(reader)
+        _lent.add(session)
+        try:
+            yield session
+        except BaseException:
+            session.close()
+            raise
+        if self._kept:
+            session.close()
+        else:
+            self._kept.append(session)
+
+    def _take(self, reader: ReaderIdentity) -> Session:
+        while self._kept:
+            session = self._kept.pop()
+            if session.reader == reader:
+                return session
+            session.close()  # this process was forked, or its rank has changed
+        return self.open(reader)
+
+    def open(self, reader: ReaderIdentity) -> Session:
+        """Return a session of its own, to be closed by the caller."""
+        return Session(self._choice, reader, self._patience, partial_reads=self._partial_reads)
+
+    @property
+    def settings(self) -> tuple[DaemonChoice, Patience, bool]:
+        """The arguments with which this object was created; equal for interchangeable ones."""
+        return self._choice, self._patience, self._partial_reads
+
+    @property
+    def timeout_s(self) -> float:
+        """Time limit of a wait for a shard."""
+        return self._patience.limit_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(SessionPool, partial_reads=self._partial_reads), (self._choice, self._patience)
+
+
+_lent: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_lent() -> None:
+    """Close the sessions of iterators that a script leaves unfinished, while the modules that they need exist."""
+    for session in list(_lent):
+        session.close()

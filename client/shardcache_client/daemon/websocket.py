@@ -22,6 +22,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from shardcache.protocol import MAX_MESSAGE_BYTES
+from shardcache.unix_socket import credentials
 
 _READ_BYTES = 256 * 1024
 # The daemon reads its sockets from an event loop that nothing may block: if it takes no byte for this long, it is gone.
@@ -69,6 +70,11 @@ class WebSocket:
 
     def __repr__(self) -> str:
         return f"WebSocket({self._protocol.state.name.lower()}, fd={self._socket.fileno()})"
+
+    @property
+    def peer_uid(self) -> int:
+        """User of the process that listens at the socket."""
+        return credentials(self._socket)[1]
 
     def _shake_hands(self, deadline_s: float) -> None:
         self._protocol.send_request(self._protocol.connect())

@@ -20,8 +20,7 @@ from shardcache.errors import (
 )
 from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex import TarIndex
-from shardcache_client.daemon.session import Grant, LeaseRequest
-from shardcache_client.daemon.source import ShardSource
+from shardcache_client.daemon.session import Grant, LeaseRequest, Session
 from shardcache_client.files.blocks import WHOLE, View
 from shardcache_client.files.slicing import Sample
 from shardcache_client.reading.arriving import ArrivingShard
@@ -54,7 +53,7 @@ class LeasedShard:
 
     def __init__(
         self,
-        session: ShardSource,
+        session: Session,
         lease: LeaseRequest,
         *,
         count: int | None = None,

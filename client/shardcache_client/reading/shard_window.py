@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardcache_client.daemon.session import LeaseRequest
-from shardcache_client.daemon.source import ShardSource
+from shardcache_client.daemon.session import LeaseRequest, Session
 from shardcache_client.files.blocks import WHOLE, View
 from shardcache_client.reading.leased_shard import LeasedShard
 
@@ -32,7 +31,7 @@ class ShardWindow:
 
     def __init__(
         self,
-        session: ShardSource,
+        session: Session,
         reads: int,
         *,
         partial: bool | None,

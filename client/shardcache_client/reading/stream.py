@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import SampleError, ShardError
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.sessions import SessionPool
-from shardcache_client.daemon.source import ShardSource
+from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.decoding.pipeline import Dropped, Pipeline
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.deal import Deal
@@ -155,7 +154,7 @@ class EpochStream:
     def _share(self, time: int) -> Share:
         return self._settings.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
-    def _samples(self, session: ShardSource) -> Iterator[Sample | None]:
+    def _samples(self, session: Session) -> Iterator[Sample | None]:
         """Yield the samples of the share, then replacements from other readers' shares for those that were skipped.
 
         None stands for a skipped sample.
@@ -184,7 +183,7 @@ class EpochStream:
             return ()
         return self._settings.deal.share(after, 0, self._reader.topology).shards()
 
-    def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
+    def _once(self, session: Session, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
         plan = plan_reading(self._settings.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
         drawn = self._settings.manifest.choices is not None or any(segment.mixed for segment in share.segments)

@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from shardcache.access.peer import credentials
 from shardcache.cli.admin_client import AdminClient
-from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
+from shardcache.config import Settings
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.protocol import socket_path
+from shardcache.private import tool_socket
+from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG
 from shardcache.redact import printable, redact
-from shardcache.unix_socket import connected
+from shardcache.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
 STORE_VARIABLES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
@@ -149,7 +149,7 @@ def gather(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = 
         settings = Settings.load(flags, config)
     except ConfigError as exn:
         config_error = exn
-    socket = socket_path(flags.get("socket") if settings is None else settings.socket)
+    socket = tool_socket(flags.get("socket") if settings is None else settings.socket)
     try:
         status = AdminClient(socket, _ANSWER_LIMIT_S).status()
     except ShardcacheError as exn:

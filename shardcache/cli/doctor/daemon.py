@@ -19,7 +19,8 @@ from shardcache.cli.doctor.context import (
 )
 from shardcache.cli.doctor.paths import barrier, way_in, who_may
 from shardcache.errors import DaemonError
-from shardcache.protocol import SOCKET_ENV, socket_path
+from shardcache.private import tool_socket
+from shardcache.protocol import SOCKET_ENV
 from shardcache.units import duration, user_name
 
 _MAX_SOCKET_BYTES = 107
@@ -37,7 +38,7 @@ def path(context: Context) -> Finding:
         return ok(f"{socket} (--socket)")
     theirs = None
     with suppress(DaemonError):
-        theirs = socket_path()
+        theirs = tool_socket()
     if theirs != socket:
         cause = "only the config file names it, which training processes do not read"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import tempfile
 import time
@@ -11,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error, ok, skipped, warning
-from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
+from shardcache.cli.doctor.paths import barrier, me, nearest, way_in, who_may
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError
 from shardcache.server.connection_limit import own_files
 from shardcache.store.folder import Layout
+from shardcache.store.mounts import mount_of
 from shardcache.units import size, user_name
 
-_NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
 _LOCAL = "shardcache serve --cache-dir /path/on/local/disk"
 
 _BLOCK_BYTES = 4 * 1024**2
@@ -97,10 +96,10 @@ def filesystem(context: Context) -> Finding | None:
         return None
     mount = mount_of(nearest(context.own_cache_dir))
     found = f"{mount.kind} at {mount.folder}"
-    if _NETWORK.match(mount.kind):
+    if mount.is_network:
         cause = "every read goes over the network, which the cache should avoid, and locks may not work across nodes"
         return warning(found, cause, _LOCAL)
-    if mount.kind in ("tmpfs", "ramfs"):
+    if mount.is_memory:
         return warning(found, "shards there use the node's memory, and are lost when the node restarts", _LOCAL)
     if mount.kind == "overlay":
         cause = "this is the container's own layer: slow, small, and deleted with the container"

@@ -1,17 +1,12 @@
-"""Facts about paths: who may access them, and the filesystem that they are on."""
+"""Facts about paths: who may access them."""
 
 from __future__ import annotations
 
 import grp
 import os
-import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from shardcache.units import user_name
-
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def me() -> str:
@@ -54,28 +49,6 @@ def _group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
-
-
-class Mount(NamedTuple):
-    """A mounted filesystem: its mount point and type."""
-
-    folder: Path
-    kind: str
-
-
-def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
-    """Return the filesystem of a path, which need not exist; `table` holds lines of /proc/self/mountinfo (proc(5))."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines() if table is None else table
-    place = path.resolve()
-    mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
-    # The last filesystem mounted on a folder hides the others.
-    return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
-
-
-def _parse(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
-    return Mount(Path(folder), after.split(" ", 1)[0])
 
 
 def nearest(path: Path) -> Path:

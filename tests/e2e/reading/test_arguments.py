@@ -62,7 +62,9 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"rank": "0", "world_size": 2}, ["write rank=0, without quotes"]),
         ({"mesh": DeviceMesh}, ["mesh is <class", "the DeviceMesh itself"]),
         ({"zero_copy": 5}, ["zero_copy is 5"]),
-        ({"fallback": "store"}, ["fallback is 'store'", "direct"]),
+        ({"fallback": "store"}, ["fallback is 'store'", "private"]),
+        ({"daemon": "mine"}, ["daemon is 'mine'", "private"]),
+        ({"daemon": "private", "socket": "s.sock"}, ["omit socket"]),
     ],
 )
 @pytest.mark.parametrize("kind", [ShardDataset, ShardReader])

@@ -118,7 +118,7 @@ async def test_restart_does_not_disturb_readers(
         await aside(daemon.start)
         found += await rest
     assert found == keys(0, 1, 2)
-    lines = [record for record in caplog.records if record.module == "outage"]
+    lines = [record for record in caplog.records if record.module == "waiting"]
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 

@@ -15,8 +15,10 @@ from campaign import restarts
 from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError, StoppingError
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import ReaderIdentity, resolve
-from shardcache_client.daemon.outage import Outage
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import resolve
+from shardcache_client.daemon.waiting import Outage
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -131,7 +133,7 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
         peer.stay()
 
     with scripted(tmp_path / "s.sock", stopping, dies, answers):
-        (shard,) = resolve(tmp_path / "s.sock", ReaderIdentity("job"), ["s3://bucket/"], 60)
+        (shard,) = resolve(DaemonChoice(tmp_path / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 60)
     assert shard.url == "s3://bucket/0.tar"
 
 
@@ -145,5 +147,5 @@ def test_job_does_not_wait_where_there_never_was_a_daemon(tmp_path: Path) -> Non
 
 def _resolve_nowhere(folder: Path) -> None:
     with pytest.raises(NoDaemonError, match="no daemon listens") as caught:
-        resolve(folder / "s.sock", ReaderIdentity("job"), ["s3://bucket/"], 1e6)
+        resolve(DaemonChoice(folder / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 1e6)
     assert not isinstance(caught.value, StoppingError)

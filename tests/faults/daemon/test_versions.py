@@ -14,7 +14,9 @@ from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, Ver
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, ShardRef, Spoken, agree
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from support.network.peer import WELCOME, Peer, scripted
 from support.programs.daemon import Daemon
@@ -138,7 +140,7 @@ def test_additions_of_a_later_daemon_are_ignored(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        session = ReaderSession(path, READER, Patience(limit_s=GUARD_S))
+        session = Session(DaemonChoice(path), READER, Patience(limit_s=GUARD_S))
         session.declare(Plan(epoch=0, shards=(ShardRef("s3://bucket/0.tar"),), order=(0,), reads=1))
         assert session.wait(session.lease(0))["url"] == "s3://bucket/0.tar"
         session.close()

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -264,9 +263,8 @@ async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: Tiered
     assert tiered.counters.tier_failures == 0
 
 
-@pytest.mark.parametrize("fallback", ["error", "direct"])
 async def test_a_shard_that_arrives_damaged_is_repaired_in_the_tier(
-    fallback: str, faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader gets the right samples; a bit that flipped in the tier's cache is fetched past it, once."""
     samples = random_samples(8, {"bin": 40_000})
@@ -279,14 +277,11 @@ async def test_a_shard_that_arrives_damaged_is_repaired_in_the_tier(
         address = near.endpoint_url.removeprefix("http://")
         config.write_text(f'part_size = {PART}\n[[origin]]\nmatch = "s3://"\ntier = "{address}"\n')
         monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
-        monkeypatch.setenv("SHARDCACHE_DIRECT_DIR", str(tmp_path))
         daemon = Daemon(tmp_path, env=faulty.env())
 
         def read() -> dict[str, bytes]:
-            if fallback == "error":
-                daemon.start()
-            options: dict[str, Any] = {"fallback": fallback, "partial_reads": False, "timeout_s": GUARD_S}
-            dataset = ShardDataset(url, socket=daemon.socket, **options)
+            daemon.start()
+            dataset = ShardDataset(url, socket=daemon.socket, partial_reads=False, timeout_s=GUARD_S)
             return {sample["__key__"]: bytes(sample["bin"]) for sample in dataset}
 
         try:

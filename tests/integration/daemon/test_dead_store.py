@@ -11,6 +11,8 @@ import pytest
 from shardcache.errors import OriginUnavailableError
 from shardcache_client.daemon import connection
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import resolve
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -69,7 +71,7 @@ def test_client_logs_why_a_list_does_not_come(
     """As it does for a shard."""
     monkeypatch.setattr(connection, "_FIRST_REPORT_S", 0.1)
     with pytest.raises(OriginUnavailableError):
-        connection.resolve(daemon.socket, ReaderIdentity("job"), [f"http://127.0.0.1:{port}/a.json"], GUARD_S)
+        resolve(DaemonChoice(daemon.socket), ReaderIdentity("job"), [f"http://127.0.0.1:{port}/a.json"], GUARD_S)
     assert re.search(f"waiting for the daemon for 0 s: listing the shards; {attempt(port)}", caplog.text)
 
 

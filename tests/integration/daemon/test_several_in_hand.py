@@ -15,7 +15,9 @@ import pytest
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import LeaseRequest, Patience, ReaderSession
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import LeaseRequest, Session
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -34,14 +36,14 @@ def urls(tmp_path: Path) -> list[str]:
     return [f"file://{path}" for path in write_shards(tmp_path / "data", SHARDS, 10, {"bin": 40_000})]
 
 
-def open_session(daemon_socket: Path, urls: list[str], order: list[int], job: str = "job") -> ReaderSession:
+def open_session(daemon_socket: Path, urls: list[str], order: list[int], job: str = "job") -> Session:
     """Return a session that will read the shards in an order."""
-    session = ReaderSession(daemon_socket, ReaderIdentity(job), Patience(limit_s=GUARD_S))
+    session = Session(DaemonChoice(daemon_socket), ReaderIdentity(job), Patience(limit_s=GUARD_S))
     session.declare(Plan(0, tuple(map(ShardRef, urls)), tuple(order), len(order)))
     return session
 
 
-def read(session: ReaderSession, count: int, window: int) -> Iterator[bytes]:
+def read(session: Session, count: int, window: int) -> Iterator[bytes]:
     """Go through a plan with so many shards in hand and one ahead; yield each shard's bytes when it is given back."""
     hand: list[tuple[LeaseRequest, Any]] = []
     ahead = session.lease(0)
@@ -59,7 +61,7 @@ def read(session: ReaderSession, count: int, window: int) -> Iterator[bytes]:
                     ahead = session.lease(position + 1)
 
 
-def opened(session: ReaderSession, lease: LeaseRequest) -> tuple[Any, LeaseRequest]:
+def opened(session: Session, lease: LeaseRequest) -> tuple[Any, LeaseRequest]:
     """Return the leased shard's open file; who finds none asks again."""
     while True:
         grant = session.wait(lease)

@@ -22,19 +22,6 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_direct_reads_import_no_logger_that_writes_to_stdout() -> None:
-    """Structlog's does so in a training process: modules that run there, too, have a `SharedLogger`."""
-    code = (
-        "import importlib, pkgutil, sys, shardcache.direct.service, shardcache.origin\n"
-        "for module in pkgutil.walk_packages(shardcache.origin.__path__, 'shardcache.origin.'):\n"
-        "    importlib.import_module(module.name)\n"
-        "logs = {name: sys.modules[name].log for name in sys.modules if hasattr(sys.modules[name], 'log')}\n"
-        "print({type(log).__name__ for name, log in logs.items() if name.startswith('shardcache.')})"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "{'SharedLogger'}"
-
-
 async def test_an_origin_serves_all_urls_of_its_protocol_and_table() -> None:
     """Connections are shared as widely as the options allow, and no wider."""
     table = OriginTable.model_validate({"match": "s3://lab/", "anon": True})

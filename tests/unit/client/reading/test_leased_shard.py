@@ -23,8 +23,9 @@ from shardcache.errors import (
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import index_tar, write
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Patience, ReaderSession
-from shardcache_client.daemon.sessions import SessionPool
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session, SessionPool
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest
@@ -90,7 +91,7 @@ def passing(
 ) -> Iterator[tuple[LeasedShard, list[Json]]]:
     """Yield a passage through the plan's first shard, as scripted daemons grant it, and the messages they hear."""
     with scripted(socket, *scripts) as heard:
-        session = ReaderSession(socket, READER, patience or Patience(), partial_reads=True)
+        session = Session(DaemonChoice(socket), READER, patience or Patience(), partial_reads=True)
         session.declare(PLAN)
         leased_shard = LeasedShard(session, session.lease(0), count=count, span=span)
         try:
@@ -417,7 +418,9 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
 
     with scripted(socket, script):
         manifest = Manifest.of(PLAN.shards)
-        source = StreamSettings(SessionPool(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
+        source = StreamSettings(
+            SessionPool(DaemonChoice(socket), Patience(), partial_reads=True), manifest, ShardDeal(len(manifest))
+        )
         stream = EpochStream(source, READER, Resumption(0), ReaderPosition(on_error))
         try:
             found += (sample["__key__"] for sample in stream)

@@ -26,7 +26,9 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, resolve
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import resolve
 from shardcache_client.daemon.websocket import FarewellError, WebSocket
 from shardcache_client.topology import Topology
 from support.network.peer import Peer, scripted
@@ -209,7 +211,7 @@ def test_resolve_returns_the_manifest(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        shards = resolve(path, READER, ["s3://bucket/{0..1}.tar"], 30)
+        shards = resolve(DaemonChoice(path), READER, ["s3://bucket/{0..1}.tar"], 30)
     assert list(shards) == [ShardRef("s3://bucket/0.tar", '"etag"', 10), ShardRef("s3://bucket/1.tar", samples=7)]
     assert not shards.counts_listed
     assert heard[1]["urls"] == ["s3://bucket/{0..1}.tar"]
@@ -225,7 +227,7 @@ def test_resolve_raises_the_error_of_the_store(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script), pytest.raises(NotFoundError, match="s3://gone/: no such bucket") as caught:
-        resolve(path, READER, ["s3://gone/"], 30)
+        resolve(DaemonChoice(path), READER, ["s3://gone/"], 30)
     assert caught.value.remedy == "look again"
 
 
@@ -237,7 +239,7 @@ def test_an_answer_that_does_not_come(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script), pytest.raises(DaemonError, match="did not answer 'resolve'"):
-        resolve(path, READER, ["s3://bucket/"], 0.05)
+        resolve(DaemonChoice(path), READER, ["s3://bucket/"], 0.05)
 
 
 def test_answers_are_distinguished_by_id(path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from support.network.peer import Json, Peer, scripted
 from support.programs.daemon import eventually
@@ -40,7 +42,7 @@ def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         lease = session.lease(1)
         assert session.wait(lease)["url"] == SHARDS[1].url
@@ -67,7 +69,7 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         first, ahead = session.lease(0), session.lease(1)
         assert session.wait(first) is session.wait(first)
@@ -91,7 +93,7 @@ def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         session.release(session.lease(0))
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
@@ -107,7 +109,7 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         session.declare(Plan(epoch=1, shards=SHARDS, order=(2, 1, 0), reads=3))
         session.close()
@@ -129,7 +131,7 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
         peer.stay()
 
     with scripted(path, first, second) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         lease = session.lease(0)
         session.wait(lease)
@@ -166,7 +168,7 @@ def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
         peer.stay()
 
     with scripted(path, first, second) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(Plan(epoch=0, shards=SHARDS, order=(2, 0, 1, 2, 0, 1, 0), reads=6))
         hand = [session.lease(position) for position in range(1, 4)]
         for lease in hand:
@@ -188,7 +190,7 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
     def script(peer: Peer) -> None:
         peer.begin()
 
-    session = ReaderSession(path, READER, Patience(limit_s=0.4))
+    session = Session(DaemonChoice(path), READER, Patience(limit_s=0.4))
     with scripted(path, script):
         session.declare(PLAN)
     lease = session.lease(0)
@@ -216,7 +218,7 @@ def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) 
         peer.stay()
 
     with scripted(path, script), caplog.at_level(logging.WARNING, "shardcache"):
-        session = ReaderSession(path, READER, Patience(first_report_s=0.05))
+        session = Session(DaemonChoice(path), READER, Patience(first_report_s=0.05))
         session.declare(PLAN)
         session.wait(session.lease(0))
         session.close()
@@ -241,7 +243,7 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
         peer.stay()
 
     with scripted(path, first, second) as heard:
-        session = ReaderSession(path, READER, Patience(limit_s=3))
+        session = Session(DaemonChoice(path), READER, Patience(limit_s=3))
         session.declare(PLAN)
         with pytest.raises(ShardTimeoutError, match="within 3 s: waiting for space in the cache") as caught:
             session.wait(session.lease(0))
@@ -262,7 +264,7 @@ def test_an_error_ends_its_lease_alone(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         session.declare(PLAN)
         with pytest.raises(AccessDeniedError):
             session.wait(session.lease(0))
@@ -280,7 +282,7 @@ def test_a_plan_that_is_refused(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        session = ReaderSession(path, READER, Patience())
+        session = Session(DaemonChoice(path), READER, Patience())
         with pytest.raises(DaemonError, match="no such plan"):
             session.declare(PLAN)
         session.close()

@@ -11,7 +11,9 @@ import pytest
 from shardcache.errors import NotAllowedError, ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from support.network.peer import Peer, scripted
 from support.programs.daemon import eventually
@@ -28,11 +30,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.sock"
 
 
-def open_session(
-    path: Path, plan: Plan = PLAN, patience: Patience | None = None, *, partial: bool = True
-) -> ReaderSession:
+def open_session(path: Path, plan: Plan = PLAN, patience: Patience | None = None, *, partial: bool = True) -> Session:
     """Return a session that has declared a plan."""
-    session = ReaderSession(path, READER, patience or Patience(), partial_reads=partial)
+    session = Session(DaemonChoice(path), READER, patience or Patience(), partial_reads=partial)
     session.declare(plan)
     return session
 

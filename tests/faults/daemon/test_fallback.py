@@ -1,4 +1,4 @@
-"""When a session leaves its daemon for the store, when it returns, and that nothing is lost or repeated at either."""
+"""When a session leaves the node's daemon for a private one, and returns; no sample is lost or repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.direct.service import Direct
 from shardcache.errors import (
     AccessDeniedError,
     CacheDirError,
@@ -23,16 +22,19 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import ShardRef
+from shardcache.unix_socket import health
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.fallback import FallbackSession
-from shardcache_client.daemon.health import health
-from shardcache_client.daemon.session import Patience
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.private import PrivateHome, private_home
 from support.shards.tars import write_shards
 
 SHARDS, SAMPLES = 8, 5
@@ -40,10 +42,16 @@ KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 FOREVER_S = 10_000.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def home() -> Iterator[PrivateHome]:
+    """One place for the private daemon of all tests here: it starts once."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder, private_home(Path(folder)) as home:
+        yield home
+
+
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(tmp_path: Path) -> Plan:
     """Eight local shards of five samples each, one after another."""
-    monkeypatch.setenv("SHARDCACHE_MIN_FREE", "0")
     paths = write_shards(tmp_path, SHARDS, SAMPLES)
     return Plan(0, tuple(ShardRef(f"file://{path}") for path in paths), tuple(range(SHARDS)), reads=SHARDS)
 
@@ -55,16 +63,13 @@ def root() -> Iterator[Path]:
         yield Path(folder)
 
 
-def session(
-    socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, limit_s: float = 60.0
-) -> FallbackSession:
-    """A session that waits for no daemon, and by itself asks none again."""
-    return FallbackSession(
-        socket, ReaderIdentity("job"), Patience(limit_s), partial_reads=True, grace_s=grace_s, retry_s=retry_s
-    )
+def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, limit_s: float = 60.0) -> Session:
+    """A session that waits for no daemon of the node, and by itself asks none again."""
+    patience = Patience(limit_s, grace_s=grace_s, retry_s=retry_s)
+    return Session(DaemonChoice(socket, fallback=True), ReaderIdentity("job"), patience, partial_reads=True)
 
 
-def keys(shard_source: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
+def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
     """Read the plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
     shard_source.declare(plan)
     shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
@@ -84,7 +89,7 @@ def keys(shard_source: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> 
 
 
 @pytest.mark.parametrize("shards_in_hand", [1, 3])
-def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
+def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int) -> None:
     """A daemon dies in the middle of each of two shards and comes back: every sample comes once, and it lends again."""
     with Daemon(root) as daemon:
         shard_source = session(daemon.socket, retry_s=0.0)
@@ -100,7 +105,7 @@ def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
         assert read == KEYS
 
 
-def test_leases_requested_ahead_survive_the_loss_of_the_daemon(root: Path, plan: Plan) -> None:
+def test_leases_requested_ahead_keep_their_positions(root: Path, plan: Plan) -> None:
     """Several shards are asked for, the daemon goes, another comes: each lease still gives the shard of its place."""
     with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as shard_source:
         shard_source.declare(plan)
@@ -112,12 +117,10 @@ def test_leases_requested_ahead_survive_the_loss_of_the_daemon(root: Path, plan:
         leases.append(shard_source.lease(4))
         given += [shard_source.wait(lease)["url"] for lease in leases[2:]]
         assert given == [shard.url for shard in plan.shards[:5]]
-        assert daemon.leases() == 1
+        assert daemon.leases() == 3  # those that the private daemon had not granted
 
 
-def test_a_bad_disk_is_read_past_until_the_daemon_is_well(
-    root: Path, plan: Plan, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
     socket = root / "s.sock"
 
@@ -130,12 +133,11 @@ def test_a_bad_disk_is_read_past_until_the_daemon_is_well(
         assert list(keys(session(socket), plan)) == KEYS
     assert [message["type"] for message in heard].count("lease") == 1
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "no room left; reading directly from the object store until the daemon recovers",
-        "epoch 0: 8 shards were read directly from the object store",
+        "no room left; reading through a private daemon until the node's recovers"
     ]
 
 
-def test_a_beginning_is_read_on_from_the_store(root: Path, plan: Plan) -> None:
+def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> None:
     """The daemon dies while a shard arrives of which samples were given: the rest of that shard follows, once."""
     shards = _listed(plan)
     path = Path(shards[0].url.removeprefix("file://"))
@@ -153,9 +155,9 @@ def test_a_beginning_is_read_on_from_the_store(root: Path, plan: Plan) -> None:
 
 
 def _listed(plan: Plan) -> tuple[ShardRef, ...]:
-    """The plan's shards, with their versions."""
-    with closing(Direct()) as direct:
-        return tuple(direct.resolve([f"{plan.shards[0].url.rpartition('/')[0]}/"], 60.0))
+    """Return the plan's shards, with their versions."""
+    folder = plan.shards[0].url.rpartition("/")[0]
+    return tuple(resolve(DaemonChoice(None), ReaderIdentity("job"), [f"{folder}/"], GUARD_S))
 
 
 @contextmanager
@@ -182,16 +184,16 @@ def broken(root: Path) -> Iterator[tuple[Daemon, Callable[[], None]]]:
         pytest.param(broken, marks=pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")),
     ],
 )
-def test_a_real_disk_that_is_bad_and_well_again(
+def test_bad_disk_is_used_again_once_it_is_well(
     root: Path, plan: Plan, trouble: Callable[[Path], AbstractContextManager[tuple[Daemon, Callable[[], None]]]]
 ) -> None:
-    """While the daemon's disk is full or broken every sample comes from the store; then the daemon lends the rest."""
+    """While the disk is full or broken samples come through the private daemon, then from the node's."""
     with trouble(root) as (daemon, mend):
         samples = keys(session(daemon.socket, retry_s=0.0), plan)
         read = list(itertools.islice(samples, 2 * SAMPLES))
         assert not daemon.shards()
         mend()
-        eventually(lambda: health(daemon.socket) == "ok")
+        eventually(lambda: health(daemon.socket, GUARD_S)["status"] == "ok")
         assert read + list(samples) == KEYS
         assert daemon.shards()
 
@@ -231,7 +233,7 @@ def silent(peer: Peer) -> None:
         (silent, "has not answered"),
     ],
 )
-def test_a_daemon_that_is_of_no_use(
+def test_useless_daemon_is_left_and_named(
     root: Path, plan: Plan, script: Callable[[Peer], None], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another release, a cache folder not mounted here, files damaged, a frozen process: read past, and named."""
@@ -241,7 +243,7 @@ def test_a_daemon_that_is_of_no_use(
     assert why in caplog.text
 
 
-def test_a_daemon_that_takes_no_plan(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+def test_daemon_that_accepts_no_plan_is_left(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     """Frozen before it has heard what will be read, it is read past as well."""
 
     def script(peer: Peer) -> None:
@@ -256,7 +258,7 @@ def test_a_daemon_that_takes_no_plan(root: Path, plan: Plan, caplog: pytest.LogC
 @pytest.mark.parametrize(
     "error", [NotAllowedError("not for you"), NotFoundError("no such object"), AccessDeniedError("who are you")]
 )
-def test_origin_errors_do_not_trigger_the_fallback(root: Path, plan: Plan, error: ShardcacheError) -> None:
+def test_errors_of_the_origin_do_not_lead_to_the_fallback(root: Path, plan: Plan, error: ShardcacheError) -> None:
     """A refusal, and whatever the store says, reaches the reader as it is, though the store would have let it read."""
     socket = root / "s.sock"
 
@@ -269,7 +271,7 @@ def test_origin_errors_do_not_trigger_the_fallback(root: Path, plan: Plan, error
         list(keys(session(socket), plan))
 
 
-def test_a_daemon_with_other_rules_is_obeyed(root: Path, plan: Plan) -> None:
+def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) -> None:
     """A daemon that comes back with an --allow of its own ends the detour and refuses: it is not read past."""
     with Daemon(root) as lax:
         samples = keys(session(lax.socket, retry_s=0.0), plan)
@@ -278,8 +280,10 @@ def test_a_daemon_with_other_rules_is_obeyed(root: Path, plan: Plan) -> None:
         list(samples)
 
 
-def test_both_fail(root: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a daemon and without a place for shards, the error is that of the place."""
-    monkeypatch.setenv("SHARDCACHE_DIRECT_DIR", str(root / "nowhere"))
-    with pytest.raises(CacheDirError, match="SHARDCACHE_DIRECT_DIR"):
-        list(keys(session(root / "s.sock"), plan))
+def test_error_of_the_private_daemon_is_raised_if_both_fail(root: Path, plan: Plan, home: PrivateHome) -> None:
+    """Without a daemon of the node and a place for a private cache, the error is that of the place."""
+    home.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDCACHE_CACHE_DIR", "/proc/nowhere")
+        with pytest.raises(CacheDirError, match="/proc/nowhere"):
+            list(keys(session(root / "s.sock"), plan))

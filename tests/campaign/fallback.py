@@ -6,22 +6,23 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from campaign.harness import Result, Row, scaled
-from shardcache.direct.service import Direct
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.fallback import FallbackSession
-from shardcache_client.daemon.session import Patience
+from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.session import Session, resolve
+from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.plan import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.programs.daemon import Daemon
+from support.programs.private import private_home
 from support.shards.tars import random_samples, write_shards
 
 SHARDS, SAMPLES = 12, 20
@@ -31,6 +32,7 @@ REACH = 2 * SAMPLES  # so many samples on, the reader is at a shard that was nei
 EPOCHS = 40
 LIMIT_S = 120.0
 GRACE_S = 0.3
+READER = ReaderIdentity("job")
 
 Pair = tuple[str, bytes]
 
@@ -45,8 +47,8 @@ class Trouble:
 
 
 TROUBLES = (
-    Trouble("daemon killed, read past it, and back", Daemon.kill, Daemon.start),
-    Trouble("daemon frozen, read past it, and back", Daemon.pause, Daemon.go_on),
+    Trouble("daemon killed, a private one, and back", Daemon.kill, Daemon.start),
+    Trouble("daemon frozen, a private one, and back", Daemon.pause, Daemon.go_on),
 )
 
 
@@ -61,8 +63,8 @@ def ground(folder: Path, _scale: float) -> Iterator[Ground]:
     logging.getLogger("shardcache").addHandler(logging.NullHandler())  # what it says each time would hide the table
     (folder / "source").mkdir()
     write_shards(folder / "source", SHARDS, SAMPLES, SIZES)
-    with closing(Direct()) as direct:
-        yield Ground(folder, tuple(direct.resolve([f"file://{folder}/source/"], LIMIT_S)))
+    with private_home(folder):
+        yield Ground(folder, tuple(resolve(DaemonChoice(None), READER, [f"file://{folder}/source/"], LIMIT_S)))
 
 
 def troubled(trouble: Trouble, ground: Ground, result: Result, scale: float) -> None:
@@ -79,9 +81,8 @@ def troubled(trouble: Trouble, ground: Ground, result: Result, scale: float) -> 
 def _epoch(result: Result, daemon: Daemon, trouble: Trouble, plan: Plan, away: int, back: int) -> None:
     """Read an epoch; the daemon is in trouble between two of its samples."""
     how = f"{trouble.name}: order {plan.order}, between samples {away} and {back}"
-    shard_source = FallbackSession(
-        daemon.socket, ReaderIdentity("job"), Patience(LIMIT_S), partial_reads=True, grace_s=GRACE_S, retry_s=GRACE_S
-    )
+    patience = Patience(LIMIT_S, grace_s=GRACE_S, retry_s=GRACE_S)
+    shard_source = Session(DaemonChoice(daemon.socket, fallback=True), READER, patience, partial_reads=True)
     samples = _samples(shard_source, plan)
     read = list(islice(samples, away + 1))
     trouble.begin(daemon)
@@ -110,7 +111,7 @@ def _judge(result: Result, how: str, read: list[Pair], expected: list[Pair]) -> 
         result.fail("wrong", f"{how}: a sample has other bytes")
 
 
-def _samples(shard_source: FallbackSession, plan: Plan) -> Iterator[Pair]:
+def _samples(shard_source: Session, plan: Plan) -> Iterator[Pair]:
     shard_source.declare(plan)
     shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
     try:

@@ -1,0 +1,219 @@
+"""`shardcache serve --private`: this user's own daemon, in the background, with its cache on a local disk."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shardcache.errors import CacheDirError, DaemonError, MissingPackageError, ShardcacheError, from_json
+from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
+from shardcache.store.disk import free_bytes
+from shardcache.store.mounts import mount_of
+
+if TYPE_CHECKING:
+    from shardcache.config import Settings
+    from shardcache.store.store import Store
+
+_IDLE_EXIT_S = 600.0
+# A user's daemons on one node that do not see each other's sockets, as in containers, or that have other credentials.
+_MAX_FOLDERS = 16
+_OLD_S = 86_400.0
+_MAX_LOG_BYTES = 1024 * 1024
+# A service manager's variables are for the process that it started, which is this one's ancestor.
+_OF_MANAGERS = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
+# A scheduler's names for the folder of a job on the node's own disk, and those by which a job is recognised.
+_SCRATCH = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
+
+Json = dict[str, Any]
+
+
+def start(flags: Mapping[str, Any], config: Path | None) -> Json:
+    """Start the private daemon of this environment, unless it runs; return where it is, once it serves.
+
+    Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache; DaemonError if the
+    daemon ends before it serves.
+    """
+    place = PrivatePlace.find()
+    base = cache_base({**os.environ, **({"SHARDCACHE_CACHE_DIR": flags["cache_dir"]} if "cache_dir" in flags else {})})
+    name = digest(base, os.environ)
+    with ExitStack() as stack:
+        locks = [stack.enter_context(locked(path)) for path in (place.lock, base)]
+        if is_listening(place.socket):
+            return {"socket": str(place.socket), "started": False}
+        folder = _free_folder(base, name)
+        settings = _settings(flags, config, place, folder)
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.close(reader)
+            _serve(settings, place, writer, locks)
+        os.close(writer)
+        return _outcome(reader, place)
+
+
+def cache_base(env: Mapping[str, str]) -> Path:
+    """Return the folder of this user's private caches, created if it is missing; no file of it is another user's.
+
+    In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local disk, if its scheduler names one;
+    the user's cache folder. Raises CacheDirError if that is on a network filesystem or cannot be used.
+    """
+    base = _named(env) or next(_scratch(env), None) or _user_cache(env)
+    mount = mount_of(base)
+    if mount.is_network:
+        raise CacheDirError(
+            f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache would gain nothing",
+            remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
+        )
+    try:
+        return secured(base, denied=0o022)
+    except DaemonError as exn:
+        remedy = "export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk"
+        raise CacheDirError(f"no place for the cache: {exn.message}", remedy=remedy) from exn
+
+
+def _named(env: Mapping[str, str]) -> Path | None:
+    return Path(env["SHARDCACHE_CACHE_DIR"]).resolve() if env.get("SHARDCACHE_CACHE_DIR") else None
+
+
+def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a folder in each place on a local disk that a scheduler made for this job."""
+    names = [*_SCRATCH, *(["TMPDIR"] if any(map(env.get, _JOBS)) else [])]
+    for folder in (Path(env[name]) for name in names if env.get(name)):
+        mount = mount_of(folder)
+        is_shared = folder in (
+            Path("/tmp"),
+            Path("/var/tmp"),
+        )  # not of one job: it outlives the job, and others fill it
+        if folder.is_dir() and os.access(folder, os.W_OK) and not (is_shared or mount.is_network or mount.is_memory):
+            yield folder / f"shardcache-{os.geteuid()}"
+
+
+def _user_cache(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shardcache-private"
+
+
+def _free_folder(base: Path, name: str) -> Path:
+    """Return a cache folder for these credentials that no daemon holds; with the lock of `base`, none will."""
+    for number in range(_MAX_FOLDERS):
+        folder = base / (f"{name}.{number}" if number else name)
+        with _held(secured(folder)) as is_free:
+            if is_free:
+                return folder
+    raise CacheDirError(f"{_MAX_FOLDERS} daemons hold folders in {base}", remedy="shardcache stop")
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Take the lock that a daemon has on its cache folder; yield False if another process has it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _settings(flags: Mapping[str, Any], config: Path | None, place: PrivatePlace, folder: Path) -> Settings:
+    """Return the daemon's options: of a config file, which may be the node's, all but those of place and size."""
+    from shardcache.config import VARIABLE_PREFIX, Settings
+
+    given = {*flags, *(name.lower().removeprefix(VARIABLE_PREFIX.lower()) for name in os.environ)}
+    defaults: Json = {"capacity": _half_of_free_bytes(folder), "idle_exit_s": _IDLE_EXIT_S}
+    own = {"socket": place.socket, "cache_dir": folder, "group": None, "http": None, "http_token_file": None}
+    return Settings.load({**flags, **own, **{n: value for n, value in defaults.items() if n not in given}}, config)
+
+
+def _half_of_free_bytes(folder: Path) -> int:
+    """Return half of the space that would be free without this cache, so that each start gives the same."""
+    cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
+    return (free_bytes(folder) + cached_bytes) // 2
+
+
+def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable[int]) -> NoReturn:
+    """Be the daemon, in a process of its own that ends with no terminal, job or parent."""
+
+    def on_ready(store: Store) -> None:
+        os.utime(settings.cache_dir)
+        _report(
+            writer,
+            socket=str(place.socket),
+            started=True,
+            cache_dir=str(settings.cache_dir),
+            capacity_bytes=store.space.capacity_bytes,
+            pid=os.getpid(),
+        )
+        for lock in locks:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        threading.Thread(target=_remove_old, args=(settings.cache_dir,), daemon=True).start()
+
+    _detach(place.log)
+    try:
+        from shardcache.daemon import serve
+
+        serve(settings, on_ready)
+    except ShardcacheError as exn:
+        _report(writer, error=exn.to_json())
+        raise
+    except ModuleNotFoundError as exn:
+        remedy = "pip install 'shardcache[daemon]'"
+        error = MissingPackageError(f"the package {exn.name} is not installed", remedy=remedy)
+        _report(writer, error=error.to_json())
+        raise
+    os.utime(settings.cache_dir)
+    sys.exit()
+
+
+def _detach(log: Path) -> None:
+    """Leave the terminal, the process group, the CPUs and the service manager of the process that started this one."""
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o077)
+    for name in _OF_MANAGERS:
+        os.environ.pop(name, None)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    if os.fstat(output).st_size > _MAX_LOG_BYTES:
+        os.ftruncate(output, 0)
+    for source, fd in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(source, fd)
+
+
+def _report(writer: int, **outcome: Any) -> None:
+    os.write(writer, json.dumps(outcome).encode())
+    os.close(writer)
+
+
+def _outcome(reader: int, place: PrivatePlace) -> Json:
+    """Wait for the daemon's report, which ends with the daemon at the latest."""
+    with os.fdopen(reader, "rb") as file:
+        report = file.read()
+    if not report:
+        raise DaemonError("the private daemon ended before it served", remedy=f"see its log: tail {place.log}")
+    outcome: Json = json.loads(report)
+    if "error" in outcome:
+        raise from_json(outcome["error"])
+    return outcome
+
+
+def _remove_old(own: Path) -> None:
+    """Remove caches of other credentials that no daemon has used for a day: temporary credentials come only once."""
+    for other in own.parent.iterdir():
+        if other != own and is_digest(other.name.partition(".")[0]) and time.time() - _used_s(other) > _OLD_S:
+            with _held(other) as is_free:
+                if is_free:
+                    shutil.rmtree(other, ignore_errors=True)
+
+
+def _used_s(folder: Path) -> float:
+    """Return when a daemon last wrote to a cache folder."""
+    return max(path.stat().st_mtime for path in (folder, folder / "partial") if path.exists())

@@ -1,0 +1,221 @@
+"""This user's private daemons: whether one is wanted here, where it listens, and whose credentials it has.
+
+Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a folder that only
+this user may enter. A daemon uses the credentials of the environment that started it: the name of its socket is a hash
+of them, so a process with other credentials finds no such socket, and gets another daemon. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+import re
+import secrets
+import shlex
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcache.errors import DaemonError
+from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV, SYSTEM_SOCKET, socket_path
+from shardcache.unix_socket import connected, credentials
+
+# The variables from which object stores' clients take credentials, endpoints and proxies, and shardcache its options.
+_CREDENTIALS = re.compile(
+    r"(?:AWS|AZURE|MSI|IDENTITY|GOOGLE|GCLOUD|CLOUDSDK|GCS|FSSPEC|OCI|OSS|SHARDCACHE)_\w+"
+    r"|HF_(?:TOKEN|TOKEN_PATH|HOME|ENDPOINT)|HUGGING_FACE_HUB_TOKEN|(?:https?|ftp|all|no)_proxy|(?:REQUESTS|CURL)_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)"
+    r"|STORAGE_EMULATOR_HOST|BOTO_CONFIG|NETRC|KRB5CCNAME|HOME",
+    re.IGNORECASE,
+)
+# Those that say which job a process belongs to, or that only the client reads.
+_NO_CREDENTIALS = re.compile(r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)")
+
+_KEY_BYTES = 32
+_NAME_CHARS = 16
+_LOCK_POLL_S = 0.02
+_CONNECT_S = 2.0
+
+
+def node_has_daemon(env: Mapping[str, str] = os.environ) -> bool:
+    """Return True if somebody set up a daemon for this node, running or not, or runs one at this user's own socket."""
+    if env.get(SOCKET_ENV) or env.get(CONFIG_ENV):
+        return True
+    if any(map(_exists, (DEFAULT_CONFIG, SYSTEM_SOCKET.parent))):
+        return True
+    with suppress(DaemonError):  # a folder in which another user's daemon might listen
+        return is_listening(socket_path(env=env))
+    return False
+
+
+def tool_socket(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:
+    """Return the socket for a command: as `socket_path`, but a private daemon's where nobody set up one for the node.
+
+    A command starts no daemon. It uses the one with the credentials of its environment, else the user's only one.
+    """
+    if explicit is None and not node_has_daemon(env) and _folder(env).exists():
+        place = PrivatePlace.find(env)
+        running = place.running()
+        if place.socket in running or len(running) > 1:
+            return place.socket
+        if running:
+            return running[0]
+    return socket_path(explicit, env)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePlace:
+    """The files of the private daemon that has one environment's credentials.
+
+    Attributes:
+        folder: of all private daemons of this user; nobody else may enter it.
+        name: hash of the credentials.
+    """
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def find(cls, env: Mapping[str, str] = os.environ) -> PrivatePlace:
+        """Return the place for an environment; its folder is created if it is missing.
+
+        Raises DaemonError if the folder could be another user's, or cannot be created.
+        """
+        folder = secured(_folder(env))
+        return cls(folder, digest(folder, env))
+
+    @property
+    def socket(self) -> Path:
+        """Path of the daemon's socket."""
+        return self.folder / f"{self.name}.sock"
+
+    @property
+    def log(self) -> Path:
+        """The file to which the daemon logs."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def lock(self) -> Path:
+        """The file that is locked while the daemon starts."""
+        return self.folder / f"{self.name}.lock"
+
+    def running(self) -> list[Path]:
+        """Return the sockets at which private daemons of this user listen, whatever their credentials."""
+        return [path for path in sorted(self.folder.glob("*.sock")) if is_listening(path)]
+
+
+def is_listening(path: Path) -> bool:
+    """Return True if a process of this user accepts connections at the socket; a frozen daemon still does."""
+    try:
+        with connected(path, _CONNECT_S) as sock:
+            return credentials(sock)[1] == os.geteuid()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return True  # whoever connects next gets the error
+
+
+def secured(folder: Path, denied: int = 0o077) -> Path:
+    """Return a folder of this user's own, created if it is missing, on which others have none of the rights `denied`.
+
+    Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp, anyone could have
+    created it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as exn:
+        raise DaemonError(
+            f"the folder {folder} cannot be used ({exn.strerror})",
+            remedy="export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you",
+        ) from exn
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise DaemonError(
+            f"{folder} is a link or belongs to another user, who could pose as your daemon",
+            remedy="remove it, or choose another place: export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own",
+        )
+    if found.st_mode & denied:
+        raise DaemonError(
+            f"other users have access to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), where they could pose as "
+            "your daemon",
+            remedy=f"chmod 700 {shlex.quote(str(folder))}",
+        )
+    return folder
+
+
+def digest(folder: Path, env: Mapping[str, str]) -> str:
+    """Return the hash of an environment's credentials, with a key that is kept in a folder of this user's own.
+
+    Without the key, the name of a socket or a cache folder says nothing about the credentials.
+    """
+    names = sorted(n for n in env if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
+    text = "\0".join(f"{name}={env[name]}" for name in names)
+    return hmac.new(_key(folder), text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
+
+
+def is_digest(name: str) -> bool:
+    """Return True if a name has the form of a digest; other files in a folder are never touched."""
+    return re.fullmatch(rf"[0-9a-f]{{{_NAME_CHARS}}}", name) is not None
+
+
+def _key(folder: Path) -> bytes:
+    path = folder / "key"
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    with locked(folder):  # two processes must not each use a key of their own
+        if not path.exists():
+            fd, draft = tempfile.mkstemp(dir=folder)
+            with os.fdopen(fd, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            Path(draft).rename(path)
+        return path.read_bytes()
+
+
+@contextmanager
+def locked(path: Path, limit_s: float = 60.0) -> Iterator[int]:
+    """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
+
+    The lock ends with the last process that has the descriptor. Raises DaemonError if another holds it for `limit_s`.
+    """
+    flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
+    try:
+        deadline_s = time.monotonic() + limit_s
+        while not try_lock(fd):
+            if time.monotonic() > deadline_s:
+                raise DaemonError(f"another process has been starting a daemon for {limit_s:g} s", url=str(path))
+            time.sleep(_LOCK_POLL_S)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file or folder; return False if another process holds its lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _folder(env: Mapping[str, str]) -> Path:
+    """Return the folder of the sockets: the same for all jobs of a user, so not in a job's own temporary directory."""
+    runtime = env.get("XDG_RUNTIME_DIR")
+    with suppress(OSError):
+        if runtime and (found := Path(runtime).lstat()).st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return Path(runtime) / "shardcache-private"
+    shared = Path("/tmp")  # anyone may write there: see `secured`
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"shardcache-private-{os.geteuid()}"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return True

@@ -1,0 +1,326 @@
+"""A user's private daemon: started by whoever reads first, shared, kept apart by credentials, and safe from others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import ConfigError, DaemonError, NoDaemonError
+from shardcache_client import ShardReader, cached_paths
+from support.disks.mounts import may_mount
+from support.programs.cli import shardcache
+from support.programs.daemon import UnixConnection, eventually
+from support.programs.guard import GUARD_S
+from support.programs.private import PrivateHome, private_home
+from support.shards.tars import write_shards
+
+SHARDS, SAMPLES = 4, 5
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+NAMESPACE = ("unshare", "--user")
+MAY_MAP = subprocess.run([*NAMESPACE, "--map-user=1000", "true"], capture_output=True, check=False).returncode == 0
+
+# Reads everything, and prints the keys; with an argument, stops for good after the first sample.
+READ = """
+import signal, sys
+from shardcache_client import ShardReader
+for sample in ShardReader(sys.argv[1], partial_reads=False):
+    print(sample["__key__"], flush=True)
+    if sys.argv[2:]:
+        signal.pause()
+"""
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a short path, and with four shards of five samples."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder:
+        (Path(folder) / "data").mkdir()
+        write_shards(Path(folder) / "data", SHARDS, SAMPLES, {"bin": 20_000})
+        yield Path(folder)
+
+
+@pytest.fixture
+def home(root: Path) -> Iterator[PrivateHome]:
+    """A node on which nobody set up a daemon."""
+    with private_home(root) as home:
+        yield home
+
+
+def read(root: Path) -> list[str]:
+    """Read all samples in this process."""
+    return [sample["__key__"] for sample in ShardReader(f"{root}/data/", timeout_s=GUARD_S)]
+
+
+def start_reader(root: Path, *arguments: str, prefix: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
+    """Start a process that reads all samples."""
+    command = [*prefix, sys.executable, "-c", READ, f"{root}/data/", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_processes_that_start_at_once_share_one_daemon(root: Path, home: PrivateHome) -> None:
+    """Each of six processes reads everything; one has started the daemon, and says where it is and how to stop it."""
+    readers = [start_reader(root) for _ in range(6)]
+    outputs = [reader.communicate(timeout=GUARD_S) for reader in readers]
+    assert [out.split() for out, _ in outputs] == 6 * [KEYS]
+    (line,) = [line for _, err in outputs for line in err.splitlines() if "daemon" in line]
+    assert str(home.caches) in line and "shardcache stop" in line and "shardcache serve --cache-dir" in line
+    assert len(home.running()) == 1
+
+
+def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) -> None:
+    """After kill -9 of the whole process group, the next job finds the same daemon and what it has cached."""
+    reader = start_reader(root, "stop", start_new_session=True)
+    assert reader.stdout is not None and reader.stdout.readline().strip() == KEYS[0]
+    (daemon,) = home.pids()
+    os.killpg(reader.pid, signal.SIGKILL)
+    reader.communicate()
+    assert read(root) == KEYS
+    assert home.pids() == [daemon]
+
+
+def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, home: PrivateHome) -> None:
+    """No sample is lost or repeated, and the next daemon finds the cache of the one before."""
+    samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S))
+    keys = [next(samples)["__key__"] for _ in range(SAMPLES + 1)]
+    before = home.pids()
+    os.kill(before[0], signal.SIGKILL)
+    keys += [sample["__key__"] for sample in samples]
+    assert keys == KEYS
+    assert len(home.pids()) == 1 and home.pids() != before
+    assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
+
+
+def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither socket nor cache folder is shared between credentials, and no name or log of theirs has any of them."""
+    assert read(root) == KEYS
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    assert read(root) == KEYS
+    assert len(home.running()) == 2
+    assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 2
+    files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*")]
+    assert not [path for path in files if path.is_file() and b"wJalrXUtnFEMI" in path.read_bytes()]
+    assert all(
+        not stat.S_IMODE(path.stat().st_mode) & 0o007 for path in (home.runtime / "shardcache-private").iterdir()
+    )
+
+
+def test_what_does_not_grant_access_does_not_divide_daemons(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs, ranks and temporary directories may differ: `shardcache status` and another job find the same daemon."""
+    assert read(root) == KEYS
+    for name, value in {"RANK": "3", "SLURM_JOB_ID": "17", "TMPDIR": str(root), "SHARDCACHE_JOB": "b"}.items():
+        monkeypatch.setenv(name, value)
+    assert read(root) == KEYS
+    assert len(home.running()) == 1
+    status = shardcache("status", "--json").json
+    assert status["pid"] == home.pids()[0] and status["cache"]["shards"] == SHARDS
+
+
+def test_idle_daemon_ends_and_stays_while_it_is_used(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after its last session, without a trace but the cache and its log, and is started again when needed."""
+    monkeypatch.setenv("SHARDCACHE_IDLE_EXIT_S", "0.5")
+    samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S, epochs=1))
+    next(samples)
+    (socket,) = home.running()
+    log = socket.with_suffix(".log")
+    with pytest.raises(TimeoutError):
+        eventually(lambda: not home.running(), limit_s=1.5)
+    assert [sample["__key__"] for sample in samples] == KEYS[1:]
+    del samples
+    eventually(lambda: not socket.exists())
+    eventually(lambda: "stopped" in log.read_text())
+    assert read(root) == KEYS
+
+
+def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
+    """`shardcache stop` waits for their end; without any, its exit code is that of a missing daemon."""
+    assert shardcache("stop").code == 3
+    assert shardcache("serve", "--private").code == 0
+    again = shardcache("serve", "--private", "--json")
+    assert again.json == {"socket": str(home.running()[0]), "started": False}
+    stopped = shardcache("stop", "--json")
+    assert stopped.json["stopped"] == [again.json["socket"]]
+    assert not home.running()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda folder: folder.symlink_to(folder.parent), "is a link or belongs to another user"),
+        (lambda folder: folder.mkdir(mode=0o755), "chmod 700"),
+        pytest.param(
+            lambda folder: (folder.mkdir(mode=0o700), os.chown(folder, NOBODY, NOBODY)),
+            "is a link or belongs to another user",
+            marks=pytest.mark.skipif(not IS_ROOT, reason="needs root, who may give files away"),
+        ),
+    ],
+)
+def test_folder_that_could_be_of_another_user_is_refused(
+    root: Path, home: PrivateHome, spoil: object, why: str
+) -> None:
+    """A link, a folder that others may enter, and another user's: no socket in it is used, and none is created."""
+    folder = home.runtime / "shardcache-private"
+    spoil(folder)  # type: ignore[operator]
+    with pytest.raises(DaemonError) as refused:
+        read(root)
+    assert why in str(refused.value)
+    assert not list(home.runtime.glob("*.sock")) and not list(folder.glob("*.sock"))
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
+def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
+    """A process of another user that listens at this user's socket, however it came there, is not talked to."""
+    assert read(root) == KEYS
+    (path,) = home.running()
+    home.kill()
+    path.unlink(missing_ok=True)
+    code = (
+        "import os, socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); os.chdir(sys.argv[1]); s.bind(sys.argv[2]); os.setuid(65534)\n"
+        "s.listen(); print(1, flush=True); held = []\n"
+        "while True: held.append(s.accept())"
+    )
+    posing = subprocess.Popen([sys.executable, "-c", code, str(path.parent), path.name], stdout=subprocess.PIPE)
+    try:
+        assert posing.stdout is not None and posing.stdout.readline()
+        with pytest.raises(DaemonError):
+            read(root)
+    finally:
+        posing.kill()
+        posing.communicate()
+
+
+@pytest.mark.skipif(not MAY_MAP, reason="needs user namespaces")
+def test_user_without_privileges_gets_one(root: Path, home: PrivateHome) -> None:
+    """In a user namespace that has no root, as in a container without privileges."""
+    out, err = start_reader(root, prefix=(*NAMESPACE, "--map-user=1000", "--map-group=1000")).communicate(
+        timeout=GUARD_S
+    )
+    assert out.split() == KEYS, err
+    assert len(home.running()) == 1
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
+def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
+    """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--inh-caps=-all", "--bounding-set=-all")
+    out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
+    assert out.split() == KEYS, err
+    eventually(lambda: not home.running())
+
+
+def test_daemon_that_cannot_be_reached_keeps_its_folder(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers of one user have sockets of their own and one home: the second daemon takes another folder."""
+    assert read(root) == KEYS
+    other = root / "other"
+    other.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))
+    assert read(root) == KEYS
+    names = sorted(folder.name for folder in home.caches.iterdir() if folder.is_dir())
+    assert names == [names[0], f"{names[0]}.1"]
+    assert shardcache("stop").code == 0
+
+
+def test_caches_of_bygone_credentials_are_removed(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day after their last use; a cache that is in use, or was lately, stays."""
+    folders = []
+    for token in ("old", "lately"):
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+        assert read(root) == KEYS
+        home.kill()
+        folders += [path for path in home.caches.iterdir() if path.is_dir() and path not in folders]
+    old, lately = folders
+    for path in (old, old / "partial"):
+        os.utime(path, (0, 0))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+    assert read(root) == KEYS
+    eventually(lambda: not old.exists())
+    assert lately.exists()
+
+
+def test_scheduler_names_the_folder_of_the_cache(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job, the cache is in the job's scratch, of this user alone; when that is gone, a daemon starts elsewhere."""
+    scratch = root / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
+    assert read(root) == KEYS
+    (cache,) = scratch.glob(f"shardcache-{os.geteuid()}/*/shards")
+    assert not stat.S_IMODE(cache.parent.stat().st_mode) & 0o077
+    assert not home.caches.exists()
+
+
+NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2\n"
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome) -> None:
+    """With the line to type. The process is made to see a table of mounts in which its disk is a server's."""
+    (root / "mounts").write_text(NETWORK)
+    see = 'mount --bind "$1/mounts" /proc/$$/mountinfo && shift && exec "$@"'
+    command = ("unshare", "--mount", "sh", "-c", see, "sh", str(root), sys.executable)
+    ran = subprocess.run([*command, "-m", "shardcache", "serve", "--private"], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "network filesystem (nfs4" in ran.stderr and "export SHARDCACHE_CACHE_DIR=" in ran.stderr
+    assert not home.running()
+
+
+def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: PrivateHome) -> None:
+    """Where somebody set up a daemon, or the argument says so, the error stays."""
+    with pytest.raises(NoDaemonError):
+        ShardReader(f"{root}/data/", daemon="node", socket=root / "s.sock")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NoDaemonError):
+        patch.setenv("SHARDCACHE_SOCKET", str(root / "s.sock"))
+        ShardReader(f"{root}/data/")
+    with (
+        pytest.raises(ConfigError, match="socket"),
+        cached_paths(f"{root}/data/", daemon="private", socket=root / "s.sock"),
+    ):
+        pass
+    assert not home.running()
+
+
+def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: PrivateHome) -> None:
+    """Everything that opens a session finds it, also where the argument asks for it although the node has a daemon."""
+    with cached_paths(f"{root}/data/") as paths:
+        assert all(Path(path).is_relative_to(home.caches) for path in paths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDCACHE_SOCKET", str(root / "s.sock"))
+        samples = ShardReader(f"{root}/data/", daemon="private").indexed()
+    assert [samples[number]["__key__"] for number in range(len(samples))] == KEYS
+    connection = UnixConnection(home.running()[0])
+    connection.request("GET", "/v1/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_training_environment_without_the_daemons_packages_says_what_to_install(root: Path, home: PrivateHome) -> None:
+    """At construction, before anything else."""
+    code = "import sys; sys.modules['aiohttp'] = None\n" + READ
+    command = [sys.executable, "-c", code.replace("sys.modules['aiohttp'] = None", _WITHOUT), f"{root}/data/"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
+    assert "ConfigError" in ran.stderr and "pip install 'shardcache[daemon]'" in ran.stderr
+    assert not home.running()
+
+
+_WITHOUT = (
+    "import importlib.util as u; found = u.find_spec; u.find_spec = lambda n: None if n == 'aiohttp' else found(n)"
+)
