@@ -59,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: 
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        stopping_s, store = runner.run(_Daemon(settings, manager, on_ready).serve(handed))
+        stopping_s, store = runner.run(DaemonRun(settings, manager, on_ready).serve(handed))
     log.info(
         "stopped",
         took=duration(time.monotonic() - stopping_s),
@@ -69,7 +69,7 @@ def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: 
     )
 
 
-class _Daemon:
+class DaemonRun:
     """One run of the daemon."""
 
     def __init__(self, settings: Settings, manager: ServiceNotifier, on_ready: Callable[[Store], None]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from shardcache.config import Settings
-from shardcache.daemon import _serve
+from shardcache.daemon import DaemonRun
 from shardcache.errors import ProtocolError
 from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
 from shardcache.server.service_manager import ServiceNotifier
@@ -89,7 +89,8 @@ class World:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.mishaps.append(str(context)))
         logging.getLogger().addHandler(_Listener(self.mishaps))
-        self._serving = self.loop.create_task(_serve(self._settings(), ServiceNotifier.take({}, 0), ActivatedSockets()))
+        run = DaemonRun(self._settings(), ServiceNotifier.take({}, 0), lambda store: None)
+        self._serving = self.loop.create_task(run.serve(ActivatedSockets()))
         self.loop.run_until_complete(self._ready())
         # This loop runs now and then: in between, nobody would read what each signal writes to it, until it is full.
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -268,7 +268,7 @@ class Session:
             try:
                 answer = ask(self._ready(deadline_s))
             except _CACHE_SIDE as exn:
-                self._recover(exn, deadline_s)
+                deadline_s = self._recover(exn, deadline_s)
             else:
                 self._outage, self._met = None, True
                 return answer
@@ -286,9 +286,10 @@ class Session:
             self._leave(exn)
             raise NoDaemonError(exn.message) from exn
 
-    def _recover(self, exn: ShardcacheError, deadline_s: float) -> None:
+    def _recover(self, exn: ShardcacheError, deadline_s: float) -> float:
         """After an error of a cache, pause before the next try or go on with the private daemon; else raise the error.
 
+        Returns the deadline from then on.
         A daemon that went away gets time to restart, unless another can replace it and it has never answered.
         """
         if isinstance(exn, NoDaemonError):
@@ -297,10 +298,11 @@ class Session:
             if self._can_leave:
                 away_s = self._patience.grace_s if self._met else 0.0
             if outage.pause(min(deadline_s, outage.begun_s + away_s)):
-                return
+                return deadline_s
         if not self._can_leave:
             raise exn
         self._leave(exn)
+        return time.monotonic() + self._patience.limit_s
 
     @property
     def _can_leave(self) -> bool:

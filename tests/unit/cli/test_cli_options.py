@@ -19,7 +19,7 @@ def test_serve_has_a_flag_for_each_setting() -> None:
     """A field of Settings needs no second declaration to become a flag; tables stay in the config file."""
     # click keeps the first help option that it makes, and for other tests that was also -h.
     flags = {param.opts[0] for param in serve.get_params(click.Context(serve)) if "--help" not in param.opts}
-    assert flags == {"--config", *map(flag, FLAGS)}
+    assert flags == {"--config", "--private", "--json", *map(flag, FLAGS)}
 
 
 def test_every_setting_is_described() -> None:
