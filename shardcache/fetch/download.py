@@ -164,21 +164,19 @@ class Downloader:
         errors. The first error cancels all parts of the shard; finished parts are kept.
         """
         download = _Download(origin, obj, sink, priority, progress, coming or Coming())
-        missing = sink.missing()
         if obj.ranges:
-            await self._ranges(download, missing)
-        elif missing:
-            await self._whole(download)
-        if not obj.guarded and (await self._present_version(origin, obj.url)) != obj.version:
+            await self._ranges(download, sink.missing())
+        elif sink.missing():
+            whole = range(-(-obj.size_bytes // sink.part_bytes))
+            download.start(whole)
+            await self._run(download, whole)
+        if not obj.guarded and (await self.ask(obj.url, lambda _: origin.stat(obj.url))).version != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
         try:
             await asyncio.to_thread(download.part_checksums.verify)
             await self._etags.verify(obj, sink.path)
         except OSError as exn:
             raise sink.disk_error(exn) from exn
-
-    async def _present_version(self, origin: Origin, url: str) -> str:
-        return (await self.ask(url, lambda received: origin.stat(url))).version
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
@@ -217,14 +215,9 @@ class Downloader:
         in_time = int(_REQUEST_S * bytes_per_s / download.sink.part_bytes)
         return max(1, min(missing // connections, in_time, MAX_PARTS))
 
-    async def _whole(self, download: _Download) -> None:
-        count = -(-download.obj.size_bytes // download.sink.part_bytes)
-        download.start(range(count))
-        await self._run(download, range(count))
-
     async def _run(self, download: _Download, parts: range) -> None:
         """Fetch consecutive parts with one request; after a failure, part by part."""
-        claim = download.claim()
+        claim = Claim(download.priority, store_of(download.obj.url))  # ranks after those of earlier parts
         count = len(parts)
 
         async def attempt() -> list[PartSums]:
@@ -265,10 +258,6 @@ class _Download:
 
     def __post_init__(self) -> None:
         self.part_checksums = PartChecksums(self.sink)
-
-    def claim(self) -> Claim:
-        """Return a claim that ranks after those of earlier parts."""
-        return Claim(self.priority, store_of(self.obj.url))
 
     def piece(self, claim: Claim, first: int, count: int) -> RequestSpan:
         """Return consecutive parts as one request."""

@@ -17,10 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from s3fs import S3FileSystem
 
-from support.programs.cli import shardcache
-from support.programs.daemon import Daemon, eventually
+from support.programs.daemon import eventually
 from support.shards.tars import write_shards
 from support.stores.throttled_s3 import ThrottledS3
 from support.stores.throttled_server import CREDIT_S, Pacer
@@ -131,29 +129,12 @@ def test_refusals(store: ThrottledS3) -> None:
         assert code in answer.body
 
 
-def test_a_replaced_file_has_another_etag(store: ThrottledS3, folder: Path) -> None:
-    """If-Match with the former ETag fails once the file is another one."""
-    etag = ask(store, "HEAD", "/data/blob").headers["ETag"]
-    (folder / "data" / "blob").write_bytes(b"something else")
-    assert ask(store, "GET", "/data/blob", {"If-Match": etag}).status == 412
-
-
-def test_s3fs_reads_and_lists(store: ThrottledS3, folder: Path) -> None:
-    """An S3 client takes it for S3."""
-    fs = S3FileSystem(key="any", secret="any", endpoint_url=store.endpoint_url, skip_instance_cache=True)
-    assert fs.ls("data") == ["data/blob", "data/shard-000000.tar", "data/shard-000001.tar"]
-    assert fs.cat_file("data/shard-000001.tar") == (folder / "data" / "shard-000001.tar").read_bytes()
-    assert fs.cat_file("data/blob", start=250, end=500) == bytes(range(250))
-
-
-def test_the_daemon_fetches_from_it(store: ThrottledS3, folder: Path, tmp_path: Path) -> None:
-    """`shardcache warm` of a prefix fetches each shard once, and nothing else."""
-    sizes = [path.stat().st_size for path in folder.rglob("shard-*.tar")]
-    with Daemon(tmp_path, env=store.env()) as daemon:
-        done = shardcache("warm", "--json", "s3://data/shard-{000000..000001}.tar", socket=daemon.socket)
-        assert done.code == 0, done.err
-        assert daemon.status()["counters"]["origin_bytes"] == sum(sizes)
-    assert store.stats().sent_bytes == sum(sizes)
+def test_a_store_of_one_request_at_a_time_refuses_the_second(folder: Path) -> None:
+    """As a bucket that throttles does."""
+    with ThrottledS3(folder, first_byte_s=0.05, max_requests=1) as store, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: ask(store, "HEAD", "/data/blob"), range(2)))
+        assert sorted(answer.status for answer in answers) == [200, 503]
+        assert store.stats().refused == 1
 
 
 def test_the_store_ends_with_the_process_that_started_it(folder: Path) -> None:
