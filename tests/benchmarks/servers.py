@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.data import Kind
 from benchmarks.workplace import BUCKET, Workplace
 from support.network.ports import free_port
+from support.stores import aws_env
 
 _START_LIMIT_S = 10.0
 
@@ -104,8 +105,8 @@ def _nginx(program: str, place: Workplace, kind: Kind) -> Iterator[list[Endpoint
         with _running([program, "-e", "stderr", "-c", str(config)], http):
             secure = {"AWS_CA_BUNDLE": str(place.certificate.ca)}
             yield [
-                Endpoint("nginx, http", _env(f"http://127.0.0.1:{http}")),
-                Endpoint("nginx, https", _env(f"https://127.0.0.1:{https}") | secure),
+                Endpoint("nginx, http", aws_env(f"http://127.0.0.1:{http}")),
+                Endpoint("nginx, https", aws_env(f"https://127.0.0.1:{https}") | secure),
             ]
 
 
@@ -127,14 +128,3 @@ def _running(command: list[str], port: int) -> Iterator[None]:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _env(endpoint_url: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": endpoint_url,
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.caching.policies import next_reads
 from benchmarks.data import Kind
 from benchmarks.downloads.cold import course_of
 from benchmarks.measure import python, run_together
@@ -104,7 +105,7 @@ def min_misses(reads: Sequence[Read], room: int, *, spare_held: bool) -> int:
         room: how many shards fit, which are of one size.
         spare_held: never evict the shard that another reader began last, as a real cache must not.
     """
-    next_read = _next_reads(reads)
+    next_read = next_reads([read.url for read in reads])
     cached: dict[str, int] = {}
     held: dict[str, str] = {}
     misses = 0
@@ -117,13 +118,3 @@ def min_misses(reads: Sequence[Read], room: int, *, spare_held: bool) -> int:
                 del cached[max(victims, key=cached.__getitem__)]
         cached[read.url] = next_read[number]
     return misses
-
-
-def _next_reads(reads: Sequence[Read]) -> list[int]:
-    """Return for each read the number of the next one of its shard, or one beyond all."""
-    following: dict[str, int] = {}
-    found = [len(reads)] * len(reads)
-    for number in range(len(reads) - 1, -1, -1):
-        found[number] = following.get(reads[number].url, len(reads))
-        following[reads[number].url] = number
-    return found

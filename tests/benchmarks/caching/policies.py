@@ -61,7 +61,7 @@ class OfflineMin(dict[str, int]):
 
     def __init__(self, reads: Sequence[Read]) -> None:
         super().__init__()
-        self._next = iter(_next_reads([read.shard for read in reads]))
+        self._next = iter(next_reads([read.shard for read in reads]))
 
     def arrived(self, key: str, *, used: bool = False) -> None:
         self[key] = next(self._next)
@@ -76,7 +76,7 @@ class OfflineMin(dict[str, int]):
         return iter(sorted(self, key=self.__getitem__, reverse=True))
 
 
-def _next_reads(shards: Sequence[str]) -> list[int]:
+def next_reads(shards: Sequence[str]) -> list[int]:
     """Return for each read the number of the next one of its shard, or one beyond all."""
     following: dict[str, int] = {}
     found = [len(shards)] * len(shards)

@@ -20,6 +20,7 @@ from shardcache.store.shard import Scrub, Shard
 from shardcache.store.store import Store
 from shardcache_client import ShardDataset
 from support.disks.cache_rig import SAMPLES, CacheRig
+from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
 from support.shards.stores import PIECE_BYTES, evictor_of, open_store, publish
 
@@ -82,8 +83,7 @@ async def run_until_the_round_ends(scrub: Scrubber) -> None:
     """Run until no round is under way, and there was one."""
     async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         task = group.create_task(scrub.run())
-        while scrub.to_json()["last_round_ended_at_s"] is None:  # noqa: ASYNC110  # it notifies nobody
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(eventually, lambda: scrub.to_json()["last_round_ended_at_s"] is not None)
         task.cancel()
 
 

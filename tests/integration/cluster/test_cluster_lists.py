@@ -150,8 +150,8 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
         (_, found) = tier_findings(tmp_path, front)
         tier = TierState(front)
         watching = asyncio.create_task(tier.watch())
-        while (expires_s := tier.to_json()["certificate_expires_s"]) is None:  # noqa: ASYNC110  # nobody is notified
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(eventually, lambda: tier.to_json()["certificate_expires_s"] is not None)
+        expires_s = tier.to_json()["certificate_expires_s"]
         watching.cancel()
     assert report.state == "certificate expires in 6 days" and found["found"] == f"this node: {report.state}"
     assert expires_s == issued.expires.timestamp() // 1

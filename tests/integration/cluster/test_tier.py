@@ -15,7 +15,7 @@ from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.tier_client import TierState
 from shardcache_client import ShardDataset
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
@@ -146,8 +146,7 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
     tiered.near.fail("a.tar", Fault.LATE, start=2 * PART)
     tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
     download = asyncio.create_task(tiered.download(obj))
-    while tiered.near.questions["alive"] < 8:  # noqa: ASYNC110  # twice the stall time-out
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(eventually, lambda: tiered.near.questions["alive"] >= 8)  # twice the stall time-out
     tiered.near.answer_late()
     assert (await download).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (0, 0)
@@ -255,8 +254,7 @@ async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: Tiered
     obj = await tiered.put()
     tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
     task = asyncio.create_task(tiered.download(obj))
-    while not tiered.near.seen:  # noqa: ASYNC110  # the server tells nobody
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(eventually, lambda: bool(tiered.near.seen))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

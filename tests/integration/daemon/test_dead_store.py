@@ -18,7 +18,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
-from support.stores.faulty_s3 import aws_env
+from support.stores import aws_env
 
 ATTEMPTS = 5
 

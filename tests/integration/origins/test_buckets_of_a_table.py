@@ -19,8 +19,8 @@ from shardcache.config import OriginTable
 from shardcache.errors import OriginError
 from shardcache.origin.registry import Origins
 from support.network.lead import lead
+from support.stores import aws_env
 from support.stores.buckets import use_aws
-from support.stores.faulty_s3 import aws_env
 from support.stores.origins import read_range
 
 ACCESS_KEY, SECRET_KEY = "strict", "strict-secret"

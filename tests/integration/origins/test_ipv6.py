@@ -12,8 +12,8 @@ from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
 from support.network.scripted_server import ScriptedServer, answer, head
 from support.programs.downloads import Rig
+from support.stores import aws_env
 from support.stores.buckets import use_aws
-from support.stores.faulty_s3 import aws_env
 
 LOOPBACK = "::1"
 DATA = bytes(range(256)) * 1000

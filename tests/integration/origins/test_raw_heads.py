@@ -13,8 +13,8 @@ from shardcache.errors import OriginError
 from shardcache.origin.registry import Origins
 from shardcache.transport.flow import nothing
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
+from support.stores import aws_env
 from support.stores.buckets import use_aws
-from support.stores.faulty_s3 import aws_env
 from support.stores.mischief import Ending
 from support.stores.origins import read_range
 

@@ -12,8 +12,9 @@ from shardcache.origin.listing import expand
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, cut_record, head
 from support.programs.downloads import Rig
+from support.stores import aws_env
 from support.stores.buckets import use_aws
-from support.stores.faulty_s3 import FaultyS3, aws_env
+from support.stores.faulty_s3 import FaultyS3
 from support.stores.mischief import Ending
 
 DATA = bytes(range(256)) * 1000

@@ -1,1 +1,15 @@
 """Object stores and web servers, real and made to misbehave."""
+
+from __future__ import annotations
+
+
+def aws_env(endpoint_url: str, access_key: str = "test", secret_key: str = "test") -> dict[str, str]:
+    """Return the variables by which any AWS SDK finds a server, by default one that takes all keys."""
+    return {
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }

@@ -17,6 +17,8 @@ from typing import Self
 from aiohttp import web
 from awscrt import checksums
 
+from support.stores import aws_env
+
 BUCKET = "faulty"
 
 
@@ -240,17 +242,6 @@ class FaultyS3:
         if fault is Fault.RESET and request.transport is not None:
             request.transport.abort()
         return answer
-
-
-def aws_env(endpoint_url: str) -> dict[str, str]:
-    """Return the variables by which any AWS SDK finds a server that takes all keys."""
-    return {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint_url,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
 
 
 @functools.lru_cache(maxsize=8)  # it is asked for with each part of a shard

@@ -13,7 +13,7 @@ from typing import Self
 
 from aiohttp import web
 
-from support.stores.faulty_s3 import aws_env
+from support.stores import aws_env
 
 BUCKET = "gauged"
 _CHUNK = bytes(64 * 1024)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Self
 
 from support.shards.tars import Sample, make_tar, random_samples
-from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3, aws_env
+from support.stores import aws_env
+from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
 
 SHARDS = 10_000
 SAMPLES = 3

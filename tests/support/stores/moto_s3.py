@@ -9,6 +9,8 @@ import botocore.session
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
+from support.stores import aws_env
+
 REGION = "us-east-1"
 
 
@@ -43,13 +45,7 @@ class MotoS3:
 
     def env(self) -> dict[str, str]:
         """Return the variables by which any AWS SDK finds this server."""
-        return {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return aws_env(self.endpoint_url)
 
     def make_bucket(self, bucket: str) -> str:
         """Make a bucket; return its url, `s3://bucket`."""

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from support.network.certificates import Certificate
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
+from support.stores import aws_env
 
 REGION = "us-east-1"
 DOMAIN = "localhost"
@@ -92,14 +93,7 @@ class SeaweedFS:
 
     def env(self) -> dict[str, str]:
         """Return the variables by which any AWS SDK finds this server and may use it."""
-        return {
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return aws_env(self.endpoint_url, self.access_key, self.secret_key)
 
     def https_env(self) -> dict[str, str]:
         """Return the same variables for access over TLS."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from support.programs.guard import GUARD_S
+from support.stores import aws_env
 from support.stores.throttled_server import Far, Stats
 
 _TESTS = Path(__file__).parents[2]
@@ -79,13 +80,7 @@ class ThrottledS3:
 
     def env(self) -> dict[str, str]:
         """Return the variables by which any AWS SDK finds this server."""
-        return {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return aws_env(self.endpoint_url)
 
     def http_url(self, bucket: str, key: str) -> str:
         """Return the http:// url of an object."""
