@@ -79,7 +79,7 @@ def over(line: Link, *, fills: float, connections: int, parts: int = 5) -> Link:
 
 
 def test_nothing_is_known_before_a_part_arrived() -> None:
-    """Until then nobody can tell."""
+    """The first part tells."""
     assert Link().connections is None
 
 

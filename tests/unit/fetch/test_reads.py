@@ -29,7 +29,7 @@ async def test_a_stopwatch_counts_only_while_it_runs() -> None:
 
 
 async def test_a_stopwatch_reaches_a_time_excluding_stops() -> None:
-    """A rest puts the moment off; nothing is over before it ran for so long."""
+    """A stop puts the moment off."""
     watch = Stopwatch()
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(watch.reaches(0.02))
@@ -75,7 +75,7 @@ def read_of(size_bytes: int, purse: Purse) -> PausableRead:
 
 
 async def test_without_a_limit_nothing_is_ever_wanted_twice() -> None:
-    """One grant without end is enough for all bytes, and nobody is interrupted."""
+    """One infinite grant is enough for all bytes, and nothing is interrupted."""
     purse, calls = Purse(math.inf), []
     read = read_of(100, purse)
     async with read.limit():
@@ -104,7 +104,7 @@ async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -
     assert read.credit_bytes == 0
 
 
-async def test_a_halted_read_rests_until_it_has_a_slot_again_however_long() -> None:
+async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
     """The clock that notices stalls does not run meanwhile, and runs again afterwards."""
     purse, calls = Purse(math.inf), []
     read = read_of(100, purse)

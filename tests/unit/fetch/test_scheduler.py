@@ -20,24 +20,24 @@ PLANNED, WARM = Priority(2), Priority(3)
 
 
 class Work:
-    """Knows whether it may go on."""
+    """Work that records whether it is paused."""
 
     def __init__(self) -> None:
-        self.rests = False
+        self.paused = False
 
     def halt(self) -> None:
-        """Rest."""
-        assert not self.rests
-        self.rests = True
+        """Pause."""
+        assert not self.paused
+        self.paused = True
 
     def resume(self) -> None:
-        """Go on."""
-        assert self.rests
-        self.rests = False
+        """Continue."""
+        assert self.paused
+        self.paused = False
 
 
 class Users:
-    """Tasks that hold a slot until they are told to let go; their bids may be changed."""
+    """Tasks that hold a slot until they are told to let go; their priorities may be changed."""
 
     def __init__(self, slots: Scheduler) -> None:
         self.slots = slots
@@ -71,7 +71,7 @@ class Users:
     def holding(self) -> set[str]:
         """Holders of connections."""
         begun = {name for name in self.order if not self._tasks[name].done()}
-        return {name for name in begun if name not in self.works or not self.works[name].rests}
+        return {name for name in begun if name not in self.works or not self.works[name].paused}
 
     async def finish(self, name: str, failure: Exception | None = None) -> None:
         """Let a task give its slot back."""
@@ -105,7 +105,7 @@ async def test_no_more_than_the_limit_hold_a_slot() -> None:
 
 
 async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
-    """Lowest class first, then the earliest deadline, then first come first served."""
+    """Lowest class first, then the earliest deadline, then the first to arrive."""
     users = Users(Scheduler(1))
     priorities = {
         "held": Priority(0),
@@ -123,7 +123,7 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
 
 
 async def test_priorities_are_asked_for_again() -> None:
-    """Whoever became urgent while queueing goes first, though nobody said so, once a moment has passed."""
+    """A claim that became urgent while queued goes first after `ASK_AGAIN_S`, also without a `deal`."""
     users = Users(Scheduler(1))
     for name in ("held", "a", "b"):
         await users.start(name, PLANNED)
@@ -189,7 +189,7 @@ async def test_clients_with_equal_shares_take_turns() -> None:
 
 
 async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> None:
-    """A preempted part rests, queues with its own priority, and goes on where it was."""
+    """A preempted part pauses, queues with its own priority, and continues where it was."""
     users = Users(Scheduler(2))
     await users.start("soon", Priority(2, 5.0), pausable=True)
     await users.start("late", Priority(2, 9.0), pausable=True)
@@ -222,7 +222,7 @@ async def test_a_claim_that_cannot_pause_keeps_its_slot() -> None:
 
 
 async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> None:
-    """A bid that became urgent counts as soon as somebody says so, for parts in the queue and paused ones."""
+    """A priority that became urgent counts after `deal`, for parts in the queue and paused ones."""
     users = Users(Scheduler(1))
     await users.start("warm", WARM, pausable=True)
     await users.start("queued", PLANNED, pausable=True)
@@ -256,7 +256,7 @@ async def test_no_more_are_paused_than_there_are_slots() -> None:
 
 
 async def test_a_paused_part_may_end() -> None:
-    """Cancelled at rest, it leaves the queue and takes no slot with it."""
+    """Cancelled while paused, it leaves the queue and takes no slot with it."""
     users = Users(Scheduler(1))
     await users.start("warm", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))
@@ -268,7 +268,7 @@ async def test_a_paused_part_may_end() -> None:
 
 
 async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
-    """Though there are slots, what nobody waits for rests until the first part is here; other origins go on."""
+    """Though there are slots, they pause until the first part has arrived; those of other origins continue."""
     users = Users(Scheduler(8))
     await users.start("planned", PLANNED, pausable=True)
     await users.start("elsewhere", PLANNED, origin="other", pausable=True)
@@ -367,8 +367,8 @@ async def test_within_a_busy_origin_a_waiting_reader_takes_a_slot_of_that_origin
         await users.finish(name)
 
 
-BIDS = st.builds(Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
-STEPS = st.lists(st.one_of(st.tuples(BIDS, st.booleans()), st.integers(0, 20)), max_size=40)
+PRIORITIES = st.builds(Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
+STEPS = st.lists(st.one_of(st.tuples(PRIORITIES, st.booleans()), st.integers(0, 20)), max_size=40)
 
 
 @given(st.integers(1, 4), STEPS)
@@ -390,7 +390,7 @@ async def test_rules_hold_whatever_comes_and_goes(count: int, steps: list[tuple[
 def check(users: Users, count: int) -> None:
     """Compare the state with the rules."""
     alive = {name for name, task in users._tasks.items() if not task.done()}
-    paused = {name for name in alive if name in users.works and users.works[name].rests}
+    paused = {name for name in alive if name in users.works and users.works[name].paused}
     queued = alive - users.holding
     assert len(users.holding) == min(count, len(alive))
     assert len(paused) <= count
