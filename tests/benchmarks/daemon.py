@@ -26,7 +26,7 @@ class Daemon(daemon.Daemon):
         self._folder = tempfile.TemporaryDirectory(prefix="shardcache-bench-")
         where = ("--cache-dir", str(cache_dir))
         super().__init__(Path(self._folder.name), *where, capacity=capacity, env=env, spawn=daemon.spawn)
-        # An installed package has its bytecode beside it; a checkout is to start like one.
+        # An installed package has its bytecode next to it; a checkout is to start like one.
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: our figure, beside a peer's of the same kind (best or median) where there is a peer.
+    """One line: our figure, next to a peer's of the same kind (best or median) where there is a peer.
 
     Attributes:
         part: which benchmark.

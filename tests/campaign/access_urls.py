@@ -9,18 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 _SCHEMES = [
-    "http",
-    "http",
-    "http",
-    "HTTP",
-    "hTTp",
-    "https",
-    "ftp",
-    "sftp",
-    "webhdfs",
-    "gopher",
-    "git",
-    "memory",
+    *("http", "http", "http", "HTTP", "hTTp", "https", "ftp", "sftp", "webhdfs", "gopher", "git", "memory"),
     "data",
 ]
 _STARTS = ["//", "//", "//", "/", "", "///", "\\\\"]
@@ -29,19 +18,7 @@ _JOINTS = ["@", "\\@", "#@", "?@", "%00@", "%40", ";@", ",", " ", "\t", "\n", "%
 _CLIMBS = ["..", "%2e%2e", "%2E.", ".%2e", "%252e%252e", "%25252e%25252e", "..;", "..%00", "..%2f..", "..\\", "．．"]
 _SLASHES = ["/", "/", "/", "//", "/./", "%2f", "%252f", "\\", "%5c"]
 _TAILS = [
-    "",
-    "",
-    "?x=1",
-    "?a=/../b",
-    "#x",
-    "%00",
-    "%00.tar",
-    ";.tar",
-    ".json",
-    "*",
-    "**/*.tar",
-    "/",
-    "{a,b}",
+    *("", "", "?x=1", "?a=/../b", "#x", "%00", "%00.tar", ";.tar", ".json", "*", "**/*.tar", "/", "{a,b}"),
     "{,/../..}",
 ]
 _STRAY = ["\x00", "\n", "\r\n", "\t", "\x1b[2J", "\x7f", "\x9b2J", "\u202e", "\u2028", "\ud800", "ﬀ", " "]
@@ -65,7 +42,7 @@ class Places:
 
 
 def urls(places: Places, seed: int) -> Iterator[str]:
-    """Yield them for ever; the same for the same seed."""
+    """Yield them forever; the same for the same seed."""
     rng = random.Random(seed)
     makers = (_authority, _path, _local, _chained)
     while True:

@@ -231,7 +231,7 @@ def flip(tar: Path, at: int) -> None:
 
 
 def without_room(parent: Path, result: Result, scale: float) -> None:
-    """Have a job fill the cache with inflated shards and want another: it gets an error, and the next job goes on."""
+    """Have a job fill the cache with inflated shards and want another: it gets an error, and the next job continues."""
     with rigged(result, _new_folder(parent), "--capacity", _ROOM) as (rig, _, _):
         rig.urls = [_compressed(url) for url in rig.urls]
         for number in range(scaled(8, scale, 2)):
@@ -263,7 +263,7 @@ def _is_refused(result: Result, greedy: RawSession, story: str) -> None:
 
 
 def _compressed(url: str) -> str:
-    """Write a shard's gzip beside it; return its url."""
+    """Write a shard's gzip next to it; return its url."""
     path = Path(url.removeprefix("file://"))
     Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
     return f"{url}.gz"

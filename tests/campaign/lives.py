@@ -29,7 +29,7 @@ SHARDS = 6
 SAMPLES = 10
 COMPRESSED = 4  # the number of the one that is
 
-# A start asks for every folder anew; where they are all there, that changes nothing.
+# A start asks for every folder again; where they are all there, that changes nothing.
 WITHOUT_FOLDERS = tuple(op for op in CHANGES if op is not Op.MKDIR)
 WRITES = (Op.WRITE, Op.ALLOCATE)
 

@@ -30,7 +30,7 @@ _LISTEN_S = 0.5  # before a pipe is full and holds up its reader
 
 
 def _read(socket: Path, job: str, seed: int, told: Connection) -> None:
-    """Read epochs for ever; tell of each `(samples, wrong ones, lost or repeated ones)`, or the error that ended it."""
+    """Read epochs forever; tell of each `(samples, wrong ones, lost or repeated ones)`, or the error that ended it."""
     from shardcache_client import ShardDataset
 
     logging.disable()  # that it waits is what a reader is here for
@@ -76,7 +76,7 @@ class Reader:
         os.kill(self._pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         os.kill(self._pid, signal.SIGCONT)
 
     @property

@@ -90,7 +90,7 @@ async def talking(path: Path, job: str) -> AsyncIterator[Talk]:
 
 
 class Crowd:
-    """So many readers, each of which joins, reads for a while, leaves without a word and joins anew.
+    """So many readers, each of which joins, reads for a while, leaves without a word and joins again.
 
     Attributes:
         torn: sessions that ended so, and what was wrong with what they read.

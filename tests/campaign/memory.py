@@ -1,5 +1,5 @@
 """Small inputs that stand for a lot: the peak of memory of the daemon and of the processes that it started over each,
-and whether it goes on answering.
+and whether it continues answering.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def given(
 
 
 def _reset_peak(daemon: Daemon) -> int:
-    """Begin to measure anew (proc(5), clear_refs); return what the processes have now."""
+    """Begin to measure again (proc(5), clear_refs); return what the processes have now."""
     for pid in (daemon.pid, *children(daemon.pid)):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _memory(daemon, "VmRSS")

@@ -141,7 +141,7 @@ class Examiner:
         return {Path(name).stem for name in tars}
 
     def _bad_parts(self, store: Store, part: Path) -> list[str]:
-        """Return which of the parts that a download would go on with are not the store's."""
+        """Return which of the parts that a download would continue with are not the store's."""
         for url, size_bytes in self._story.source.stored_bytes.items():
             stored = Path(url.removeprefix("file://"))
             if (version := title_of(part).get("version")) and shard_key(url, version) == part.stem:

@@ -170,7 +170,7 @@ def silent_first(place: StorePlace, result: Result, scale: float) -> None:
     with place.silent_first() as lead:
         for _ in _until(lambda: lead.attempts, result, scaled(250, scale)):
             place.evict()
-            place.proxy.forget()  # so that the daemon connects anew
+            place.proxy.forget()  # so that the daemon connects again
             if not place.list_all(result):
                 result.fail("lost", "the store is not listed")
             _all_come(place, result)

@@ -240,7 +240,7 @@ class StorePlace:
 
 
 class Reading:
-    """Reads every shard once, as samples; goes on without those that fail, and asks for them again in the end."""
+    """Reads every shard once, as samples; continues without those that fail, and asks for them again in the end."""
 
     def __init__(self, place: StorePlace, result: Result) -> None:
         self._place, self._result = place, result

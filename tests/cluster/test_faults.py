@@ -72,7 +72,7 @@ def test_a_node_is_lost(
 
 
 def test_a_node_without_its_nginx_finishes(cluster: Cluster, dataset: Dataset) -> None:
-    """Its daemon goes on from the store; the others fetch what it has owned."""
+    """Its daemon continues from the store; the others fetch what it has owned."""
     with (
         cluster.tiered(3, *SLOWLY, stall_timeout_s=PATIENCE_S) as (nodes, tier),
         cluster.fetching(nodes, dataset) as round_,

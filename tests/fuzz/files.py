@@ -29,7 +29,7 @@ Given = Sample | str | None
 
 URL = "s3://bucket/a.tar"
 
-# What an index may take of memory for each byte of its tar, and beside that.
+# What an index may take of memory for each byte of its tar, and next to that.
 _GROWTH, _LEAST_BYTES = 8, 64 * 1024
 
 # What tarfile raises over a tar that it does not like; it has no one class for that.

@@ -141,7 +141,7 @@ class TestSiteDaemon:
     def test_a_job_that_is_cancelled_gives_back_its_leases(
         self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
     ) -> None:
-        """Tasks that held shards when scancel came leave no session, lease or process; the daemons go on."""
+        """Tasks that held shards when scancel came leave no session, lease or process; the daemons continue."""
         job = submit(cluster, "site-daemon.sbatch", JOB, urls, out, "hold")
         wait_until_all_hold(job, out)
         assert all(daemon.leases() for daemon in daemons.values())

@@ -183,7 +183,7 @@ def is_served(job: Job, node: str) -> bool:
 
 
 def test_a_job_brings_its_own_tier(cluster: Slurm, store: ThrottledS3, size_bytes: int) -> None:
-    """Its nodes together take one copy from the store; the tier ends with the job, and the next one begins anew."""
+    """Its nodes together take one copy from the store; the tier ends with the job, and the next one begins again."""
     for _ in range(2):
         before = store.stats().sent_bytes
         job = warm(cluster, "own-daemon.sbatch", env=own_tier(cluster, store))

@@ -1,4 +1,4 @@
-"""Two shuffled jobs on a cache of half the dataset, beside the best that any cache could have fetched.
+"""Two shuffled jobs on a cache of half the dataset, next to the best that any cache could have fetched.
 
 The cache has room for half the dataset and for the shard that each reader holds in its hands. Offline MIN (Belady,
 A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966) gets all of that
@@ -51,7 +51,7 @@ def measure(place: Workplace) -> list[Row]:
     shard_bytes = dataset.tar_bytes // len(dataset.shards)
     room = len(dataset.shards) // 2 + JOBS * WORKERS
     with place.far_store(dataset) as store, place.folder() as folder:
-        # The half shard is for what the cache keeps beside the tars, and too small for one more of them.
+        # The half shard is for what the cache keeps next to the tars, and too small for one more of them.
         with place.daemon(f"{int((room + 0.5) * shard_bytes)}", store) as daemon:
             task = Task(
                 contender="shardcache",

@@ -66,7 +66,7 @@ Rates = dict[str, float]
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return our hit rates beside those of offline MIN; print those of all policies, and draw them."""
+    """Return our hit rates next to those of offline MIN; print those of all policies, and draw them."""
     shards = max(_LEAST_SHARDS, round(SHARDS * place.scale))
     found: dict[Crowd, dict[int, Rates]] = {}
     for crowd in (*EVEN, UNEVEN):

@@ -14,7 +14,7 @@ EPOCHS = 2
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return the bytes that the store sent, beside the dataset's."""
+    """Return the bytes that the store sent, next to the dataset's."""
     url, dataset = place.url(LARGE), place.dataset(LARGE)
     with place.daemon() as daemon:
         jobs = [python("caching.job", url, str(daemon.socket), f"job-{number}", str(EPOCHS)) for number in range(JOBS)]

@@ -1,4 +1,4 @@
-"""A cold epoch from a store that is far away, with a training step of a fixed length, beside webdataset.
+"""A cold epoch from a store that is far away, with a training step of a fixed length, next to webdataset.
 
 The clock runs from `iter(loader)` to the end of the iteration: for every contender the start of the loader's workers
 counts, the import of its packages and the construction of its dataset do not. The daemon's cache is empty, and no
@@ -7,7 +7,7 @@ were written, but for one row, in which ours mixes them as it does by default: s
 then, so that the first one waits for a whole shard, and those after it for one more at a time until the window is full.
 
 Whatever is read, the main process takes each batch out of a pipe, and its step does not run meanwhile: the row
-beside samples from memory shows how much of the waiting is that.
+next to samples from memory shows how much of the waiting is that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches gathered in DataLoader workers: as bytes and with zero copy, beside litdata.
+"""Batches gathered in DataLoader workers: as bytes and with zero copy, next to litdata.
 
 Only the size of a batch reaches the trainer. So this measures reading; `handover` measures the pipe.
 

@@ -1,4 +1,4 @@
-"""Batches of decoded JPEGs, as a training loop gets them: ours beside webdataset's, litdata's and MosaicML's loaders.
+"""Batches of decoded JPEGs, as a training loop gets them: ours next to webdataset's, litdata's and MosaicML's loaders.
 
 Each contender reads the same files, kept in its own format on this disk, and gives batches of 224 × 224 crops as uint8
 tensors. webdataset decodes by its own "rgb8" (Pillow); litdata and MosaicML, which leave it to the user, by simplejpeg,
@@ -190,7 +190,7 @@ def mosaicml(task: Task) -> Any:
 
 
 def hide_torchvision() -> None:
-    """Let `streaming` be imported: its examples import torchvision, and PyPI's fails beside a torch for CPUs."""
+    """Let `streaming` be imported: its examples import torchvision, and PyPI's fails next to a torch for CPUs."""
     import transformers.feature_extraction_utils  # noqa: F401  # first, so that it finds no torchvision
 
     names = {"": {}, ".datasets": {"VisionDataset": object}, ".transforms": {}}

@@ -1,4 +1,4 @@
-"""Share of padding in an accelerator's batches: batches by length beside batches of one size."""
+"""Share of padding in an accelerator's batches: batches by length next to batches of one size."""
 
 from __future__ import annotations
 

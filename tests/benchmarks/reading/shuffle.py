@@ -1,4 +1,4 @@
-"""Mixing of an epoch: ours beside webdataset's shuffle buffers and MosaicML's py1e. No bytes are read.
+"""Mixing of an epoch: ours next to webdataset's shuffle buffers and MosaicML's py1e. No bytes are read.
 
 One reader goes through shards of equal size. webdataset's own stages run for real, over numbers in place of samples.
 """
@@ -108,7 +108,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return how our order mixes beside webdataset's buffer of 5,000; print all contenders."""
+    """Return how our order mixes next to webdataset's buffer of 5,000; print all contenders."""
     found: dict[int, dict[str, Quality]] = {}
     for shard_samples in SHARD_SAMPLES:
         shards = max(_LEAST_SHARDS, round(SAMPLES * place.scale) // shard_samples)

@@ -1,4 +1,4 @@
-"""Warm reading in one process, without decoding: beside litdata and webdataset, and shuffled beside unshuffled."""
+"""Warm reading in one process, without decoding: next to litdata and webdataset, and shuffled next to unshuffled."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def journalled_parts(daemon: Daemon) -> int:
 
 @pytest.fixture
 async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
-    """A daemon before a store that misbehaves; its calls block, so they run in threads beside the store."""
+    """A daemon before a store that misbehaves; its calls block, so they run in threads next to the store."""
     running = Daemon(tmp_path, *FLAGS, env=faulty.env())
     await asyncio.to_thread(running.start)
     yield running
@@ -125,7 +125,7 @@ async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: F
 
 
 async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, faulty: FaultyS3) -> None:
-    """It goes on without them, and no part is requested twice."""
+    """It continues without them, and no part is requested twice."""
     url = faulty.put("a.tar", shard(0))
     faulty.fail("a.tar", Fault.STALL, start=0)
     with RawSession(daemon) as session:

@@ -126,7 +126,7 @@ def test_silent_connections_of_one_user_stop_no_other_user(shard: Path) -> None:
 
 
 def test_lack_of_descriptors_ends_no_daemon_and_condemns_no_shard(tmp_path: Path) -> None:
-    """A running daemon that can open nothing goes on once it can; whatever it could not read is taken for sound."""
+    """A running daemon that can open nothing continues once it can; whatever it could not read is taken for sound."""
     with CacheRig(tmp_path, "--scrub-rate", "1GB", "--scrub-pause-s", "0") as rig:
         assert all(rig.read(number) for number in range(SHARDS))
         before = resource.prlimit(rig.daemon.pid, resource.RLIMIT_NOFILE)

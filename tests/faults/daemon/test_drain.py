@@ -56,7 +56,7 @@ def first_bytes(store: FaultyS3, key: str) -> list[int]:
 
 
 async def aside(function: Callable[..., T], *args: object) -> T:
-    """Call what blocks beside the store, which lives on this event loop."""
+    """Call what blocks next to the store, which lives on this event loop."""
     return await asyncio.to_thread(function, *args)
 
 

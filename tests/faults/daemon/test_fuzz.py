@@ -85,7 +85,7 @@ def test_noise_is_a_typed_error(data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def beset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.Ground]:
-    """A daemon that may fetch nothing but the shards beside it."""
+    """A daemon that may fetch nothing but the shards next to it."""
     with fuzz.ground(tmp_path_factory.mktemp("d"), QUICK) as ground:
         yield ground
 
@@ -152,7 +152,7 @@ state_fields = st.fixed_dictionaries(
 
 @given(state_fields | values | st.lists(state_fields, max_size=3))
 def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
-    """An accepted state goes through JSON unchanged, and a reader can go on from it or is told why not."""
+    """An accepted state goes through JSON unchanged, and a reader can continue from it or is told why not."""
     try:
         states = find_states(data)
         assert [ReaderState.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states

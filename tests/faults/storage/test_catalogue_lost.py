@@ -154,7 +154,7 @@ def test_a_lost_catalogue_costs_no_download(lose: Callable[[Path], None], daemon
 def test_catalogue_lost_under_the_daemon_disturbs_no_reader(
     lose: Callable[[Path], None], daemon: Daemon, urls: list[str]
 ) -> None:
-    """It goes on serving and fetching, also what it had not seen before, and a restart finds all of it."""
+    """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
     with daemon:
         assert read(daemon, urls[:1]) == [tar(0)]
         lose(daemon.cache_dir / "catalogue")
@@ -200,7 +200,7 @@ def _is_evicted(daemon: Daemon, url: str) -> bool:
 
 
 async def test_damage_that_shows_while_it_runs_is_mended(tmp_path: Path) -> None:
-    """A database that turns out damaged in use is made anew at once, not at the next start."""
+    """A database that turns out damaged in use is made again at once, not at the next start."""
     catalogue = Catalogue.open(tmp_path / "catalogue")
     for number in range(100):
         await catalogue.put("x" * 3000, str(number))

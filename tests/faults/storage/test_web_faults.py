@@ -51,7 +51,7 @@ async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, fault
 
 
 async def right_or_typed(rig: Rig, url: str) -> bool:
-    """Download anew, and return whether the file came."""
+    """Download again, and return whether the file came."""
     try:
         partial = await rig.download(await rig.stat(url))
     except OriginError as exn:

@@ -123,7 +123,7 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
 @needs_nginx
 @pytest.mark.slow
 def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
-    """nginx starts with one thousand, and goes on with four thousand."""
+    """nginx starts with one thousand, and continues with four thousand."""
     nodes = tmp_path / "nodes"
 
     def put(count: int) -> None:

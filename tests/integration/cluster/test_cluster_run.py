@@ -25,7 +25,7 @@ STORE = "http://127.0.0.1:9"
 
 
 class NodeRun:
-    """The command on one node, started anew by each `start`; nothing of it is left after `close`."""
+    """The command on one node, started again by each `start`; nothing of it is left after `close`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.front, self._owner_port = folder, free_port(), free_port()

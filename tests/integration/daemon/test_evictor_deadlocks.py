@@ -84,7 +84,7 @@ def test_compressed_shard_without_room_is_an_error(tmp_path: Path, compressed: l
 def test_compressed_shard_without_room_delays_no_other_job(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:
-    """The job that fills the cache itself is told; those that wait behind it, compressed or plain, go on."""
+    """The job that fills the cache itself is told; those that wait behind it, compressed or plain, continue."""
     with (
         Daemon(tmp_path, capacity=str(3 * SHARD_BYTES)) as daemon,
         RawSession(daemon, job="greedy") as greedy,

@@ -80,7 +80,7 @@ def read(daemon: Daemon, urls: list[str]) -> None:
 
 
 def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[str]) -> None:
-    """Others come and go beside it, `evict` leaves it and says why, and it is never fetched again."""
+    """Others come and go next to it, `evict` leaves it and says why, and it is never fetched again."""
     assert pin(daemon, urls[:2])[-1]["fetched"] == 2
     for _ in range(2):
         read(daemon, urls)

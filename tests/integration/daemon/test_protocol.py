@@ -196,7 +196,7 @@ def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon
 
 
 def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
-    """It comes into the reader's hands beside what it took since, and another plan may be declared over both."""
+    """It comes into the reader's hands next to what it took since, and another plan may be declared over both."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1])
         first = session.take(0)
@@ -262,7 +262,7 @@ def test_a_shard_in_use_is_not_evicted(daemon: Daemon, urls: list[str]) -> None:
 
 
 def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> None:
-    """The reader learns which url, and the session goes on."""
+    """The reader learns which url, and the session continues."""
     missing = urls[0].replace("000000", "999999")
     with Session(daemon) as session:
         session.plan([missing, urls[1]], [0, 1])

@@ -105,7 +105,7 @@ def waits_for_space(daemon: Daemon) -> bool:
 
 
 def test_readers_that_wait_for_each_others_shards_get_an_error(tmp_path: Path, urls: list[str]) -> None:
-    """The last to come gets an error that says how much would be enough; when it leaves, the other goes on."""
+    """The last to come gets an error that says how much would be enough; when it leaves, the other continues."""
     with (
         Daemon(tmp_path, capacity=str(4 * SHARD_BYTES)) as daemon,
         RawSession(daemon, job="first") as first,

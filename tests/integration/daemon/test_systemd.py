@@ -100,7 +100,7 @@ def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> Non
 async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
     tmp_path: Path, urls: str, handed: socket.socket
 ) -> None:
-    """Its watchdog hears nothing any more; while it is killed and started anew, who connects waits and is served."""
+    """Its watchdog hears nothing any more; while it is killed and started again, who connects waits and is served."""
     with (
         ServiceManager(tmp_path / "notify", watchdog_s=1.5, sockets=[handed]) as manager,
         Daemon(tmp_path, spawn=manager.spawn) as daemon,

@@ -53,7 +53,7 @@ def get(port: int, path: str, **headers: str) -> requests.Response:
 
 
 def test_the_page_brings_all_it_needs(daemon: Daemon, port: int) -> None:
-    """Files that it names exist, have the right type and are cached for ever; the page is asked for again, and is short
+    """Files that it names exist, have the right type and are cached forever; the page is asked for again, and is short
     where it is known. Nothing in it comes from elsewhere or is written into the page, and browsers are told so."""
     page = get(port, "/")
     named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)

@@ -76,7 +76,7 @@ async def test_refused_keys_are_named_by_their_source(
 async def test_stores_of_a_running_daemon_are_tried_with_its_credentials(
     daemons_are_right: bool, seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its environment: with good keys it passes beside a user whose keys are wrong, and the other way around."""
+    """With its environment: with good keys it passes next to a user whose keys are wrong, and the other way around."""
     url = seaweedfs.put("a.tar", BODY)
     daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
     secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}

@@ -344,7 +344,7 @@ def test_journal_that_cannot_be_written_has_its_own_error(rig: Rig) -> None:
 
 
 def test_no_more_is_read_than_there_is_credit_for(rig: Rig) -> None:
-    """The read rests when that is used up, and goes on from there."""
+    """The read rests when that is used up, and continues from there."""
     with ScriptedServer(answer(DATA)) as server:
         asked = rig.begin(server, limit_bytes=10_000)
         for limit_bytes in (10_000, 10_001, 60_000):

@@ -45,7 +45,7 @@ HANGS = Reply(b"", Ending.HANG)
 
 
 class Credit:
-    """A flow that pauses and goes on when a test says so.
+    """A flow that pauses and continues when a test says so.
 
     Attributes:
         credit_bytes: as `Flow.credit_bytes`.
@@ -328,7 +328,7 @@ async def test_download_continues_after_its_worker_was_killed(tmp_path: Path, mo
 
 
 async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
-    """The file does not change after the end of the cancellation, though the server goes on sending."""
+    """The file does not change after the end of the cancellation, though the server continues sending."""
     half = answer(DATA)[: len(DATA) // 2]
     with ScriptedServer(Reply(half, Ending.HANG), answer(DATA)) as server:
         flow = Credit()
@@ -360,7 +360,7 @@ async def test_a_held_body_is_written_where_it_is_committed(commits: bool, rig: 
 
 
 async def test_no_more_comes_than_there_is_credit_for(rig: Rig) -> None:
-    """The read rests, reports what came, and goes on with the next credit."""
+    """The read rests, reports what came, and continues with the next credit."""
     with ScriptedServer(answer(DATA)) as server:
         flow = Credit(100_000)
         task = asyncio.create_task(rig.fetch(server, flow))

@@ -108,7 +108,7 @@ class Shim:
         match: str = "",
         error: int = 0,
     ) -> None:
-        """Count anew, and act on the calls from the `at`-th to the `at + times - 1`-th.
+        """Count again, and act on the calls from the `at`-th to the `at + times - 1`-th.
 
         Args:
             match: only calls on paths that hold this text.

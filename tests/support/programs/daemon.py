@@ -129,7 +129,7 @@ class Daemon:
             self._process = None
 
     def restart(self) -> None:
-        """Kill it and start it anew over the same folder."""
+        """Kill it and start it again over the same folder."""
         self.kill()
         self.start()
 
@@ -138,7 +138,7 @@ class Daemon:
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on after `pause`."""
+        """Let it continue after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def status(self) -> dict[str, Any]:

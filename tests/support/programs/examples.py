@@ -213,7 +213,7 @@ def check_killed(
     checkpoint: Callable[[int], str],
     limit_s: float = GUARD_S,
 ) -> Reports:
-    """Kill all processes of an example within its first epoch, and go on with one process from the last checkpoint.
+    """Kill all processes of an example within its first epoch, and continue with one process from the last checkpoint.
 
     What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
     after it are whole. Return what the one reported.

@@ -74,7 +74,7 @@ def by_arrival(path: Path, start: int = 0) -> Reading:
 
 
 def going_on(read: Callable[[Path, int], Reading], path: Path) -> list[Items | None]:
-    """Read to the end, as with a handler that goes on after each bad sample: None is in the place of one."""
+    """Read to the end, as with a handler that continues after each bad sample: None is in the place of one."""
     found: list[Items | None] = []
     while True:
         reading = read(path, len(found))

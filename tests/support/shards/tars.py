@@ -71,7 +71,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def write_shards(
     folder: Path, shards: int, samples_per_shard: int, sizes: Mapping[str, int] | None = None, *, seed: int = 0
 ) -> list[Path]:
-    """Write `shard-000000.tar` and on into `folder`; keys go on from one shard to the next, so that each is unique."""
+    """Write `shard-000000.tar` and on into `folder`; keys continue from one shard to the next, each is unique."""
     paths = []
     for number in range(shards):
         samples = random_samples(samples_per_shard, sizes, seed=seed, first=number * samples_per_shard)

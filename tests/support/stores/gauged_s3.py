@@ -78,7 +78,7 @@ class GaugedS3:
         return f"{self.endpoint_url}/{BUCKET}/{key}"
 
     def go_on(self, key: str) -> None:
-        """Let the answers go on that were stopped by now."""
+        """Let the answers continue that were stopped by now."""
         self._gates.pop(key, asyncio.Event()).set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -40,7 +40,7 @@ def url(number: int) -> str:
 
 
 def samples(number: int) -> list[Sample]:
-    """Return what is in a shard; keys go on from one shard to the next."""
+    """Return what is in a shard; keys continue from one shard to the next."""
     return random_samples(SAMPLES, _SIZES, first=number * SAMPLES)
 
 
