@@ -29,22 +29,26 @@ _MODE = 0o640  # readers of the group may read arriving shards, regardless of th
 
 
 @dataclass(slots=True)
-class PartFile:
-    """A file with space for one object, and the checksums of its finished parts; a `fetch.sink.Sink`.
+class Partial:
+    """A partially fetched version of a shard in the cache folder.
 
     Attributes:
         obj: the object that is downloaded.
         part_bytes: size of every part but the last.
         path: path of the file, for the processes that write it.
-        journal_path: path of the journal of finished parts; None for no journal.
+        journal_path: path of the journal of finished parts.
+        key: cache key of the shard.
+        inode: inode of the file at `path`; changes if the download is restarted.
         done: CRC32C of each finished part, by part number.
     """
 
     obj: RemoteObject
     part_bytes: int
     path: Path
-    journal_path: Path | None = None
-    done: dict[int, int] = field(default_factory=dict, kw_only=True)
+    journal_path: Path
+    key: str
+    inode: int = 0
+    done: dict[int, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -62,10 +66,9 @@ class PartFile:
 
     def parts(self, first: int, count: int) -> Parts:
         """Return the description of `count` consecutive parts, for the process that writes them."""
-        journal = None if self.journal_path is None else str(self.journal_path)
         start = first * self.part_bytes
         size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
-        return Parts(str(self.path), journal, self.part_bytes, start, size_bytes)
+        return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, size_bytes)
 
     def record(self, sums: PartSums) -> None:
         """Mark a part as finished."""
@@ -90,20 +93,6 @@ class PartFile:
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
         obj = self.obj
         return Facts(redact(obj.url), obj.version, size_bytes, obj.size_bytes, self.part_bytes, tuple(crcs), samples=0)
-
-
-@dataclass(slots=True)
-class Partial(PartFile):
-    """A partially fetched version of a shard in the cache folder.
-
-    Attributes:
-        key: cache key of the shard.
-        inode: inode of the file at `path`; changes if the download is restarted.
-    """
-
-    journal_path: Path
-    key: str
-    inode: int = 0
 
     @classmethod
     def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
