@@ -20,6 +20,7 @@ import pytest
 from support.programs.cli import Ran, clean_environment
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
+from support.programs.private import private_home
 from support.shards.tars import make_tar, rows
 from support.stores.buckets import Bucket
 
@@ -68,6 +69,17 @@ def write(daemon: Daemon, name: str, samples: list[dict[str, bytes | str]]) -> P
     path = daemon.root / f"{name}.tar"
     path.write_bytes(make_tar(samples))
     return path
+
+
+def test_first_script_needs_no_daemon(daemon: Daemon) -> None:
+    """README's first script reads every sample once, on a node on which nobody set up anything."""
+    (daemon.root / "first").mkdir()
+    write(daemon, "first/a", [{"__key__": f"{number}", "txt": b"word"} for number in range(100)])
+    with private_home(daemon.root / "first") as home:
+        command = [sys.executable, "start.py", "first/a.tar"]
+        done = subprocess.run(command, cwd=daemon.root, capture_output=True, text=True, timeout=GUARD_S, check=False)
+        assert home.running()
+    assert sum(int(line.split()[0]) for line in done.stdout.splitlines()) == 100, done.stderr
 
 
 def test_images(daemon: Daemon) -> None:
