@@ -95,14 +95,9 @@ class DaemonRun:
     async def _serve_at(self, sock: socket.socket, listener: Listener | None) -> tuple[float, Store]:
         settings = self._settings
         with building():
-            # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
-            # frozen, too.
-            _, store = await asyncio.gather(
-                Origins.load(),
-                self._manager.have_patience(
-                    "Scanning the cache folder.",
-                    lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
-                ),
+            store = await self._manager.have_patience(
+                "Scanning the cache folder.",
+                lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
             )
         # The server closes last: until the folder is free, a new daemon must see that this one is stopping.
         async with contextlib.AsyncExitStack() as last:
@@ -146,6 +141,7 @@ class DaemonRun:
                     self._on_ready(store)
                     watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
                     watching = [group.create_task(watchdog, name="manager")]
+                    group.create_task(_load_sdk())
                     group.create_task(origins.prepare())
                     group.create_task(indexers.prepare())
                     if settings.idle_exit_s is not None:
@@ -163,6 +159,12 @@ class DaemonRun:
             await indexers.close()
             await origins.close()
         return stopping_s
+
+
+async def _load_sdk() -> None:
+    """Load the SDK before the first reader waits for it, and freeze its tens of thousands of objects, too."""
+    with building():
+        await Origins.load()
 
 
 async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
