@@ -33,7 +33,7 @@ __all__ = ["ROWS", "ground"]
 
 _STATES = 6  # of each point
 _DAEMONS = 40  # of all states of a story
-_LEAST_POINTS = 8
+_LEAST_POINTS = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "name"), WORKER_WRAPPERS.values(), ids=WORKER_WRAPPERS)
 def test_a_second_sharding_among_workers_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
     """Two workers of one rank raise it; one worker takes everything, and so does a loader without."""

@@ -87,6 +87,7 @@ def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls:
     assert daemon.leases() == 0
 
 
+@pytest.mark.slow
 def test_a_dataset_whose_length_was_asked_for_reaches_spawned_workers(
     daemon: Daemon, urls: str, keys: list[str]
 ) -> None:

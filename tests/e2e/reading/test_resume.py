@@ -44,8 +44,8 @@ def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
     [
         (0, {}, [0, 1, 5, 11, 12]),
         (2, {}, [0, 7, 12]),
-        (2, {"persistent_workers": True}, [5]),
-        (2, {"snapshot_every_n_steps": 3}, [5]),
+        pytest.param(2, {"persistent_workers": True}, [5], marks=pytest.mark.slow),
+        pytest.param(2, {"snapshot_every_n_steps": 3}, [5], marks=pytest.mark.slow),
     ],
 )
 def test_stateful_loader_resumes_exactly(make: Make, workers: int, options: dict[str, Any], steps: list[int]) -> None:
@@ -100,7 +100,7 @@ def check_whole(read: list[str], even: str | None, *, padding: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("even", [None, "pad"])
+@pytest.mark.parametrize("even", [None, pytest.param("pad", marks=pytest.mark.slow)])
 def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None) -> None:
     """Two ranks of two workers, then three ranks of one, then one rank of three: each sample is read once."""
     read, states = two_ranks_of_two_workers(make, even, 2)
@@ -290,7 +290,7 @@ def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> Non
         ShardDataset(url.replace("index", "later"), socket=daemon.socket).load_state_dict(state)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
     """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
     ds, alone = make(), make()

@@ -27,7 +27,7 @@ def root() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("flags", [(), ("--pack",)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--pack",)])
 def test_lines_are_read_back_in_any_order(root: Path, moto: Bucket, flags: tuple[str, ...]) -> None:
     """From an object store: the length is exact before anything is fetched, and every line comes once, unchanged."""
     lines = [json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False) for number in range(LINES)]

@@ -41,6 +41,7 @@ def test_every_route_is_described_and_nothing_else() -> None:
     assert described == {(route.method, route.path) for route in routes}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_every_operation_keeps_to_its_description(api: ModuleType, daemon: Daemon) -> None:
     """Sound data are taken, unsound data refused; statuses, media types and bodies are the described ones."""
     called = {operation.label: list(api.examine(daemon, operation, EXAMPLES)) for operation in api.operations()}

@@ -130,7 +130,12 @@ def test_lines_are_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--pack", "--shard-size", "4kB"), ("--field", "text")], ids=["json", "pack", "field"]
+    "flags",
+    [
+        pytest.param((), id="json", marks=pytest.mark.slow),
+        pytest.param(("--pack", "--shard-size", "4kB"), id="pack"),
+        pytest.param(("--field", "text"), id="field", marks=pytest.mark.slow),
+    ],
 )
 def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """As their plain text does, by each codec, whatever the worker that reads a stretch of them."""

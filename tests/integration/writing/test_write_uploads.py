@@ -94,6 +94,7 @@ def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
     assert len(index(moto)) == 10
 
 
+@pytest.mark.slow
 def test_a_refused_upload_ends_the_run_and_a_later_one_resumes_it(moto: Bucket, lines: Path) -> None:
     """The error names the shard and what to do; no index is stored until every shard is there."""
     with FaultyProxy(moto.server.endpoint_url) as proxy:
