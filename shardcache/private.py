@@ -52,18 +52,19 @@ def node_has_daemon(env: Mapping[str, str] = os.environ) -> bool:
     return False
 
 
-def tool_socket(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:
+def tool_socket(
+    explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ, *, fetches: bool = False
+) -> Path:
     """Return the socket for a command: as `socket_path`, but a private daemon's where nobody set up one for the node.
 
-    A command starts no daemon. It uses the one with the credentials of its environment, else the user's only one.
+    A command starts no daemon. It uses the one with the credentials of its environment; if it fetches nothing, else the
+    user's only one.
     """
     if explicit is None and not node_has_daemon(env) and _folder(env).exists():
         place = PrivatePlace.find(env)
         running = place.running()
-        if place.socket in running or len(running) > 1:
-            return place.socket
         if running:
-            return running[0]
+            return running[0] if len(running) == 1 and not fetches else place.socket
     return socket_path(explicit, env)
 
 

@@ -95,6 +95,8 @@ class AdminClient:
             return answer
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
+        if method == "POST" and not self._chosen:  # it may fetch something, which takes this process's own credentials
+            self.socket = tool_socket(fetches=True)
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
                 event = shown(json.loads(line))

@@ -40,7 +40,7 @@ def write_table(
         metadata: the member to keep in the table.
         tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
     """
-    choice, reader = DaemonChoice(tool_socket(socket)), ReaderIdentity(_JOB)
+    choice, reader = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
     plan = plan_reading([ShardRef(url) for url in listed], 0, range(len(listed)), ())
     session = Session(choice, reader, Patience(_TIMEOUT_S))

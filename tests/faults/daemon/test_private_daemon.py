@@ -125,6 +125,10 @@ def test_what_does_not_grant_access_does_not_divide_daemons(
     assert len(home.running()) == 1
     status = shardcache("status", "--json").json
     assert status["pid"] == home.pids()[0] and status["cache"]["shards"] == SHARDS
+    other = {"AWS_PROFILE": "other"}
+    assert shardcache("status", env=other).code == 0, "looking takes no credentials"
+    assert shardcache("warm", f"{root}/data/", env=other).code == 3, "fetching with another's is refused"
+    assert shardcache("warm", f"{root}/data/").code == 0
 
 
 def test_idle_daemon_ends_and_stays_while_it_is_used(
