@@ -14,6 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
 from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.progress import RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
@@ -21,7 +22,6 @@ from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ARGUMENTS, ShardReader
-from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
@@ -291,9 +291,11 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         """Return the position of this rank at the start of an iteration, or else of the next one."""
         epoch = self.next_epoch if begun is None else begun.epoch
         states, turn = self._bookmark.next_states() if begun is None else (begun.states, begun.turn)
+        streams = self._streams_of_rank(epoch, max(1, workers), states)
         return RankPosition(
-            self._streams_of_rank(epoch, max(1, workers), states),
-            lambda stream, place: self._state(stream, place, over=False),
+            [self._state(stream, stream.position.place, over=False) for stream in streams],
+            lambda state: streams[state.reader % len(streams)].left_after(state.place),
+            lambda: self._ranks_end_together(streams[0]),
             turn=turn if states and states[0].cut.workers == workers else 0,
             batch_size=batch_size or 1,
             **how,

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.progress import RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.membership import in_worker
-from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.typed import B_co
 
@@ -79,9 +79,6 @@ class Batched(Protocol):
 
     def state_after(self, stream: EpochStream) -> ReaderState:
         """Return the state of a reader of this process after its last sample."""
-
-    def ranks_end_together(self, stream: EpochStream) -> bool:
-        """Return True if the epoch ends after the same number of batches on all ranks."""
 
 
 class ShardLoader(Generic[B_co]):
@@ -232,7 +229,7 @@ class ShardLoader(Generic[B_co]):
         One rank's state suffices to resume all ranks, on any number of ranks and workers; see
         `ShardDataset.load_state_dict`.
         """
-        return self._position.states(self._reader.ranks_end_together)
+        return self._position.to_json()
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration: with exactly the next batch, if ranks and workers are the same.

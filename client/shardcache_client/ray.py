@@ -33,7 +33,6 @@ from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.position.state import Resumption
-from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.topology import job_name
 
@@ -196,9 +195,7 @@ def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_
     sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
-    start = Resumption(0)
-    position = ReaderPosition.at(start.place, on_error)
-    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), start, position)))
+    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Resumption(0), on_error)))
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

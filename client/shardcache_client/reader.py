@@ -61,7 +61,6 @@ from shardcache_client.position.state import (
 )
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
-from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
 from shardcache_client.sharing.shared_state import SharedState
@@ -435,7 +434,7 @@ class ShardReader(Selecting, Generic[T_co]):
             else:
                 start = resume(states, self._cut(topology), topology, settings.deal.epoch_samples)
         reader = ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
-        return EpochStream(settings, reader, start, ReaderPosition.at(start.place, self._on_error))
+        return EpochStream(settings, reader, start, self._on_error)
 
     def _check_states(self, states: Sequence[ReaderState]) -> None:
         """Raise ConfigError if states are missing that others do not determine."""
@@ -500,7 +499,7 @@ class ShardReader(Selecting, Generic[T_co]):
     @property
     def position(self) -> int:
         """Number of samples of its share that this reader has passed, bad ones included."""
-        return 0 if self._stream is None else self._stream.reader_position.taken
+        return 0 if self._stream is None else self._stream.position.taken
 
     @checked(epoch=whole(0))
     def set_epoch(self, epoch: int) -> None:
@@ -522,8 +521,8 @@ class ShardReader(Selecting, Generic[T_co]):
         return self._state_after(stream, alone=alone)
 
     def _state_after(self, stream: EpochStream, *, alone: bool) -> ReaderState:
-        over = self._is_over(stream) and self.ranks_end_together(stream)
-        return replace(self._state(stream, stream.reader_position.place, over=over), over=alone and over)
+        over = self._is_over(stream) and self._ranks_end_together(stream)
+        return replace(self._state(stream, stream.position.place, over=over), over=alone and over)
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Return True if the epoch has no more batches, but for a short one that the loader drops."""
@@ -573,7 +572,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """True if a state is loaded by a loader that knows itself if an epoch is over."""
         return self._in_worker
 
-    def ranks_end_together(self, stream: EpochStream) -> bool:
+    def _ranks_end_together(self, stream: EpochStream) -> bool:
         """Return True if the epoch is known to end after the same number of batches on all ranks."""
         if stream.topology.world_size == 1:
             return True
@@ -584,7 +583,7 @@ class ShardReader(Selecting, Generic[T_co]):
     def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
         """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
         if over and stream.counted:
-            place = stream.reader_position.place.after(stream.samples_left)
+            place = stream.position.place.after(stream.samples_left)
         return ReaderState(
             dataset=self._bookmark.datasets[stream.counted],
             epoch=stream.start.epoch,
@@ -602,7 +601,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """Return True if a reader has no batch left, and others may, as the loader drops short ones or might."""
         size, drop_last = self._batching or (self.batch_size, True)
         left = stream.left_after(place) if drop_last and stream.counted else size
-        return left < size and not self.ranks_end_together(stream)
+        return left < size and not self._ranks_end_together(stream)
 
     # Ranks and workers
 

@@ -11,13 +11,14 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.decoding.pipeline import Dropped, Pipeline
 from shardcache_client.files.slicing import Sample
+from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
+from shardcache_client.position.progress import ReaderPosition, StoppedError
 from shardcache_client.position.state import Place, Resumption
-from shardcache_client.reading.lanes import read
-from shardcache_client.reading.position import ReaderPosition, StoppedError
+from shardcache_client.reading.samples import SampleReader
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import Topology
 
@@ -55,7 +56,7 @@ def _unheard() -> None:
 class EpochStream:
     """The samples that one reader reads in an epoch. Iterable once.
 
-    Errors of a shard or a sample go to the position's handler. Raises NoDaemonError if the daemon stays away for longer
+    Errors of a shard or a sample go to the handler `on_error`. Raises NoDaemonError if the daemon stays away for longer
     than the session's patience.
 
     Attributes:
@@ -63,12 +64,10 @@ class EpochStream:
         read: True once the last sample has been yielded.
     """
 
-    def __init__(
-        self, settings: StreamSettings, reader: ReaderIdentity, start: Resumption, reader_position: ReaderPosition
-    ) -> None:
+    def __init__(self, settings: StreamSettings, reader: ReaderIdentity, start: Resumption, on_error: Handler) -> None:
         self.start = start
         self.read = False
-        self.reader_position = reader_position
+        self.position = ReaderPosition.at(start.place, on_error)
         self._settings = settings
         self._reader = reader
         self._first = self._share(0)
@@ -76,7 +75,7 @@ class EpochStream:
         self._quota = None if settings.pipeline.filters else settings.deal.quota(reader.topology, self._first)
 
     def __repr__(self) -> str:
-        return f"EpochStream(epoch={self.start.epoch}, {self.reader_position.place!r}, quota={self._quota})"
+        return f"EpochStream(epoch={self.start.epoch}, {self.position.place!r}, quota={self._quota})"
 
     def __iter__(self) -> Iterator[Any]:
         return self.samples()
@@ -87,8 +86,8 @@ class EpochStream:
         Args:
             when_read: called before the last sample is yielded, or when there are none left.
         """
-        reader_position, quota, pipeline = self.reader_position, self._quota, self._settings.pipeline or None
-        if quota == reader_position.given or not self._first.segments:
+        position, quota, pipeline = self.position, self._quota, self._settings.pipeline or None
+        if quota == position.given or not self._first.segments:
             self._end(when_read)
             return
         with self._settings.sessions.borrow(self._reader) as session:
@@ -100,13 +99,13 @@ class EpochStream:
                         try:
                             sample = pipeline(sample)
                         except SampleError as exn:
-                            reader_position.skip(exn)
+                            position.skip(exn)
                             continue
                         if sample.__class__ is Dropped:
-                            reader_position.skipped_samples += sample is Dropped.INCOMPLETE
+                            position.skipped_samples += sample is Dropped.INCOMPLETE
                             continue
-                    reader_position.given += 1
-                    if reader_position.given == quota:
+                    position.given += 1
+                    if position.given == quota:
                         self._end(when_read)  # now, as a loop that knows the number of samples requests no more
                         yield sample
                         break
@@ -116,7 +115,7 @@ class EpochStream:
             except StoppedError:
                 self._end(when_read)
                 session.close()
-        reader_position.report(self.start.epoch, made_up=quota is not None)
+        position.report(self.start.epoch, made_up=quota is not None)
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
@@ -145,7 +144,7 @@ class EpochStream:
     @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded, if it is known."""
-        return self.left_after(self.reader_position.place)
+        return self.left_after(self.position.place)
 
     def left_after(self, place: Place) -> int:
         """Return the number of samples to be yielded after a place, if it is known; at most so many with a filter."""
@@ -162,19 +161,19 @@ class EpochStream:
         after = self._shards_after()
         fruitless = 0
         while True:
-            before, whole = self.reader_position.given, self.reader_position.taken == 0
-            share = self._share(self.reader_position.time) if self.reader_position.time else self._first
-            yield from self._once(session, share.behind(self.reader_position.place), after)
+            before, whole = self.position.given, self.position.taken == 0
+            share = self._share(self.position.time) if self.position.time else self._first
+            yield from self._once(session, share.behind(self.position.place), after)
             if self._quota is None:
                 return
-            fruitless = fruitless + whole if self.reader_position.given == before else 0
+            fruitless = fruitless + whole if self.position.given == before else 0
             if fruitless >= self._reader.topology.readers:
                 raise ShardError(
                     f"rank {self._reader.topology.rank}, worker {self._reader.topology.worker} cannot read any sample "
                     f"in epoch {self.start.epoch}, neither of its own share nor of others'",
                     remedy="see the errors that on_error skipped",
                 )
-            self.reader_position.begin_again()
+            self.position.begin_again()
 
     def _shards_after(self) -> Sequence[int]:
         """Return the shards of the reader's next epoch; none after the last."""
@@ -194,8 +193,9 @@ class EpochStream:
             handover=self._settings.handover,
             view_of=self._settings.pipeline.view,
         )
+        reader = SampleReader(self._settings.counted, shard_window, self.position)
         try:
             for segment in share.segments:
-                yield from read(segment, self._settings.counted, shard_window, self.reader_position)
+                yield from reader.samples(segment)
         finally:
             shard_window.empty()

@@ -406,7 +406,7 @@ def mixing(daemon: Daemon, indexes: dict[str, str], **code: Any) -> Mixture:
         ({"rank": 0, "world_size": 2}, "differ in rank and world_size"),
         ({"on_error": ignore_and_continue}, "differ in on_error"),
         ({"zero_copy": True}, "differ in zero_copy"),
-        ({"timeout_s": 1}, "differ in socket, timeout_s"),
+        ({"timeout_s": 1}, "differ in socket, daemon, fallback, timeout_s"),
         ({"samples_per_epoch": 5}, "'code' has samples_per_epoch"),
     ],
 )

@@ -32,7 +32,6 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import Plan
 from shardcache_client.position.state import Resumption
 from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from support.network.peer import Json, Peer, Script, scripted
 from support.programs.daemon import eventually
@@ -421,7 +420,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         source = StreamSettings(
             SessionPool(DaemonChoice(socket), Patience(), partial_reads=True), manifest, ShardDeal(len(manifest))
         )
-        stream = EpochStream(source, READER, Resumption(0), ReaderPosition(on_error))
+        stream = EpochStream(source, READER, Resumption(0), on_error)
         try:
             found += (sample["__key__"] for sample in stream)
         except CorruptShardError:
