@@ -17,10 +17,9 @@ from shardcache_client.position.bookmark import Iteration
 from shardcache_client.position.progress import RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import stateful_loader_asks
-from shardcache_client.ranks.torch_group import TorchRankGroup
+from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.shared_state import SharedState

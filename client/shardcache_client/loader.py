@@ -14,7 +14,7 @@ from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.position.progress import RankPosition
 from shardcache_client.position.state import ReaderState
-from shardcache_client.ranks.membership import in_worker
+from shardcache_client.ranks.torch_group import in_worker
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.typed import B_co
 

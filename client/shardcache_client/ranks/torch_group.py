@@ -2,22 +2,107 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from secrets import randbits
+from typing import Any
 
+from torch.utils.data import get_worker_info
+
+from shardcache.errors import RanksError
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.ranks.distributed import KeyValueStore
+from shardcache_client.ranks import distributed
+from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.membership import Membership
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
-from shardcache_client.ranks.one_order import OneOrder
-from shardcache_client.topology import Ranks, Topology
+from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
 
 _PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
+
+
+def in_worker() -> bool:
+    """Return True in a DataLoader worker."""
+    return get_worker_info() is not None
+
+
+class Membership:
+    """This process's place in the job, determined at each call, as datasets are created before their worker processes.
+
+    Can be pickled for workers.
+    """
+
+    def __init__(self) -> None:
+        self._inherited: Ranks | None = None
+
+    def __repr__(self) -> str:
+        return f"Membership({self.ranks_of_job!r})"
+
+    @property
+    def ranks_of_job(self) -> Ranks:
+        """Rank of the process by torch.distributed, Ray Train or else the launcher, whatever the user named."""
+        # A spawned worker has no torch.distributed and reads for the process that started it.
+        inherited = self._inherited if in_worker() else None
+        return distributed.ranks() or inherited or ranks_of_ray_train() or ranks_of_environment()
+
+    def topology(self, ranks: Ranks) -> Topology:
+        """Return the place of this process, which reads for a rank, among the readers of the job, as of now."""
+        worker = get_worker_info()
+        if worker is None:
+            return Topology(ranks.rank, ranks.world_size)
+        return Topology(ranks.rank, ranks.world_size, worker.id, worker.num_workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_inherited": distributed.ranks() or ranks_of_ray_train()}
+
+
+class OneOrder:
+    """Compares the options of one dataset across all ranks. Can be pickled for DataLoader workers.
+
+    Ranks with other options would each read a share of another order: some samples twice, and others never.
+
+    Args:
+        name: the same on all ranks, and unique to the dataset.
+        place: finds the key-value store.
+    """
+
+    def __init__(self, name: str, place: MeetingPlace) -> None:
+        self._name = name
+        self._place = place
+        self._compared_by: dict[str, int] = {}  # by names of options, the process that has compared them
+
+    def __repr__(self) -> str:
+        return f"OneOrder({self._name}, {self._place!r})"
+
+    def compare(self, options: Mapping[str, object], topology: Topology) -> None:
+        """Raise RanksError if these options differ from those of the first rank to compare.
+
+        For the main process or worker 0 of a rank, at the start of an iteration. It compares once, without waiting for
+        others. No-op if there are no options, or if the ranks share no key-value store.
+
+        Args:
+            options: values by the names of the arguments; they are compared by their `repr`.
+        """
+        names = ",".join(options)
+        if not names or self._compared_by.get(names) == os.getpid() or (store := self._place.store()) is None:
+            return
+        mine = {name: repr(value) for name, value in options.items()}
+        # Processes restarted by torchrun may have other options than before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        name = f"order/{attempt}/{self._name}/{topology.world_size}/{names}"
+        rank, others = json.loads(store.first(name, json.dumps([topology.rank, mine])))
+        for option, value in mine.items():
+            if others.get(option) != value:
+                raise RanksError(
+                    f"rank {topology.rank} would read another order or other batches than rank {rank}, as they differ "
+                    f"in {option}: {value} here and {others.get(option)} there",
+                    remedy="give the dataset the same arguments on all ranks; batch_size may differ with even=None",
+                )
+        self._compared_by[names] = os.getpid()
 
 
 class TorchRankGroup(RankGroup):
