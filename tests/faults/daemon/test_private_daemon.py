@@ -114,7 +114,7 @@ def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, mon
     )
 
 
-def test_what_does_not_grant_access_does_not_divide_daemons(
+def test_variables_that_grant_no_access_do_not_divide_daemons(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs, ranks and temporary directories may differ: `shardcache status` and another job find the same daemon."""
