@@ -29,7 +29,7 @@ from shardcache.errors import (
 from shardcache.protocol import parse, take
 from shardcache.server.drain import DRAIN
 from shardcache.server.load import LoopLag, process_stats
-from shardcache.server.sessions.session import CACHE
+from shardcache.server.session import CACHE
 from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]

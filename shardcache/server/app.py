@@ -13,13 +13,13 @@ from aiohttp import web
 from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
 from shardcache.server.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
+from shardcache.server.audit import AUDIT, Audit, audit
 from shardcache.server.connection_limit import LIMITS, Acceptor, Limits
 from shardcache.server.dashboard import LIVE, LIVE_PATH, STATIC_PATH, Files, Live, live
 from shardcache.server.drain import DRAIN, Drain, refuse_new_work
 from shardcache.server.load import LoopLag
 from shardcache.server.metrics import add_metrics
-from shardcache.server.sessions.audit import AUDIT, Audit, audit
-from shardcache.server.sessions.session import CACHE, handle_session
+from shardcache.server.session import CACHE, handle_session
 from shardcache.server.tcp import LISTENER, Listener, guard, harden, serving_tcp
 
 # Grace period of connections that are still open after the drain.

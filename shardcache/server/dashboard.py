@@ -20,7 +20,7 @@ from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.server.admin import LOOP_LAG, STARTED_AT_S
 from shardcache.server.drain import DRAIN
-from shardcache.server.sessions.session import written
+from shardcache.server.session import written
 from shardcache.server.tcp import BROWSER_HEADERS
 
 PAGE = "index.html"

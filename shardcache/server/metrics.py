@@ -26,7 +26,7 @@ from shardcache.metrics import Histogram, Histograms, Measures
 from shardcache.server.admin import LOOP_LAG
 from shardcache.server.drain import DRAIN
 from shardcache.server.load import process_stats
-from shardcache.server.sessions.session import CACHE
+from shardcache.server.session import CACHE
 
 Json = dict[str, Any]
 Labels = Sequence[str]

@@ -10,7 +10,7 @@ import pytest
 
 from shardcache.cache.loop_turns import Turns
 from shardcache.protocol import ShardRef
-from shardcache.server.sessions.session import written
+from shardcache.server.session import written
 from support.programs.guard import GUARD_S
 
 LONG = list(range(10_000))

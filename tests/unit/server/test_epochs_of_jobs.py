@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardcache.server.sessions.epochs import Epochs
+from shardcache.server.audit import Epochs
 
 JOB = ("train", 0)
 

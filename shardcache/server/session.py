@@ -37,10 +37,9 @@ from shardcache.protocol import (
     take,
 )
 from shardcache.redact import redact
+from shardcache.server.audit import AUDIT, Audit
 from shardcache.server.connection_limit import LIMITS
 from shardcache.server.drain import DRAIN
-from shardcache.server.sessions.audit import AUDIT, Audit
-from shardcache.server.sessions.damage_notices import DamageNotices
 from shardcache.units import user_name
 
 log = structlog.get_logger()
@@ -373,3 +372,35 @@ async def written(message: Mapping[str, Any], turns: Turns) -> str:
         await turns.take(value, write)
         parts[-1] = "]"
     return "".join((*parts, "}"))
+
+
+class DamageNotices:
+    """Watches one reader's leased shards for damage."""
+
+    def __init__(self) -> None:
+        self._lent: dict[int, Lease] = {}
+        self._untold: list[Json] = []
+
+    def lent(self, lease: Lease) -> None:
+        """Start watching a lease."""
+        self._lent[lease.number] = lease
+
+    def over(self, number: int) -> None:
+        """Stop watching a lease; damage found while its shard was in use is still reported."""
+        lease = self._lent.pop(number, None)
+        if lease is not None:
+            self._note(lease)
+
+    def take(self) -> Json:
+        """Return the answer's field with the new damage notices; empty if there are none."""
+        for lease in list(self._lent.values()):
+            if self._note(lease):
+                del self._lent[lease.number]
+        untold, self._untold = self._untold, []
+        return {"damaged": untold} if untold else {}
+
+    def _note(self, lease: Lease) -> bool:
+        damage = None if lease.retained is None else lease.retained.damage
+        if damage is not None:
+            self._untold.append(damage.to_json())
+        return damage is not None

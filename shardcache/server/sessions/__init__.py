@@ -1,1 +1,0 @@
-"""Sessions of reading processes over WebSocket."""
