@@ -13,13 +13,9 @@ from support.programs import daemon
 
 
 class Daemon(daemon.Daemon):
-    """`shardcache serve` in a new process over a cache folder; leaving lets it drain.
+    """`shardcache serve` in a new process over a cache folder; leaving lets it drain."""
 
-    Attributes:
-        ready_s: from the start of the process to its first answer; set on entering.
-    """
-
-    ready_s: float
+    ready_s: float  # from the start of the process to its first answer; set on entering
 
     def __init__(self, cache_dir: Path, capacity: str, env: Mapping[str, str] | None = None) -> None:
         # Not below the cache folder: the path of a Unix socket has 107 characters at most.

@@ -19,21 +19,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One shape of data.
+    """One shape of data."""
 
-    Attributes:
-        name: folder and key prefix.
-        label: for people.
-        members: extension and size in bytes of each member of a sample.
-        dataset_bytes: size of all its tars together at scale 1, about.
-        shard_bytes: the most that one of them has.
-    """
-
-    name: str
-    label: str
-    members: tuple[tuple[str, int], ...]
-    dataset_bytes: int
-    shard_bytes: int = SHARD_BYTES
+    name: str  # folder and key prefix
+    label: str  # for people
+    members: tuple[tuple[str, int], ...]  # extension and size in bytes of each member of a sample
+    dataset_bytes: int  # size of all its tars together at scale 1, about
+    shard_bytes: int = SHARD_BYTES  # the most that one of them has
 
     @property
     def extensions(self) -> tuple[str, ...]:

@@ -52,15 +52,10 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server over one scheme.
+    """One server over one scheme."""
 
-    Attributes:
-        name: in the results.
-        env: variables by which S3 clients find the server, and trust its certificate.
-    """
-
-    name: str
-    env: Mapping[str, str]
+    name: str  # in the results
+    env: Mapping[str, str]  # variables by which S3 clients find the server, and trust its certificate
 
     @property
     def tls(self) -> bool:

@@ -31,16 +31,13 @@ class Row:
     """One line: our figure, next to a peer's of the same kind (best or median) where there is a peer.
 
     Attributes:
-        part: which benchmark.
-        measure: what was measured, with its unit.
-        peer: who is compared, or None where the figure itself has the target.
         target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.
     """
 
-    part: str
-    measure: str
+    part: str  # which benchmark
+    measure: str  # what was measured, with its unit
     ours: float
-    peer: str | None = None
+    peer: str | None = None  # who is compared, or None where the figure itself has the target
     theirs: float | None = None
     target: Target | None = None
 

@@ -27,18 +27,12 @@ _SLACK_BYTES = 2_000_000_000
 
 
 class Workplace:
-    """Where one run of the benchmark happens; a context manager.
-
-    Attributes:
-        root: folder for everything that is large.
-        scale: share of the full amount of data.
-        rounds: interleaved measurements of each contender.
-    """
+    """Where one run of the benchmark happens; a context manager."""
 
     def __init__(self, root: Path, scale: float, rounds: int, console: Console) -> None:
-        self.root = root
-        self.scale = scale
-        self.rounds = rounds
+        self.root = root  # folder for everything that is large
+        self.scale = scale  # share of the full amount of data
+        self.rounds = rounds  # interleaved measurements of each contender
         self._console = console
         self._stack = ExitStack()
         self._started_s = time.monotonic()

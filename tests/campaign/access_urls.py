@@ -26,19 +26,12 @@ _STRAY = ["\x00", "\n", "\r\n", "\t", "\x1b[2J", "\x7f", "\x9b2J", "\u202e", "\u
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the urls start, and where they try to go.
+    """Where the urls start, and where they try to go."""
 
-    Attributes:
-        good_port: of the server that is allowed below `/data/`.
-        canary_port: of the server that nobody may ask.
-        open_dir: folder that is allowed; holds links into `secret_dir`.
-        secret_dir: folder that is not.
-    """
-
-    good_port: int
-    canary_port: int
-    open_dir: Path
-    secret_dir: Path
+    good_port: int  # of the server that is allowed below `/data/`
+    canary_port: int  # of the server that nobody may ask
+    open_dir: Path  # folder that is allowed; holds links into `secret_dir`
+    secret_dir: Path  # folder that is not
 
 
 def urls(places: Places, seed: int) -> Iterator[str]:

@@ -25,24 +25,17 @@ class Result:
     """The count of one kind of fault.
 
     Attributes:
-        fault: what was done, in a few words.
-        injected: how often it really happened, not how often it was asked for.
-        wrong: shards, samples or answers of which a byte was not the one in the store.
-        hangs: what neither ended nor failed within its limit.
-        lost: samples that should have come and did not, or came twice.
-        untyped: failures that were no error of `shardcache.errors`; a process that died counts as one.
         recovery_s: from the end of the fault until all was well again, each time; empty where nothing has to recover.
-        first_failure: how to see the first thing that went wrong again; empty when nothing did.
     """
 
-    fault: str
-    injected: int = 0
-    wrong: int = 0
-    hangs: int = 0
-    lost: int = 0
-    untyped: int = 0
+    fault: str  # what was done, in a few words
+    injected: int = 0  # how often it really happened, not how often it was asked for
+    wrong: int = 0  # shards, samples or answers of which a byte was not the one in the store
+    hangs: int = 0  # what neither ended nor failed within its limit
+    lost: int = 0  # samples that should have come and did not, or came twice
+    untyped: int = 0  # failures that were no error of `shardcache.errors`; a process that died counts as one
     recovery_s: list[float] = field(default_factory=list)
-    first_failure: str = ""
+    first_failure: str = ""  # how to see the first thing that went wrong again; empty when nothing did
     part: str = ""
 
     @property
@@ -78,14 +71,12 @@ class Row:
 
     Attributes:
         act: breaks something on the part's ground, at a scale, and counts in the result what came of it.
-        slow: whether the quick tests leave it out.
-        skip: why it cannot be played here, if it cannot.
     """
 
     fault: str
     act: Callable[[Any, Result, float], None]
-    slow: bool = False
-    skip: str = ""
+    slow: bool = False  # whether the quick tests leave it out
+    skip: str = ""  # why it cannot be played here, if it cannot
 
     def __str__(self) -> str:
         return self.fault

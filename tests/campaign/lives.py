@@ -39,40 +39,24 @@ GONE = (OSError, http.client.HTTPException, HandshakeError)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Contents of the object store.
+    """Contents of the object store."""
 
-    Attributes:
-        tars: url → the plain tar that readers must get.
-        stored_bytes: url → size in the store.
-        env: variables by which a daemon finds the store.
-    """
-
-    tars: dict[str, bytes]
-    stored_bytes: dict[str, int]
-    env: dict[str, str] = field(default_factory=dict)
+    tars: dict[str, bytes]  # url → the plain tar that readers must get
+    stored_bytes: dict[str, int]  # url → size in the store
+    env: dict[str, str] = field(default_factory=dict)  # variables by which a daemon finds the store
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A daemon's story up to its kill.
+    """A daemon's story up to its kill."""
 
-    Attributes:
-        name: in the table.
-        source: what it fetches from.
-        template: cache folder to begin with, copied for each life; None for none at all.
-        tell: does the reading and asking; it must end.
-        capacity: of the cache while the story is told.
-        ops: the calls that are points to die at.
-        stride: how many calls lie from one such point to the next, where most of them are alike.
-    """
-
-    name: str
-    source: Source
-    template: Path | None
-    tell: Callable[[Daemon, Source], None]
-    capacity: str
-    ops: tuple[Op, ...]
-    stride: int = 1
+    name: str  # in the table
+    source: Source  # what it fetches from
+    template: Path | None  # cache folder to begin with, copied for each life; None for none at all
+    tell: Callable[[Daemon, Source], None]  # does the reading and asking; it must end
+    capacity: str  # of the cache while the story is told
+    ops: tuple[Op, ...]  # the calls that are points to die at
+    stride: int = 1  # how many calls lie from one such point to the next, where most of them are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +73,10 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Remains of a crash on the disk.
+    """Remains of a crash on the disk."""
 
-    Attributes:
-        published: paths of the tars that are visible.
-        missing_bytes: what has to be fetched for the rest, finished parts taken off.
-    """
-
-    published: frozenset[Path]
-    missing_bytes: int
+    published: frozenset[Path]  # paths of the tars that are visible
+    missing_bytes: int  # what has to be fetched for the rest, finished parts taken off
 
 
 class Life:

@@ -43,14 +43,12 @@ class Load:
     """Size of the load.
 
     Attributes:
-        crowd: sessions of readers that speak the protocol themselves.
-        datasets: processes that read a dataset; half of them are killed again and again.
         duration_s: how long all of them read while everything goes wrong, until each thing has at least once.
         warm_up_s: how long they do so before, with a store that is well, until the daemon has what it keeps for good.
     """
 
-    crowd: int = 56
-    datasets: int = 8
+    crowd: int = 56  # sessions of readers that speak the protocol themselves
+    datasets: int = 8  # processes that read a dataset; half of them are killed again and again
     duration_s: float = 600.0
     warm_up_s: float = 60.0
 
@@ -177,11 +175,10 @@ class Remains:
     """A quiet daemon.
 
     Attributes:
-        fds: open file descriptors, by what they are of.
         threads, tasks, rss_bytes: as in status.
     """
 
-    fds: dict[str, int]
+    fds: dict[str, int]  # open file descriptors, by what they are of
     threads: int
     tasks: int
     rss_bytes: int

@@ -54,15 +54,10 @@ def _read(socket: Path, job: str, seed: int, told: Connection) -> None:
 
 @dataclass(slots=True)
 class Reader:
-    """One process.
+    """One process."""
 
-    Attributes:
-        job: under which the daemon shows it, and nobody else.
-        spared: whether it may live until the end; every other one is killed again and again.
-    """
-
-    job: str
-    spared: bool
+    job: str  # under which the daemon shows it, and nobody else
+    spared: bool  # whether it may live until the end; every other one is killed again and again
     process: ForkServerProcess
     told: Connection
 
@@ -91,12 +86,11 @@ class Datasets:
 
     Attributes:
         epochs: that came to their end, and what was wrong with them.
-        refused: epochs that ended in an error, by its class.
     """
 
     socket: Path
     epochs: Result = field(default_factory=lambda: Result("epochs of datasets among all this"))
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # epochs that ended in an error, by its class
     running: list[Reader] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 

@@ -94,16 +94,14 @@ class Crowd:
 
     Attributes:
         torn: sessions that ended so, and what was wrong with what they read.
-        read: shards read.
-        refused: shards that came as an error, by its code.
     """
 
     def __init__(self, path: Path, readers: int) -> None:
         self._path = path
         self._readers = readers
         self.torn = Result(f"sessions of {readers} readers torn off in mid-read")
-        self.read = 0
-        self.refused = 0
+        self.read = 0  # shards read
+        self.refused = 0  # shards that came as an error, by its code
 
     async def run(self) -> None:
         """Let them come and go until cancelled."""

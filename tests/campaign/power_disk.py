@@ -30,15 +30,12 @@ class File:
     """One inode.
 
     Attributes:
-        data: as the running system sees it.
-        flushed: as it was when it was last flushed.
-        sizes: it had since then, the flushed one first.
         blocks: number → what was in it since then, the flushed content not among it.
     """
 
-    data: bytearray = field(default_factory=bytearray)
-    flushed: bytes = b""
-    sizes: list[int] = field(default_factory=lambda: [0])
+    data: bytearray = field(default_factory=bytearray)  # as the running system sees it
+    flushed: bytes = b""  # as it was when it was last flushed
+    sizes: list[int] = field(default_factory=lambda: [0])  # it had since then, the flushed one first
     blocks: dict[int, list[bytes]] = field(default_factory=dict)
 
     def write(self, offset: int, data: bytes) -> None:

@@ -24,23 +24,14 @@ MEMBER = "bin"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task of one process of the job.
+    """Task of one process of the job."""
 
-    Attributes:
-        socket: the daemon's.
-        urls: as a dataset takes them.
-        workers: of the DataLoader; 0: none, and no loader.
-        period: epochs that differ; those after them are the same again.
-        epochs: how many to read; None: without end.
-        options: of the dataset.
-    """
-
-    socket: str
-    urls: str
-    workers: int
-    period: int
-    epochs: int | None
-    options: dict[str, Any]
+    socket: str  # the daemon's
+    urls: str  # as a dataset takes them
+    workers: int  # of the DataLoader; 0: none, and no loader
+    period: int  # epochs that differ; those after them are the same again
+    epochs: int | None  # how many to read; None: without end
+    options: dict[str, Any]  # of the dataset
 
     def endless(self) -> Task:
         return replace(self, epochs=None)

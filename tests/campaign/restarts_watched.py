@@ -35,13 +35,10 @@ class WatchedJob:
 
     Args:
         epochs: what is to be read; None where that is to be found out.
-
-    Attributes:
-        read: the epochs that were read to their end, where none are given to compare with.
     """
 
     def __init__(self, task: Task, epochs: list[Epoch] | None = None) -> None:
-        self.read: list[Epoch] = []
+        self.read: list[Epoch] = []  # the epochs that were read to their end, where none are given to compare with
         self._task = task
         self._epochs = epochs
         self._result = Result("undisturbed")

@@ -66,14 +66,10 @@ class Failure:
 
 
 class StorePlace:
-    """Every other shard has a CRC32 in the store; of the rest the ETag is all that is known.
-
-    Attributes:
-        bodies: the shards; `urls` and `keys` go with them.
-    """
+    """Every other shard has a CRC32 in the store; of the rest the ETag is all that is known."""
 
     def __init__(self, folder: Path, shards: int, stack: ExitStack) -> None:
-        self.bodies = [shard(number) for number in range(shards)]
+        self.bodies = [shard(number) for number in range(shards)]  # the shards; `urls` and `keys` go with them
         self.keys = [f"{number:04d}.tar" for number in range(shards)]
         self.urls = [f"s3://{_BUCKET}/{key}" for key in self.keys]
         self._former: dict[int, bytes] = {}

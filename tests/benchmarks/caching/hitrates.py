@@ -36,14 +36,10 @@ _SECONDS_PER_SHARD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Jobs that run at the same time.
-
-    Attributes:
-        paces: seconds that each job has each shard in hand; a slow job reads fewer epochs.
-    """
+    """Jobs that run at the same time."""
 
     label: str
-    paces: tuple[float, ...]
+    paces: tuple[float, ...]  # seconds that each job has each shard in hand; a slow job reads fewer epochs
 
     def jobs(self, shards: int) -> list[Job]:
         """Return what each of them reads, the same at every call."""

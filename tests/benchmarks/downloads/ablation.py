@@ -86,20 +86,13 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Readers of one job, each of shards of its own.
-
-    Attributes:
-        shards: those of each reader.
-        mb_per_s: rate at which a reader's samples are used; 0 for as fast as they come.
-        after_s: when it starts.
-        counts: True if its waiting is what is measured.
-    """
+    """Readers of one job, each of shards of its own."""
 
     name: str
-    shards: Sequence[range]
-    mb_per_s: float
-    after_s: float = 0.0
-    counts: bool = True
+    shards: Sequence[range]  # those of each reader
+    mb_per_s: float  # rate at which a reader's samples are used; 0 for as fast as they come
+    after_s: float = 0.0  # when it starts
+    counts: bool = True  # True if its waiting is what is measured
 
 
 TRAINING = Job("training", [range(8)], 17.0)

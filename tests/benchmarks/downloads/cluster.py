@@ -28,17 +28,11 @@ ALONE, MTLS, PLAIN = "no tier", "tier, mTLS", "tier, plain"
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A cold epoch.
+    """A cold epoch."""
 
-    Attributes:
-        wall_s: until every node had every shard.
-        copies: of the dataset that the store has sent.
-        cpu_s_per_gb: processor time of the tier's programs per gigabyte that the nodes got.
-    """
-
-    wall_s: float
-    copies: float
-    cpu_s_per_gb: float
+    wall_s: float  # until every node had every shard
+    copies: float  # of the dataset that the store has sent
+    cpu_s_per_gb: float  # processor time of the tier's programs per gigabyte that the nodes got
 
     def __str__(self) -> str:
         return f"{self.wall_s:.1f} s, {self.copies:.3f} copies, {self.cpu_s_per_gb:.2f} CPU-s/GB"

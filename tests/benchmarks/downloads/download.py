@@ -44,17 +44,11 @@ _SLACK_BYTES = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One download of the whole dataset.
+    """One download of the whole dataset."""
 
-    Attributes:
-        size_bytes: of the dataset.
-        spent: until all was fetched; its thread is the event loop for shardcache, the busiest one for a peer.
-        sync_s: until everything was on disk, after that; 0 in memory.
-    """
-
-    size_bytes: int
-    spent: Spent
-    sync_s: float
+    size_bytes: int  # of the dataset
+    spent: Spent  # until all was fetched; its thread is the event loop for shardcache, the busiest one for a peer
+    sync_s: float  # until everything was on disk, after that; 0 in memory
 
     @property
     def mb_per_s(self) -> float:

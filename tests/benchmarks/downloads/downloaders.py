@@ -36,19 +36,12 @@ _SAMPLE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One download.
+    """One download."""
 
-    Attributes:
-        tool: a key of TOOLS.
-        bucket: of the objects.
-        objects: size in bytes by key.
-        folder: destination; a file's name is the last part of its key.
-    """
-
-    tool: str
-    bucket: str
-    objects: dict[str, int]
-    folder: str
+    tool: str  # a key of TOOLS
+    bucket: str  # of the objects
+    objects: dict[str, int]  # size in bytes by key
+    folder: str  # destination; a file's name is the last part of its key
 
     def to_json(self) -> str:
         """Return the task as one argument."""

@@ -27,22 +27,14 @@ _SPACE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Cost of a run.
+    """Cost of a run."""
 
-    Attributes:
-        way: contents of a node's disk.
-        disk_bytes: disk space per node.
-        first: bytes from the object store in the first epoch, as a multiple of the dataset.
-        later: the same for each later epoch.
-        lan_bytes: bytes that a node receives from other nodes per epoch.
-    """
-
-    way: str
+    way: str  # contents of a node's disk
     nodes: int
-    disk_bytes: float
-    first: float
-    later: float
-    lan_bytes: float
+    disk_bytes: float  # disk space per node
+    first: float  # bytes from the object store in the first epoch, as a multiple of the dataset
+    later: float  # the same for each later epoch
+    lan_bytes: float  # bytes that a node receives from other nodes per epoch
 
     @property
     def egress_bytes(self) -> float:

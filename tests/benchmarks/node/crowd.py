@@ -24,17 +24,14 @@ class Task:
     """Figures of all of them together.
 
     Attributes:
-        socket: of the daemon.
-        shards: a file with the dataset's rows, see `ShardRef.to_json`.
         jobs, readers: so many jobs, each of which goes through the dataset with so many readers.
-        shard_s: how long a reader takes for a shard, on average.
     """
 
-    socket: str
-    shards: str
+    socket: str  # of the daemon
+    shards: str  # a file with the dataset's rows, see `ShardRef.to_json`
     jobs: int
     readers: int
-    shard_s: float
+    shard_s: float  # how long a reader takes for a shard, on average
 
     def to_json(self) -> str:
         """Return the task as one argument."""

@@ -33,21 +33,13 @@ _FORMS = {BYTES: "bytes", ZERO_COPY: "zero copy"}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One contender's input and what it must give.
+    """One contender's input and what it must give."""
 
-    Attributes:
-        contender: key of `CONTENDERS`.
-        source: url, or folder of chunks.
-        extension: the field that counts.
-        payload_bytes: what one epoch must give of it.
-        socket: of the daemon, where the contender is ours.
-    """
-
-    contender: str
-    source: str
-    extension: str
-    payload_bytes: int
-    socket: str
+    contender: str  # key of `CONTENDERS`
+    source: str  # url, or folder of chunks
+    extension: str  # the field that counts
+    payload_bytes: int  # what one epoch must give of it
+    socket: str  # of the daemon, where the contender is ours
 
 
 @dataclass(frozen=True, slots=True)

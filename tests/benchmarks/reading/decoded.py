@@ -42,19 +42,12 @@ Sample = tuple[str, bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One contender's input.
+    """One contender's input."""
 
-    Attributes:
-        contender: key of `CONTENDERS`.
-        source: pattern of tars, or folder of chunks.
-        socket: of the daemon, where the contender is ours.
-        scratch: a folder for what the contender caches.
-    """
-
-    contender: str
-    source: str
-    socket: str
-    scratch: str
+    contender: str  # key of `CONTENDERS`
+    source: str  # pattern of tars, or folder of chunks
+    socket: str  # of the daemon, where the contender is ours
+    scratch: str  # a folder for what the contender caches
 
 
 def measure(place: Workplace) -> list[Row]:

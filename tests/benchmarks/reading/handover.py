@@ -32,23 +32,14 @@ USES = {False: "left alone", True: "every byte read"}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task of a contender.
+    """Task of a contender."""
 
-    Attributes:
-        contender: key of `CONTENDERS`.
-        source: url, or folder of tars or chunks.
-        extension: the field that counts.
-        payload_bytes: what one epoch must give of it.
-        read: have the trainer read every byte; else only ask for the length.
-        socket: of the daemon, where the contender is ours.
-    """
-
-    contender: str
-    source: str
-    extension: str
-    payload_bytes: int
-    read: bool
-    socket: str
+    contender: str  # key of `CONTENDERS`
+    source: str  # url, or folder of tars or chunks
+    extension: str  # the field that counts
+    payload_bytes: int  # what one epoch must give of it
+    read: bool  # have the trainer read every byte; else only ask for the length
+    socket: str  # of the daemon, where the contender is ours
 
 
 def measure(place: Workplace) -> list[Row]:

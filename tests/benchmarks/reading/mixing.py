@@ -16,21 +16,13 @@ NEARBY = 100
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Remains of the files' order in an order of samples.
+    """Remains of the files' order in an order of samples."""
 
-    Attributes:
-        neighbours_apart: how many places lie between two samples that follow each other in a shard, on average.
-        nearby_apart: the same for two samples of a shard that are at most `NEARBY` apart in it.
-        epoch_correlation: Pearson's, between the order of the files and the order served.
-        shard_correlation: how much it is within a shard, whichever its sign: the mean over all shards.
-        shards_in_batch: how many different shards a batch of `BATCH` has samples of, on average.
-    """
-
-    neighbours_apart: float
-    nearby_apart: float
-    epoch_correlation: float
-    shard_correlation: float
-    shards_in_batch: float
+    neighbours_apart: float  # how many places lie between two samples that follow each other in a shard, on average
+    nearby_apart: float  # the same for two samples of a shard that are at most `NEARBY` apart in it
+    epoch_correlation: float  # Pearson's, between the order of the files and the order served
+    shard_correlation: float  # how much it is within a shard, whichever its sign: the mean over all shards
+    shards_in_batch: float  # how many different shards a batch of `BATCH` has samples of, on average
 
 
 def quality_of(served: Served, shard_samples: int) -> Quality:

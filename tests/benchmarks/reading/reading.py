@@ -28,25 +28,19 @@ class Task:
     """Task of a contender.
 
     Attributes:
-        contender: key of `CONTENDERS`.
-        source: url, or folder of tars or chunks.
-        extensions: fields that hold bytes.
         samples, payload_bytes: what one epoch must give.
         as_bytes: read each field whole, into `bytes`, as whoever decodes it must; else leave alone what is handed out.
-        socket: of the daemon, where the contender is ours.
-        window: of how many shards the samples are mixed, where the contender is ours; 0 does not shuffle.
-        measure: key of `MEASURES`.
     """
 
-    contender: str
-    source: str
-    extensions: tuple[str, ...]
+    contender: str  # key of `CONTENDERS`
+    source: str  # url, or folder of tars or chunks
+    extensions: tuple[str, ...]  # fields that hold bytes
     samples: int
     payload_bytes: int
     as_bytes: bool
-    socket: str = ""
-    window: int = 0
-    measure: str = "samples_per_s"
+    socket: str = ""  # of the daemon, where the contender is ours
+    window: int = 0  # of how many shards the samples are mixed, where the contender is ours; 0 does not shuffle
+    measure: str = "samples_per_s"  # key of `MEASURES`
 
     def to_json(self) -> str:
         """Return the command-line argument."""

@@ -35,17 +35,11 @@ _TIMED_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One contender's input.
+    """One contender's input."""
 
-    Attributes:
-        contender: key of `CONTENDERS`.
-        source: url of an index, or folder of chunks.
-        socket: of the daemon, where the contender is ours.
-    """
-
-    contender: str
-    source: str
-    socket: str
+    contender: str  # key of `CONTENDERS`
+    source: str  # url of an index, or folder of chunks
+    socket: str  # of the daemon, where the contender is ours
 
 
 def measure(place: Workplace) -> list[Row]:

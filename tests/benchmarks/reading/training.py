@@ -21,37 +21,21 @@ WORKERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task of a training job.
+    """Task of a training job."""
 
-    Attributes:
-        contender: key of `CONTENDERS`.
-        source: brace pattern of the shards: s3 urls for ours, http urls or local paths for webdataset.
-        samples: what one epoch must give.
-        sample_bytes: payload of each.
-        samples_per_s: how fast the accelerator would be.
-        epochs: how many, with the same workers.
-        seed: of the shuffling.
-        window: how many shards ours mixes; 0 to read each as it was written, as webdataset does.
-        job: name of the job.
-        socket: of the daemon, where the contender is ours.
-        cache_dir: of webdataset's own cache, or empty for none.
-        start_after_s: pause before the first epoch.
-        reads: file to which each start of a shard is appended, or empty for none; see `Logged`.
-    """
-
-    contender: str
-    source: str
-    samples: int
-    sample_bytes: int
-    samples_per_s: float
-    epochs: int = 1
-    seed: int = 7
-    window: int = 0
-    job: str = "training"
-    socket: str = ""
-    cache_dir: str = ""
-    start_after_s: float = 0.0
-    reads: str = ""
+    contender: str  # key of `CONTENDERS`
+    source: str  # brace pattern of the shards: s3 urls for ours, http urls or local paths for webdataset
+    samples: int  # what one epoch must give
+    sample_bytes: int  # payload of each
+    samples_per_s: float  # how fast the accelerator would be
+    epochs: int = 1  # how many, with the same workers
+    seed: int = 7  # of the shuffling
+    window: int = 0  # how many shards ours mixes; 0 to read each as it was written, as webdataset does
+    job: str = "training"  # name of the job
+    socket: str = ""  # of the daemon, where the contender is ours
+    cache_dir: str = ""  # of webdataset's own cache, or empty for none
+    start_after_s: float = 0.0  # pause before the first epoch
+    reads: str = ""  # file to which each start of a shard is appended, or empty for none; see `Logged`
 
     def to_json(self) -> str:
         """Return the command-line argument."""
@@ -64,13 +48,11 @@ class Course:
 
     Attributes:
         wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed over the epochs.
-        waited_s: the part of it in which no step ran.
-        first_batch_s: from the first `iter(loader)` to the first batch.
     """
 
     wall_s: float = 0.0
-    waited_s: float = 0.0
-    first_batch_s: float = 0.0
+    waited_s: float = 0.0  # the part of it in which no step ran
+    first_batch_s: float = 0.0  # from the first `iter(loader)` to the first batch
 
     @property
     def waiting_percent(self) -> float:

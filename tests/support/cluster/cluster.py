@@ -77,7 +77,6 @@ class Cluster:
 
     Attributes:
         store: runs while the context lasts; its link has `MBIT_PER_S`.
-        hosts: for as many nodes.
     """
 
     def __init__(self, hosts: int, *flags: str, root: Path | None = None) -> None:
@@ -94,7 +93,7 @@ class Cluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             network = stack.enter_context(Network())
-            self.hosts = [network.add(number) for number in range(1, self._count + 1)]
+            self.hosts = [network.add(number) for number in range(1, self._count + 1)]  # for as many nodes
             self.store = stack.enter_context(Store(network.add(_STORE), self._root))
             self.store.host.limit(MBIT_PER_S)
             self._stack = stack.pop_all()

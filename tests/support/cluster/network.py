@@ -56,18 +56,14 @@ def at_home() -> Iterator[None]:
 
 
 class Namespace:
-    """A network namespace; it exists until `close`, and while a process is in it.
-
-    Attributes:
-        path: by which other processes can enter it.
-    """
+    """A network namespace; it exists until `close`, and while a process is in it."""
 
     def __init__(self) -> None:
         """Raises OSError where this process may not make one."""
         with _returning():
             _call(_LIBC.unshare, _CLONE_NEWNET)
             self._fd = os.open(_HERE, os.O_RDONLY | os.O_CLOEXEC)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")  # by which other processes can enter it
         self.run("ip", "link", "set", "lo", "up")
 
     def __repr__(self) -> str:
@@ -91,15 +87,11 @@ class Namespace:
 
 
 class Host(Namespace):
-    """A host with one interface, `eth0`.
-
-    Attributes:
-        address: its IPv4 address.
-    """
+    """A host with one interface, `eth0`."""
 
     def __init__(self, switch: Namespace, number: int) -> None:
         super().__init__()
-        self.address = f"{_SUBNET}.{number}"
+        self.address = f"{_SUBNET}.{number}"  # its IPv4 address
         self._switch = switch
         self._port = f"port{number}"
         switch.run("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(self.path))

@@ -21,20 +21,15 @@ PROGRAM = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
 class Nginx:
-    """A context manager that has it listening on entering, and kills it on leaving.
-
-    Attributes:
-        config: its configuration.
-        log: where its output goes.
-    """
+    """A context manager that has it listening on entering, and kills it on leaving."""
 
     def __init__(self, host: Host, config: Path, addresses: Iterable[tuple[str, int]]) -> None:
         """`addresses` are all those at which it listens."""
         self._host = host
         self._addresses = tuple(addresses)
         self._process: subprocess.Popen[bytes] | None = None
-        self.config = config
-        self.log = config.parent / "nginx.log"
+        self.config = config  # its configuration
+        self.log = config.parent / "nginx.log"  # where its output goes
 
     @property
     def pid(self) -> int:

@@ -20,8 +20,6 @@ class Node:
     """A host with a daemon; a context manager that has it ready on entering and kills it on leaving.
 
     Attributes:
-        host: its network.
-        root: folder of everything that the node has.
         daemon: reads from the store, through a tier where there is one.
     """
 
@@ -32,8 +30,8 @@ class Node:
             tier: host and port where it asks for parts first.
         """
         root.mkdir()
-        self.host = host
-        self.root = root
+        self.host = host  # its network
+        self.root = root  # folder of everything that the node has
         config = root / "shardcache.toml"
         lines = ["[[origin]]", 'match = "s3://"']
         if tier is not None:

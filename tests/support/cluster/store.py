@@ -48,15 +48,11 @@ class Dataset(tuple[Shard, ...]):
 
 
 class Store(SeaweedFS):
-    """A store that checks signatures; a context manager, like its base class.
-
-    Attributes:
-        host: its host.
-    """
+    """A store that checks signatures; a context manager, like its base class."""
 
     def __init__(self, host: Host, root: Path | None = None) -> None:
         super().__init__(root, address=host.address, port=_PORT)
-        self.host = host
+        self.host = host  # its host
 
     def __enter__(self) -> Self:
         with self.host.entered():

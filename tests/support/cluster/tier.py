@@ -18,15 +18,11 @@ OWNER_PORT = 9081
 
 
 class Tier:
-    """A context manager that has no nginx on entering, and kills those that run on leaving.
-
-    Attributes:
-        root: folder of the nodes' folders.
-    """
+    """A context manager that has no nginx on entering, and kills those that run on leaving."""
 
     def __init__(self, root: Path, store: Store, *, stall_timeout_s: float, tls: bool = True) -> None:
         """Prepare one whose nodes encrypt what they send to each other, unless `tls` is False."""
-        self.root = root
+        self.root = root  # folder of the nodes' folders
         self._options = ["--store", store.endpoint_url, "--stall-timeout-s", str(stall_timeout_s)]
         self._nginx: dict[Node, Nginx] = {}
         self._is_plain = not tls

@@ -174,8 +174,6 @@ class Call:
     Attributes:
         path, path2: what it was on; of a rename, from and to.
         offset, length: bytes of a write or an allocation; `length` is the new size of a truncation.
-        flags: of an open.
-        data: what a write wrote.
     """
 
     op: Op
@@ -183,8 +181,8 @@ class Call:
     path2: str
     offset: int
     length: int
-    flags: int
-    data: bytes
+    flags: int  # of an open
+    data: bytes  # what a write wrote
 
     @classmethod
     def read(cls, log: memoryview, at: int) -> tuple[Self, int]:

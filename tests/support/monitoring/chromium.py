@@ -39,13 +39,12 @@ class Tab:
     """One page.
 
     Attributes:
-        requested: every url that it asked for.
         complaints: what it wrote to its console as a warning or an error, and exceptions that nobody caught.
     """
 
     _connection: ClientConnection
     _session: str = ""
-    requested: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)  # every url that it asked for
     complaints: list[str] = field(default_factory=list)
     _sent: int = 0
 

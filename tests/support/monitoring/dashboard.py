@@ -45,19 +45,13 @@ def follow(http: requests.Session, base_url: str) -> Generator[Event, None, None
 
 
 class Page:
-    """A page's state after some events.
-
-    Attributes:
-        moment: the last moment.
-        map: the band of each cached shard, by url: see `shardcache.cache.views`.
-        maps: number of maps received.
-    """
+    """A page's state after some events."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
-        self.moment: dict[str, Any] = {}
-        self.map: dict[str, int] = {}
-        self.maps = 0
+        self.moment: dict[str, Any] = {}  # the last moment
+        self.map: dict[str, int] = {}  # the band of each cached shard, by url: see `shardcache.cache.views`
+        self.maps = 0  # number of maps received
 
     def hear(self) -> None:
         """Take events until there is a moment, and a map."""

@@ -28,11 +28,10 @@ class Query:
     """One expression.
 
     Attributes:
-        where: panel or alert that it is of.
         shown: labels that its legend or its texts name, or that it sums over: some of its metrics have them.
     """
 
-    where: str
+    where: str  # panel or alert that it is of
     expr: str
     shown: frozenset[str]
 

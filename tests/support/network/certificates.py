@@ -13,16 +13,12 @@ _DAY = timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates.
-
-    Attributes:
-        ca_file: its own certificate, for clients to trust.
-    """
+    """Signs certificates."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._authority = trustme.CA()
-        self.ca_file = folder / "authority.pem"
+        self.ca_file = folder / "authority.pem"  # its own certificate, for clients to trust
         self._authority.cert_pem.write_to_path(self.ca_file)
 
     def server(
@@ -41,15 +37,10 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM files of one TLS server.
+    """PEM files of one TLS server."""
 
-    Attributes:
-        ca: certificate of the authority, for clients to trust.
-        server: private key and certificate for localhost and 127.0.0.1, in one file.
-    """
-
-    ca: Path
-    server: Path
+    ca: Path  # certificate of the authority, for clients to trust
+    server: Path  # private key and certificate for localhost and 127.0.0.1, in one file
 
 
 def make_certificate(folder: Path) -> Certificate:

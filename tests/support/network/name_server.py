@@ -18,18 +18,14 @@ class NameServer(socketserver.ThreadingUDPServer):
 
     Args:
         ipv6: further addresses that it answers.
-
-    Attributes:
-        address: HOST:PORT of the server.
-        asked: every name that it was asked for.
     """
 
     daemon_threads = True
 
     def __init__(self, *ipv6: str) -> None:
         super().__init__(("127.0.0.1", 0), _Question)
-        self.address = f"127.0.0.1:{self.server_address[1]}"
-        self.asked: set[str] = set()
+        self.address = f"127.0.0.1:{self.server_address[1]}"  # HOST:PORT of the server
+        self.asked: set[str] = set()  # every name that it was asked for
         self.records = {
             _TYPE_A: [_record(_TYPE_A, socket.inet_aton("127.0.0.1"))],
             _TYPE_AAAA: [_record(_TYPE_AAAA, socket.inet_pton(socket.AF_INET6, address)) for address in ipv6],

@@ -64,16 +64,12 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class OtherUser:
-    """A user by number, with a primary group and further ones.
-
-    Attributes:
-        within: command that starts the user's process, such as one that enters a namespace.
-    """
+    """A user by number, with a primary group and further ones."""
 
     uid: int
     gid: int = 65534
     groups: tuple[int, ...] = ()
-    within: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()  # command that starts the user's process, such as one that enters a namespace
 
     def ask(self, socket: Path, method: str, target: str, body: object = None) -> tuple[int | str, list[Any]]:
         """Send one request; return its status, or "refused", and the lines of JSON that came."""

@@ -40,12 +40,6 @@ class ScriptedServer:
     Args:
         context: for https.
         address: of this machine, of IPv4 or IPv6.
-
-    Attributes:
-        connections: number of connections.
-        heads: of all requests, as they came.
-        closed: how many of the connections are no more.
-        refused: number of failed TLS handshakes.
     """
 
     def __init__(
@@ -58,10 +52,10 @@ class ScriptedServer:
         self._listener = socket.create_server((address, 0), family=family)
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
-        self.connections = 0
-        self.heads: list[str] = []
-        self.closed = 0
-        self.refused = 0
+        self.connections = 0  # number of connections
+        self.heads: list[str] = []  # of all requests, as they came
+        self.closed = 0  # how many of the connections are no more
+        self.refused = 0  # number of failed TLS handshakes
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()

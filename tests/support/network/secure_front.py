@@ -18,17 +18,12 @@ Spoiler: TypeAlias = Callable[[str, bytes], Reply]
 
 
 class SecureFront(ScriptedServer):
-    """Passes requests without bodies on to a server of plain HTTP; a context manager.
-
-    Attributes:
-        context: its certificate is that of all further connections.
-        spoiled: number of answers spoiled.
-    """
+    """Passes requests without bodies on to a server of plain HTTP; a context manager."""
 
     def __init__(self, upstream_url: str, context: ssl.SSLContext) -> None:
         super().__init__(context=context)
-        self.context = context
-        self.spoiled = 0
+        self.context = context  # its certificate is that of all further connections
+        self.spoiled = 0  # number of answers spoiled
         self._upstream = urlsplit(upstream_url).netloc
         self._spoiler: Spoiler | None = None
         self._method, self._once = "", False

@@ -58,17 +58,11 @@ class Image(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostImage:
-    """This machine's own programs, and the environment that runs the tests.
+    """This machine's own programs, and the environment that runs the tests."""
 
-    Attributes:
-        root: an empty folder of its own, in which mount points are made.
-        commands: what can be run by its bare name: Python's module, or none for Python itself.
-        entrypoint: as in Image.
-    """
-
-    root: Path
-    commands: Mapping[str, str]
-    entrypoint: str
+    root: Path  # an empty folder of its own, in which mount points are made
+    commands: Mapping[str, str]  # what can be run by its bare name: Python's module, or none for Python itself
+    entrypoint: str  # as in Image
 
     def make(self) -> None:
         """Write what the machine has not."""
@@ -101,15 +95,10 @@ class HostImage:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """Image of the Dockerfile on a Debian with Python, in place of the image that it names.
+    """Image of the Dockerfile on a Debian with Python, in place of the image that it names."""
 
-    Attributes:
-        root: its files.
-        config: what it says of user, environment and command.
-    """
-
-    root: Path
-    config: Json
+    root: Path  # its files
+    config: Json  # what it says of user, environment and command
 
     @property
     def entrypoint(self) -> str:

@@ -39,17 +39,12 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Users and rights of a container's processes.
-
-    Attributes:
-        gids: supplementary groups.
-        capabilities: by their names without CAP_; a process of another user than root gets none of them.
-    """
+    """Users and rights of a container's processes."""
 
     uid: int
     gid: int
-    gids: tuple[int, ...]
-    capabilities: frozenset[str]
+    gids: tuple[int, ...]  # supplementary groups
+    capabilities: frozenset[str]  # by their names without CAP_; a process of another user than root gets none of them
     read_only_root: bool
     may_gain_privileges: bool
     confined: bool

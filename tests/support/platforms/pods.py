@@ -119,15 +119,12 @@ class Node:
     """A machine of the cluster: a folder, below which its own filesystem is.
 
     Attributes:
-        root: that folder.
-        ip: the address that pods on it have, unless each has a network of its own.
-        objects: ConfigMaps and Secrets, each name's data.
         host: network of the node, to which those of its pods are connected; None for no networks but this process's.
     """
 
-    root: Path
-    ip: str
-    objects: Objects
+    root: Path  # that folder
+    ip: str  # the address that pods on it have, unless each has a network of its own
+    objects: Objects  # ConfigMaps and Secrets, each name's data
     host: Host | None = None
 
     def path(self, absolute: str) -> Path:

@@ -21,7 +21,6 @@ class Sandbox:
     """Network of one pod.
 
     Attributes:
-        network: the namespace, by which containers join it.
         address: the pod's, which only its node can reach.
     """
 
@@ -33,7 +32,7 @@ class Sandbox:
             ports: of the pod's containers; those with a `hostPort` are published at the node's address.
         """
         self._name, self._node = name, node
-        self.network = Namespace()
+        self.network = Namespace()  # the namespace, by which containers join it
         with node.entered():
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         number = node.address.rpartition(".")[2]

@@ -37,17 +37,12 @@ def why_not() -> str | None:
 
 
 class Slurm:
-    """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving.
-
-    Attributes:
-        root: folder of everything; keep its path short, for sockets lie below.
-        node_disk: where each node sees its own disk; see `disk`.
-    """
+    """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving."""
 
     def __init__(self, root: Path, scripts: Path) -> None:
         """Prepare one; `scripts` has prolog.sh, epilog.sh and task-prolog.sh."""
-        self.root = root
-        self.node_disk = root / "disk"
+        self.root = root  # folder of everything; keep its path short, for sockets lie below
+        self.node_disk = root / "disk"  # where each node sees its own disk; see `disk`
         self._scripts = scripts
         self._config = root / "slurm.conf"
         self._stack = ExitStack()

@@ -49,10 +49,9 @@ class Daemon:
     Attributes:
         root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
         socket, cache_dir, log: below `root`.
-        usual_spawn: how daemons are started that are not told otherwise.
     """
 
-    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)
+    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)  # how daemons are started that are not told otherwise
 
     def __init__(
         self,

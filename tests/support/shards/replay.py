@@ -24,21 +24,13 @@ class SameName:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A reader that never waits.
+    """A reader that never waits."""
 
-    Attributes:
-        epochs: what it reads, shard by shard.
-        start_s: when it begins.
-        seconds_per_shard: from taking one shard to taking the next.
-        known_epochs: how many epochs, the present one included, its plan reaches ahead.
-        window: how many shards it has in hand at a time; at the end of an epoch none.
-    """
-
-    epochs: Sequence[Sequence[str]]
-    start_s: float = 0.0
-    seconds_per_shard: float = 1.0
-    known_epochs: int = 2
-    window: int = 1
+    epochs: Sequence[Sequence[str]]  # what it reads, shard by shard
+    start_s: float = 0.0  # when it begins
+    seconds_per_shard: float = 1.0  # from taking one shard to taking the next
+    known_epochs: int = 2  # how many epochs, the present one included, its plan reaches ahead
+    window: int = 1  # how many shards it has in hand at a time; at the end of an epoch none
 
     def reads(self) -> Iterator[tuple[float, int, int, str, float]]:
         """Yield when it takes a shard, the epoch, the position in the epoch, the shard, and when it gives it back."""
@@ -78,10 +70,6 @@ class Replay:
 
     Args:
         foreseen: whether every job tells its first plan at the beginning, and not when it begins to read.
-
-    Attributes:
-        fetched: the shards that had to be fetched, in order.
-        hits: per job and epoch, the shards that were there.
     """
 
     def __init__(self, jobs: Sequence[Job], capacity: int, *, foreseen: bool = False) -> None:
@@ -91,8 +79,8 @@ class Replay:
         self._schedule: Schedule[int] = Schedule(SameName())
         self._here: set[str] = set()
         self._in_hand: Counter[str] = Counter()
-        self.fetched: list[str] = []
-        self.hits: dict[tuple[int, int], int] = {}
+        self.fetched: list[str] = []  # the shards that had to be fetched, in order
+        self.hits: dict[tuple[int, int], int] = {}  # per job and epoch, the shards that were there
 
     def run(self) -> Replay:
         """Let every job read all it has."""

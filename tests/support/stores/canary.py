@@ -13,23 +13,18 @@ class Canary:
     """Listens on every address of this machine; a context manager.
 
     Attributes:
-        files: what it serves, by path.
         redirects: where it sends whoever asks for a path, as status and Location.
-        etag: what it says of every file.
-        words: what it says in place of any answer.
-        connections: how many were made, whatever was asked.
-        requests: of each request, method, path and headers.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen; with key and certificate, for https."""
         self._scheme = "http" if tls is None else "https"
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}  # what it serves, by path
         self.redirects: dict[str, tuple[int, str]] = {}
-        self.etag = '"1"'
-        self.words = b""
-        self.connections = 0
-        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.etag = '"1"'  # what it says of every file
+        self.words = b""  # what it says in place of any answer
+        self.connections = 0  # how many were made, whatever was asked
+        self.requests: list[tuple[str, str, dict[str, str]]] = []  # of each request, method, path and headers
         self._server = _Server(self)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)

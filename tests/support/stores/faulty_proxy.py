@@ -21,20 +21,15 @@ _HEAD_BYTES = 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """Requests to be spoiled: those for one key and first byte, where given, and of these a share at random.
-
-    Attributes:
-        times: how many at most; None for all.
-        action: called once, in a thread, before any of the requests is passed on.
-    """
+    """Requests to be spoiled: those for one key and first byte, where given, and of these a share at random."""
 
     mischief: Mischief | None
     method: str
     key: str | None
     start: int | None
     share: float
-    times: int | None
-    action: Callable[[], object] | None = None
+    times: int | None  # how many at most; None for all
+    action: Callable[[], object] | None = None  # called once, in a thread, before any of the requests is passed on
     _acting: asyncio.Task[object] | None = None
 
     def takes(self, request: _Request, rng: random.Random) -> bool:
@@ -73,17 +68,9 @@ class FaultyProxy:
     """Passes requests on to a server, bodies included, in a thread and a loop of its own; a context manager.
 
     Signatures stay right: the client signs the proxy's own address, and that is the Host which the server sees.
-
-    Attributes:
-        endpoint_url: where it listens; set on entering.
-        done: how often each mischief really reached a client.
-        requests: that came.
-        connections: that were opened.
-        sent_bytes: of bodies.
-        swallowed: requests that came over forgotten connections.
     """
 
-    endpoint_url: str
+    endpoint_url: str  # where it listens; set on entering
 
     def __init__(
         self,
@@ -111,13 +98,13 @@ class FaultyProxy:
         self._rules: tuple[Rule, ...] = ()
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._forgotten: set[asyncio.StreamWriter] = set()
-        self.swallowed = 0
+        self.swallowed = 0  # requests that came over forgotten connections
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
-        self.done: Counter[Mischief] = Counter()
-        self.requests = 0
-        self.connections = 0
-        self.sent_bytes = 0
+        self.done: Counter[Mischief] = Counter()  # how often each mischief really reached a client
+        self.requests = 0  # that came
+        self.connections = 0  # that were opened
+        self.sent_bytes = 0  # of bodies
 
     def __repr__(self) -> str:
         return f"<FaultyProxy before {self._upstream.netloc}, {self.done.total()} answers spoiled>"

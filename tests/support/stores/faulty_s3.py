@@ -70,38 +70,26 @@ class FaultyS3:
     """Serves one bucket, `faulty`, over HTTP on a free port; use it as `async with`.
 
     Attributes:
-        context: for https; None for plain HTTP.
-        access_key: the only one that is taken; others get ExpiredToken. None takes all.
-        ranges: whether Range is honoured.
-        lengths: whether Content-Length is sent with bodies; without, they come in chunks.
-        encoding: the Content-Encoding that objects were stored with.
-        validators: headers that tell versions apart, of "ETag" and "Last-Modified".
-        crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
-        hosts: Host of every request.
         refreshed: Range of each request that a tier has to answer past its cache.
         detoured: Range of each request that a tier has to send to another owner.
-        owner: the tier's answer to questions about owners; None if the owner is silent.
-        passes_on: whether refusals are those of an object store, passed on by a tier.
-        owner_is_slow: whether no owner says that it lives.
-        questions: those questions, by kind.
     """
 
-    context: ssl.SSLContext | None = None
-    access_key: str | None = None
-    ranges: bool = True
-    lengths: bool = True
-    encoding: str | None = None
-    validators: tuple[str, ...] = ("ETag",)
-    crc32c: bool = False
+    context: ssl.SSLContext | None = None  # for https; None for plain HTTP
+    access_key: str | None = None  # the only one that is taken; others get ExpiredToken. None takes all
+    ranges: bool = True  # whether Range is honoured
+    lengths: bool = True  # whether Content-Length is sent with bodies; without, they come in chunks
+    encoding: str | None = None  # the Content-Encoding that objects were stored with
+    validators: tuple[str, ...] = ("ETag",)  # headers that tell versions apart, of "ETag" and "Last-Modified"
+    crc32c: bool = False  # whether HEAD tells the objects' CRC32C
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
-    hosts: list[str | None] = field(default_factory=list)
+    hosts: list[str | None] = field(default_factory=list)  # Host of every request
     refreshed: list[str | None] = field(default_factory=list)
     detoured: list[str | None] = field(default_factory=list)
-    owner: str | None = "10.0.0.1:9081"
-    owner_is_slow: bool = False
-    passes_on: bool = False
-    questions: Counter[str] = field(default_factory=Counter)
+    owner: str | None = "10.0.0.1:9081"  # the tier's answer to questions about owners; None if the owner is silent
+    owner_is_slow: bool = False  # whether no owner says that it lives
+    passes_on: bool = False  # whether refusals are those of an object store, passed on by a tier
+    questions: Counter[str] = field(default_factory=Counter)  # those questions, by kind
     endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)

@@ -14,17 +14,11 @@ from support.programs.guard import GUARD_S
 
 @dataclass(slots=True)
 class GatedStore:
-    """Serves objects over plain HTTP; a ranged read is answered once its last byte has been let go.
+    """Serves objects over plain HTTP; a ranged read is answered once its last byte has been let go."""
 
-    Attributes:
-        etags: whether answers tell the object's version.
-        bytewise: begin each answer at once, and send its bytes as they are let go.
-        asked: the first byte of every ranged read, in order.
-    """
-
-    etags: bool = True
-    bytewise: bool = False
-    asked: list[int] = field(default_factory=list)
+    etags: bool = True  # whether answers tell the object's version
+    bytewise: bool = False  # begin each answer at once, and send its bytes as they are let go
+    asked: list[int] = field(default_factory=list)  # the first byte of every ranged read, in order
     _objects: dict[str, bytes] = field(default_factory=dict)
     _open_until: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)

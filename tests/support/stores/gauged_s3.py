@@ -24,22 +24,16 @@ class GaugedS3:
     """Serves one bucket, `gauged`, over plain HTTP on a free port; use it as `async with`.
 
     Attributes:
-        sizes: of the objects, by key.
         pauses: keys whose answers stop after so many bytes of the body, until `go_on`.
-        capacity: requests at a time; more are refused with 503 SlowDown. None takes all.
-        requests: (key, first byte) of every GET.
-        refused: how many of them were.
-        sent_bytes: of bodies, by key, as far as the kernel took them.
-        at_once: requests that are being answered now; `most_at_once` ever.
     """
 
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # of the objects, by key
     pauses: dict[str, int] = field(default_factory=dict)
-    capacity: int | None = None
-    requests: list[tuple[str, int]] = field(default_factory=list)
-    refused: int = 0
-    sent_bytes: Counter[str] = field(default_factory=Counter)
-    at_once: int = 0
+    capacity: int | None = None  # requests at a time; more are refused with 503 SlowDown. None takes all
+    requests: list[tuple[str, int]] = field(default_factory=list)  # (key, first byte) of every GET
+    refused: int = 0  # how many of them were
+    sent_bytes: Counter[str] = field(default_factory=Counter)  # of bodies, by key, as far as the kernel took them
+    at_once: int = 0  # requests that are being answered now; `most_at_once` ever
     most_at_once: int = 0
     endpoint_url: str = ""
     _gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))

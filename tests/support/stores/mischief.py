@@ -81,25 +81,16 @@ class Ending(enum.Enum):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it goes to the client.
-
-    Attributes:
-        headers: names in lower case.
-        raw: sent in place of head and body, unless None.
-        sent: bytes of the body that are sent, all by default.
-        head_sent: bytes of the head that are sent, all by default.
-        late: whether the first byte takes long.
-        drips: whether the body comes byte by byte.
-    """
+    """An answer as it goes to the client."""
 
     status: int
-    headers: dict[str, str]
+    headers: dict[str, str]  # names in lower case
     body: bytes
-    raw: bytes | None = None
-    sent: int | None = None
-    head_sent: int | None = None
-    late: bool = False
-    drips: bool = False
+    raw: bytes | None = None  # sent in place of head and body, unless None
+    sent: int | None = None  # bytes of the body that are sent, all by default
+    head_sent: int | None = None  # bytes of the head that are sent, all by default
+    late: bool = False  # whether the first byte takes long
+    drips: bool = False  # whether the body comes byte by byte
     ending: Ending = Ending.STAY
 
     def head(self) -> bytes:
@@ -110,17 +101,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Input of a spoiler.
+    """Input of a spoiler."""
 
-    Attributes:
-        start: of the range that was asked for.
-        other: the bytes of another object, as many as this one has at least.
-        whole: the bytes of the object itself; empty where they are not known.
-    """
-
-    start: int
-    other: bytes
-    whole: bytes
+    start: int  # of the range that was asked for
+    other: bytes  # the bytes of another object, as many as this one has at least
+    whole: bytes  # the bytes of the object itself; empty where they are not known
 
 
 Spoiler = Callable[[Answer, Scene], None]

@@ -65,15 +65,10 @@ class _Shards(Mapping[str, bytes]):
 
 @dataclass(slots=True)
 class MoodyS3(FaultyS3):
-    """Breaks a share of its answers, in every way that a retry mends.
+    """Breaks a share of its answers, in every way that a retry mends."""
 
-    Attributes:
-        share: of them.
-        broken: how many were.
-    """
-
-    share: float = 0.0
-    broken: Counter[str] = field(default_factory=Counter)
+    share: float = 0.0  # of them
+    broken: Counter[str] = field(default_factory=Counter)  # how many were
     _dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     def _fault(self, method: str, key: str, start: int | None) -> Fault | None:
@@ -86,11 +81,7 @@ class MoodyS3(FaultyS3):
 
 
 class Store:
-    """One in a process of its own; a context manager.
-
-    Attributes:
-        env: what a daemon needs to find it.
-    """
+    """One in a process of its own; a context manager."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -101,7 +92,7 @@ class Store:
             text=True,
             bufsize=1,
         )
-        self.env = aws_env(self._answer())
+        self.env = aws_env(self._answer())  # what a daemon needs to find it
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,15 +15,10 @@ REGION = "us-east-1"
 
 
 class MotoS3:
-    """The server and a client for it. It takes any credentials and keeps everything in memory.
+    """The server and a client for it. It takes any credentials and keeps everything in memory."""
 
-    Attributes:
-        endpoint_url: where S3 is spoken; set on entering.
-        client: a botocore S3 client for that endpoint; set on entering.
-    """
-
-    endpoint_url: str
-    client: Any
+    endpoint_url: str  # where S3 is spoken; set on entering
+    client: Any  # a botocore S3 client for that endpoint; set on entering
 
     def __enter__(self) -> Self:
         # It tells of every request, in a thread: a child forked at that moment inherits the lock of the log's file.

@@ -42,16 +42,12 @@ class SeaweedFS:
 
     Attributes:
         access_key, secret_key: the only identity that the server knows; any other gets a 403.
-        endpoint_url: of the S3 gateway; set on entering.
-        https_endpoint_url: the same over TLS; set on entering, where there is a certificate.
-        pid: of the server; set on entering.
-        client: a botocore S3 client for that endpoint; set on entering.
     """
 
-    endpoint_url: str
-    https_endpoint_url: str
-    pid: int
-    client: Any
+    endpoint_url: str  # of the S3 gateway; set on entering
+    https_endpoint_url: str  # the same over TLS; set on entering, where there is a certificate
+    pid: int  # of the server; set on entering
+    client: Any  # a botocore S3 client for that endpoint; set on entering
 
     def __init__(
         self,

@@ -24,14 +24,10 @@ class ThrottledS3:
     It knows GET and HEAD of objects, with Range and If-Match, and ListObjectsV2 in one page; it takes any
     credentials or none. Entering returns once it listens. Files are sent from the page cache; one that is not there
     costs every connection the time of the disk.
-
-    Attributes:
-        endpoint_url: where S3 is spoken; set on entering.
-        pid: of the server; set on entering.
     """
 
-    endpoint_url: str
-    pid: int
+    endpoint_url: str  # where S3 is spoken; set on entering
+    pid: int  # of the server; set on entering
 
     def __init__(
         self,

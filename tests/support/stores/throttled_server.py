@@ -27,23 +27,14 @@ CREDIT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """Distance of the store.
+    """Distance of the store."""
 
-    Attributes:
-        first_byte_s: from a request to the first byte of its answer.
-        connection_bytes_per_s: the most that one connection carries.
-        total_bytes_per_s: the most that all connections carry together.
-        slow_every: one ranged request in this many is slow; 0 for none.
-        slow_bytes_per_s: rate of a slow one.
-        max_requests: requests served at a time, those beyond get 503 SlowDown; 0 for no limit.
-    """
-
-    first_byte_s: float
-    connection_bytes_per_s: float
-    total_bytes_per_s: float
-    slow_every: int = 0
-    slow_bytes_per_s: float = 0.5e6
-    max_requests: int = 0
+    first_byte_s: float  # from a request to the first byte of its answer
+    connection_bytes_per_s: float  # the most that one connection carries
+    total_bytes_per_s: float  # the most that all connections carry together
+    slow_every: int = 0  # one ranged request in this many is slow; 0 for none
+    slow_bytes_per_s: float = 0.5e6  # rate of a slow one
+    max_requests: int = 0  # requests served at a time, those beyond get 503 SlowDown; 0 for no limit
 
 
 class Pacer:
