@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
-from itertools import chain, islice
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -28,13 +28,7 @@ Batch = list[dict[str, Any]]
 
 
 class Numbered(IterableDataset[dict[str, Any]]):
-    """Samples `{"__key__": number, "length": ...}`, dealt to readers in equal spans; the rest of them is left out.
-
-    Args:
-        lengths: of all samples of all readers.
-        reader: which reader this is. Default: the DataLoader's worker, of the rank given by `ranks`.
-        skipped: numbers of samples that are passed but not given, as broken ones are.
-    """
+    """Samples `{"__key__": number, "length": ...}`, dealt to readers in equal spans; the rest of them is left out."""
 
     seed = 7
 
@@ -142,11 +136,7 @@ class Table:
 
 
 def train(ranks: list[list[LengthBatches]], steps: int | None = None) -> list[list[Batch]]:
-    """Return the batches of each rank, which takes them from its readers in turn as a DataLoader does.
-
-    No rank takes its next batch before all have this one. Ends after so many steps, or with all ranks' batches; raises
-    BrokenBarrierError when a rank has none while another does.
-    """
+    """Return the batches of each rank, which takes them from its readers in turn as a DataLoader does."""
     step = threading.Barrier(len(ranks))
 
     def rank(readers: list[LengthBatches]) -> list[Batch]:
@@ -458,37 +448,6 @@ def test_no_batches_of_any_shape_are_fewer(buffer: tuple[list[int], int]) -> Non
         if all(padded_size(lengths, group) <= max_tokens for group in groups)
     )
     assert fewest(lengths, max_tokens) == min(fits)
-
-
-@given(buffers(), st.integers(0, 30))
-def test_each_sample_is_in_one_batch_within_the_bound(buffer: tuple[list[int], int], more: int) -> None:
-    """As many batches as wanted come out; together they are the samples, and none is larger than allowed."""
-    lengths, max_tokens = buffer
-    count = min(fewest(lengths, max_tokens) + more, len(lengths))
-    given_out = batches(lengths, max_tokens, count)
-    assert len(given_out) == count
-    assert all(padded_size(lengths, batch) <= max_tokens for batch in given_out)
-    assert sorted(chain.from_iterable(given_out)) == list(range(len(lengths)))
-
-
-@given(buffers(), st.integers(1, 30))
-def test_more_batches_than_samples_repeat_the_shortest(buffer: tuple[list[int], int], more: int) -> None:
-    """Beyond one batch for each sample there is the shortest alone, and nothing else, again and again."""
-    lengths, max_tokens = buffer
-    given_out = batches(lengths, max_tokens, len(lengths) + more)
-    assert sorted(chain.from_iterable(given_out[: len(lengths)])) == list(range(len(lengths)))
-    assert all(len(batch) == 1 and lengths[batch[0]] == min(lengths) for batch in given_out[len(lengths) :])
-    assert len(given_out) == len(lengths) + more
-
-
-@given(buffers())
-def test_batches_go_from_long_to_short(buffer: tuple[list[int], int]) -> None:
-    """The same number of a batch means like lengths on every rank: no sample is longer than one of a batch before."""
-    lengths, max_tokens = buffer
-    in_order = [
-        lengths[number] for batch in batches(lengths, max_tokens, fewest(lengths, max_tokens)) for number in batch
-    ]
-    assert in_order == sorted(lengths, reverse=True)
 
 
 def test_the_work_is_spread_over_all_batches() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
-from shardcache_client.order.lanes import Blocks, Interleaved, Strided
+from shardcache_client.order.lanes import Interleaved, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
@@ -163,18 +163,6 @@ def test_the_plan_of_global_batches_is_the_order_of_need(elastic: Elastic, job: 
         share = elastic.deal.share(0, 0, reader)
         rest = share.behind(Reached(taken=min(taken, share.samples or 0)))
         assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_blocks_are_counted_as_they_come(widths: list[int]) -> None:
-    """Counts before a place and the place of a turn are those of the turns one by one."""
-    blocks, counts = Blocks(tuple(widths)), [0] * len(widths)
-    for place in range(3 * sum(widths)):
-        lane = blocks.lane(place)
-        assert lane == [n for n, width in enumerate(widths) for _ in range(width)][place % sum(widths)]
-        assert list(blocks.before(place)) == counts
-        assert blocks.place(lane, counts[lane]) == place
-        counts[lane] += 1
 
 
 def state(reader: int, given: int, cut: Partition) -> ReaderState:

@@ -7,12 +7,11 @@ import json
 import random
 import subprocess
 import sys
-from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache_client.order.rounds import Order, Piece, Shuffle, permutation, round_key, shard_order
+from shardcache_client.order.rounds import Order, Shuffle, permutation, round_key, shard_order
 
 counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 shuffles = st.none() | st.builds(Shuffle, seed=st.integers(), groups=st.integers(1, 4))
@@ -27,14 +26,6 @@ def samples_of(order: Order, start: int, stop: int, counts: list[int]) -> list[S
         for piece in order.pieces(start, stop)
         for number in piece.numbers(counts[piece.shard], permuted=True)
     ]
-
-
-@given(counts_of_shards, shuffles, st.integers(0, 5))
-def test_a_round_has_every_sample_once(counts: list[int], shuffle: Shuffle | None, number: int) -> None:
-    """Whatever the groups, and with empty shards among the others."""
-    size = sum(counts)
-    read = samples_of(Order(counts, shuffle), number * size, (number + 1) * size, counts)
-    assert sorted(read) == [(shard, each) for shard, count in enumerate(counts) for each in range(count)]
 
 
 @given(counts_of_shards, shuffles, st.data())
@@ -74,15 +65,6 @@ def test_rounds_and_seeds_have_their_own_orders(seed: int, number: int, step: in
     assert len({tuple(shards_in(number, Shuffle(seed), [1] * 100)) for seed, number in orders}) == 3
 
 
-def test_shards_stay_in_place_without_shuffling() -> None:
-    """The manifest is read as it stands, in every round, and its samples as they were written."""
-    order = Order([2, 0, 3], None)
-    for number in range(3):
-        pieces = order.pieces(5 * number, 5 * number + 5)
-        assert [(piece.shard, piece.start, piece.stop) for piece in pieces] == [(0, 0, 2), (2, 0, 3)]
-    assert list(Piece(2, "0/0", 1, 3).numbers(3, permuted=False)) == [1, 2]
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), st.integers(1, 6), st.integers())
 def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: int, seed: int) -> None:
     """Where a group should end, or at most a shard from there, all rounds have met the same shards."""
@@ -91,13 +73,6 @@ def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: i
     weights = [sum(counts[shard] for shard in rounds[0][:end]) for end in ends]
     for group in range(1, groups):
         assert min(abs(weight - sum(counts) * group / groups) for weight in weights) <= max(counts)
-
-
-@given(st.integers(0, 300), st.text(max_size=5))
-def test_a_permutation_has_each_number_once(size: int, key: str) -> None:
-    """And is the same each time for the same key."""
-    assert Counter(permutation(size, key)) == Counter(range(size))
-    assert permutation(size, key) == permutation(size, key)
 
 
 def as_documented(size: int, key: str) -> list[int]:

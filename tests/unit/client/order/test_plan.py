@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.protocol import ShardRef
-from shardcache_client.order.plan import Plan, plan_reading
+from shardcache_client.order.plan import plan_reading
 
 readings = st.lists(st.integers(0, 30), max_size=60)
 
@@ -64,30 +64,8 @@ def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     assert messages[0][1]["reads"] == plan.reads - start
 
 
-def test_a_plan_declared_again_leaves_out_what_was_read() -> None:
-    """After two shards the message begins with the third, and still tells the whole next epoch."""
-    ((kind, fields),) = plan_reading(manifest_of(4), 5, range(4), range(4)).messages(start=2)
-    assert (kind, fields["epoch"], fields["reads"]) == ("plan", 5, 2)
-    assert fields["order"] == [0, 1, 2, 3, 0, 1]
-    assert [row[0] for row in fields["shards"]] == [f"s3://bucket/{number}.tar" for number in (2, 3, 0, 1)]
-    assert fields["shards"][0] == ["s3://bucket/2.tar", "v", 10, 3]
-
-
 def test_a_reader_without_shards_has_a_plan_too() -> None:
     """It says that nothing is read, now or later, in one message."""
     assert list(plan_reading([], 0, [], []).messages()) == [
         ("plan", {"epoch": 0, "reads": 0, "shards": [], "order": []})
     ]
-
-
-def test_the_first_message_of_a_long_plan_is_short() -> None:
-    """A plan of many positions begins with the thousand that come first, and only their shards are named."""
-    shards = tuple(manifest_of(12_000))
-    messages = Plan(0, shards, (*range(12_000), *reversed(range(12_000))), reads=12_000).messages()
-    _, first = next(messages)
-    assert first["order"] == list(range(1_000))
-    assert len(first["shards"]) == 1_000
-    _, second = next(messages)
-    assert second["order"] == list(range(1_000, 5_000))
-    assert len(second["shards"]) == 4_000
-    assert sum(len(fields["order"]) for _, fields in messages) == 24_000 - 5_000

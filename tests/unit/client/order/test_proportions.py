@@ -20,14 +20,6 @@ def turns_of(samples: list[int]) -> list[int]:
 
 @settings(deadline=None)
 @given(sizes)
-def test_each_lane_has_exactly_its_samples(samples: list[int]) -> None:
-    """At the end of the sequence, nothing is missing and nothing is left, also of lanes with one sample or none."""
-    turns = turns_of(samples)
-    assert [turns.count(lane) for lane in range(len(samples))] == samples
-
-
-@settings(deadline=None)
-@given(sizes)
 def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
     """Counts before a place, and the place of a turn, are what counting from the start gives."""
     proportions, counts = Proportions(tuple(samples)), [0] * len(samples)

@@ -15,7 +15,7 @@ from shardcache.protocol import ShardRef
 from shardcache.tarindex import Samples, entries_of, rows_of
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.selection import By, Choices, Marked, split, subset
+from shardcache_client.order.selection import By, Choices, split, subset
 from shardcache_client.selecting import _select
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -36,17 +36,6 @@ def numbers(counts: list[int], choices: Choices) -> list[int]:
         own = chosen.chosen(shard)
         found += [firsts[shard] + number for number in (range(count) if own is None else own)]
     return found
-
-
-@given(st.lists(st.booleans(), max_size=100))
-def test_marks_are_kept_in_a_bit_each(marks: list[bool]) -> None:
-    """All is None; any other is the numbers marked, in an eighth of a byte per sample."""
-    choice = Marked.of(marks)
-    assert (choice is None) == all(marks)
-    if choice is not None:
-        assert list(choice.numbers()) == [number for number, mark in enumerate(marks) if mark]
-        assert choice.count == sum(marks)
-        assert len(choice.bits) <= -(-len(marks) // 8)
 
 
 @given(COUNTS, FRACTIONS, st.integers(0, 5), st.sampled_from(["samples", "shards"]))

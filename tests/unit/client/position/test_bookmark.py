@@ -143,13 +143,6 @@ def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> N
         assert begin(forked(bookmark), epoch) == starts
 
 
-def test_another_epoch_than_the_loaded_one(bookmark: Bookmark) -> None:
-    """Whoever sets it means it: the loaded place is not applied to it."""
-    bookmark.load([saved(0), saved(1)], worker=False)
-    bookmark.set_epoch(0)
-    assert begin(forked(bookmark), 17) == from_the_beginning(0)
-
-
 def test_last_loaded_state_holds(bookmark: Bookmark) -> None:
     """A state takes the place of the epoch that was set before, and of an earlier state."""
     bookmark.set_epoch(7)

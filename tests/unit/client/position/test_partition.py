@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
+from shardcache_client.position.partition import Partition, Phase, what_is_left
 
 cuts = st.builds(
     Partition,
@@ -81,10 +81,7 @@ def test_workers_get_whole_batches(samples: int, cut: Partition) -> None:
 def test_run_that_resumes_with_other_readers_sees_the_rest_once(
     samples: int, crews: list[Partition], step: int
 ) -> None:
-    """From any step of any phase onto any other topology what is left is read once, whatever each reader had taken.
-
-    With it comes what earlier phases would have dropped. A sample that was read as padding still has its own turn.
-    """
+    """From any step of any phase onto any other topology what is left is read once, whatever each reader had taken."""
     phases: list[Phase] = []
     left = set(range(samples))
     for cut in crews[:-1]:
@@ -94,9 +91,3 @@ def test_run_that_resumes_with_other_readers_sees_the_rest_once(
         left -= {place for each in zip(spans, taken, own, strict=True) for place in each[0][: min(each[1:])]}
         phases.append(Phase(cut, taken))
     check_epoch(len(left), all_places(samples, phases, crews[-1]), crews[-1], left)
-
-
-def test_even_is_checked_by_type() -> None:
-    """The three ways to be even are these."""
-    modes: list[Even] = ["pad", "drop", None]
-    assert [Partition(4, 1, even).rank_size(10, 3) for even in modes] == [3, 2, 3]

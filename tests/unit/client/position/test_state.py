@@ -163,18 +163,6 @@ def test_each_reader_resumes_where_it_was() -> None:
         assert resume(crew, TWO_BY_TWO, topology, SAMPLES) == Resumption(3, (), place)
 
 
-def test_one_ranks_state_is_believed_for_the_others() -> None:
-    """All ranks take their batches together: another rank's worker has given as many, whatever bad ones were skipped.
-
-    The bad samples in the share of one rank say nothing about the share of another.
-    """
-    crew = [state_of(0, place=Place(taken=13, given=12, step=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
-    places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2), SAMPLES).place for worker in range(2)]
-    assert [(place.taken, place.given) for place in places] == [(12, 12), (8, 8)]
-    (phase,) = resume(crew, Partition(1, 1), Topology(), SAMPLES).phases
-    assert phase == Phase(TWO_BY_TWO, (13, 8, 12, 8))
-
-
 def test_a_worker_whose_state_is_missing() -> None:
     """Without it nobody knows what is left, and the error says what to load."""
     with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):
@@ -203,30 +191,6 @@ def test_reader_that_repeats_samples_for_others_has_none_left() -> None:
     (start,) = {resume(crew, Partition(2, 1), Topology(rank, 2), 20) for rank in range(2)}
     left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]
     assert sorted(place for reader in left for place in reader) == [(0, number) for number in range(14, 20)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
-    st.lists(
-        st.builds(Partition, st.integers(1, 5), st.integers(1, 3), st.none(), st.integers(1, 4)), min_size=2, max_size=4
-    ),
-    st.integers(0, 10**6),
-)
-def test_any_job_resumes_from_the_states_of_another(counts: list[int], cuts: list[Partition], step: int) -> None:
-    """Through JSON, any number of times, whoever saved them: together each sample is read once."""
-    deal, count, saved = SampleDeal(counts, Shuffle(1, 3), None), Counter[tuple[int, int]](), None
-    for nth, cut in enumerate(cuts):
-        found = [] if saved is None else find_states(json.loads(json.dumps(saved)))
-        saved = []
-        for topology in crew(cut):
-            start = resume(found, cut, topology, sum(counts)) if found else Resumption(3)
-            read = _rest(deal, topology, start, cut.batch_size)
-            taken = len(read) if nth == len(cuts) - 1 else step * (topology.reader + 7) % (len(read) + 1)
-            count.update(read[:taken])
-            place = Place(taken=start.place.taken + taken, given=start.place.given + taken)
-            saved.append(state_of(topology.reader, cut, phases=start.phases, place=place).to_json())
-    assert count == {(shard, number): 1 for shard, size in enumerate(counts) for number in range(size)}
 
 
 def _rest(deal: SampleDeal, topology: Topology, start: Resumption, batch_size: int) -> Sequence[tuple[int, int]]:
@@ -271,8 +235,7 @@ def check_states_of_one_rank(cut: Partition, samples: int, loader_batch: int) ->
 
 @pytest.mark.parametrize("even", ["pad", "drop", None])
 def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
-    """For each small job, after each number of batches and by the states of each rank; also where the dataset was not
-    told the loader's batch size."""
+    """For each small job, after each number of batches and by the states of each rank."""
     told = check_states_of_one_rank(Partition(4, 3, even, 8), 257, 8)
     for samples in range(1, 41 if even is None else 15):
         for cut in (Partition(w, k, even, b) for w in (2, 3, 4) for k in (1, 2, 3) for b in (1, 3, 8)):
@@ -317,11 +280,7 @@ def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> N
 def test_any_job_resumes_from_one_ranks_states(
     counts: list[int], sizes: list[tuple[int, int, int]], even: Even, moments: list[tuple[int, int]], drop_last: bool
 ) -> None:
-    """Again and again, on the same or another topology, all ranks having been asked for equally many batches.
-
-    Where one rank's states do not tell, those of all ranks do. Only the last ranks to read anything repeat samples, and
-    only the last of all leave any out; so it is with short batches that their loaders drop.
-    """
+    """Again and again, on the same or another topology, all ranks having been asked for equally many batches."""
     cuts = [Partition(world, workers, even, batch) for world, workers, batch in sizes]
     deal, count, saved, chosen = SampleDeal(counts, Shuffle(1, 3), even), Counter[tuple[int, int]](), [], []
     last = cuts[0]

@@ -157,11 +157,6 @@ def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, s
     assert server.num_keys() == keys
 
 
-def test_single_rank_exchanges_nothing() -> None:
-    """A world of one agrees without any store."""
-    assert Agreement("alone", Ranks()).greatest("anything", 3) == 3
-
-
 def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
     first, second, third = group("missing")
@@ -320,10 +315,7 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
 
 
 def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
-    """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ.
-
-    So may one that has looked at a few samples before its loader has given it a batch size.
-    """
+    """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
     groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
     for rank, batch_size in enumerate((1, 8)):
         groups[rank].compare_options(Assignment(batch_size=batch_size).batches(), Topology(rank, WORLD))

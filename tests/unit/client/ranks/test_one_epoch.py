@@ -93,10 +93,7 @@ def test_epochs_that_are_read_to_their_ends_are_counted(server: TCPStore) -> Non
 
 
 def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCaptureFixture) -> None:
-    """As one that only looked, while a loader's workers read a short epoch ahead to its end: each epoch is a warning.
-
-    Ranks in step are not warned, nor is one that begins with a later epoch after a resume.
-    """
+    """As one that only looked, while a loader's workers read a short epoch ahead to its end."""
     ahead, *others = ranks(server)
     ahead.read()
     for epoch in range(2):

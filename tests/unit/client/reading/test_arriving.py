@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from shardcache.errors import (
     CorruptShardError,
     NotATarError,
-    OriginUnavailableError,
     SampleError,
     ShardError,
     TruncatedShardError,
@@ -33,12 +32,7 @@ LONG_NAME = "folder/" * 40 + "000001.jpg"
 
 
 class Download:
-    """A shard on its way: a file of the final size, with something else where nothing has arrived yet.
-
-    Args:
-        steps: how many bytes are ready, one after the other; after the last there is another way to the rest.
-        blank: what the file holds where nothing has arrived; a real one holds zeros, which end a tar.
-    """
+    """A shard on its way: a file of the final size, with something else where nothing has arrived yet."""
 
     def __init__(self, path: Path, tar: bytes, steps: Iterable[int], blank: int = 0) -> None:
         self.path = path
@@ -227,28 +221,6 @@ def test_a_member_that_leads_out_of_the_file(path: Path) -> None:
     with download.open() as shard, pytest.raises(TruncatedShardError, match=r"b\.bin"):
         list(shard.samples())
     assert download.asked == []
-
-
-def test_why_the_rest_does_not_come_passes_through(path: Path) -> None:
-    """The daemon's error is raised as it is."""
-
-    def more(beyond: int) -> Arriving | None:
-        raise OriginUnavailableError("gone", url=URL)
-
-    download = Download(path, make_tar(random_samples(4, {"bin": 1000})), [2000])
-    with ArrivingShard(download.grant(), more) as shard, pytest.raises(OriginUnavailableError, match="gone"):
-        list(shard.samples())
-
-
-def test_renaming_the_file_leaves_the_map(path: Path) -> None:
-    """Publishing moves the file; who has begun to read it goes on."""
-    tar = make_tar(random_samples(20, {"bin": 1000}))
-    download = Download(path, tar, [len(tar)])
-    with download.open() as shard:
-        samples = shard.samples()
-        next(samples)
-        path.rename(path.with_suffix(".tar"))
-        assert len(list(samples)) == 18
 
 
 def test_a_file_that_is_not_there_or_not_the_one(path: Path) -> None:

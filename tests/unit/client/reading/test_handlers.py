@@ -37,13 +37,6 @@ def test_warnings_have_the_text_and_the_place_of_the_caller(exn: Exception, text
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_handlers_answer_as_webdatasets_do(name: str) -> None:
-    """A pipeline that moves over from WebDataset keeps its meaning."""
-    assert getattr(shardcache_client, name)(EXN) == getattr(webdataset, name)(EXN)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_handlers_work_in_webdatasets_stages(name: str) -> None:
     """A decoding stage of WebDataset's goes on or stops by our handler as by its own, whatever the error is."""
     ours, theirs = (

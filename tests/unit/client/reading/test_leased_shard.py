@@ -282,18 +282,6 @@ def dying(folder: Folder, **grant: Any) -> Script:
     return script
 
 
-def test_the_next_daemon_has_it_whole(socket: Path, folder: Folder) -> None:
-    """After a restart the shard is asked for again and goes on with the sample behind the last."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-        peer.grant(1, **folder.publish())
-        peer.stay()
-
-    with passing(socket, dying(folder), script) as (leased_shard, _):
-        assert keys(leased_shard) == KEYS
-
-
 def test_the_next_daemon_has_less_of_it(socket: Path, folder: Folder) -> None:
     """A daemon that begins the download anew writes another file: that one is read on, from the same place."""
 

@@ -12,7 +12,7 @@ from webdataset.handlers import ignore_and_continue
 from webdataset.tariterators import base_plus_ext
 
 from shardcache.errors import SampleError
-from shardcache.tarindex import Fault, Grouping, Tar, TarIndex, fault_of, index_tar, key_of, write
+from shardcache.tarindex import Fault, TarIndex, fault_of, index_tar, write
 from shardcache.tarindex.grouping import split_name
 from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
 from support.shards.strategies import Row, formats, members, pack_rows
@@ -86,22 +86,3 @@ def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
     index = indexed(path)
     assert re.search("'a' has two members with the extension 'jpg'", fault_of(index, 0) or "")
     assert len(index.faults) == 1
-
-
-@given(rows=members, format_=formats)
-def test_samples_can_be_read_off_while_members_come(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
-) -> None:
-    """Member by member, all samples but the last are as they will be at the end; `finish` adds that one."""
-    path = tmp_path_factory.getbasetemp() / "random.tar"
-    path.write_bytes(pack_rows(rows, format_))
-    data, final, grouping = path.read_bytes(), index_tar(path, URL), Grouping()
-    for member in Tar(lambda at, least_bytes, most_bytes: data[at : at + most_bytes], len(data), URL, require_end=True):
-        grouping.add([member])
-        assert grouping.whole == max(len(grouping.samples) - 1, 0)
-        for sample in range(grouping.whole):
-            assert key_of(grouping.samples, sample) == key_of(final, sample)
-            assert fault_of(grouping.samples, sample) == fault_of(final, sample)
-            assert grouping.samples.member_ends[sample] == final.member_ends[sample]
-    assert grouping.finish() == final
-    assert grouping.whole == len(final)

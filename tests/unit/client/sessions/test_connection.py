@@ -21,11 +21,10 @@ from shardcache.errors import (
     ConfigError,
     DaemonError,
     NoDaemonError,
-    NotFoundError,
     ProtocolError,
     VersionMismatchError,
 )
-from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
+from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import resolve
@@ -201,36 +200,6 @@ def test_a_refusal_keeps_its_type(path: Path) -> None:
         DaemonConnection(path, READER)
 
 
-def test_resolve_returns_the_manifest(path: Path) -> None:
-    """Patterns go as they are; rows come back as shards."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        rows = [["s3://bucket/0.tar", '"etag"', 10, None], ["s3://bucket/1.tar", None, None, 7]]
-        peer.say(type="manifest", id=peer.hear()["id"], shards=rows)
-        peer.stay()
-
-    with scripted(path, script) as heard:
-        shards = resolve(DaemonChoice(path), READER, ["s3://bucket/{0..1}.tar"], 30)
-    assert list(shards) == [ShardRef("s3://bucket/0.tar", '"etag"', 10), ShardRef("s3://bucket/1.tar", samples=7)]
-    assert not shards.counts_listed
-    assert heard[1]["urls"] == ["s3://bucket/{0..1}.tar"]
-
-
-def test_resolve_raises_the_error_of_the_store(path: Path) -> None:
-    """A missing bucket is the daemon's NotFoundError, url and remedy included."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        error = NotFoundError("no such bucket", url="s3://gone/", remedy="look again")
-        peer.say(type="error", id=peer.hear()["id"], error=error.to_json())
-        peer.stay()
-
-    with scripted(path, script), pytest.raises(NotFoundError, match="s3://gone/: no such bucket") as caught:
-        resolve(DaemonChoice(path), READER, ["s3://gone/"], 30)
-    assert caught.value.remedy == "look again"
-
-
 def test_an_answer_that_does_not_come(path: Path) -> None:
     """A daemon that is silent for the whole time is an error that says so."""
 
@@ -298,32 +267,21 @@ def test_a_daemon_that_leaves(path: Path) -> None:
                 connection.tell("release", lease=1)
 
 
-def test_noise_is_a_protocol_error(path: Path) -> None:
-    """A message that is no JSON is named as such, not taken for a lost connection."""
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("not JSON", "invalid JSON"), (json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}), "id")],
+)
+def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
+    """A message that is no JSON, or whose id is no number, is named as such, not taken for a lost connection."""
 
     def script(peer: Peer) -> None:
         peer.welcome()
-        peer.websocket.send("not JSON")
+        peer.websocket.send(message)
         peer.stay()
 
     with scripted(path, script):
         connection = DaemonConnection(path, READER)
-        with pytest.raises(ProtocolError, match="invalid JSON"):
-            connection.call("resolve", soon(), urls=[])
-        connection.close()
-
-
-def test_an_id_that_is_no_number_is_a_protocol_error(path: Path) -> None:
-    """In a message of any kind, also of one that has no `id`."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.websocket.send(json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}))
-        peer.stay()
-
-    with scripted(path, script):
-        connection = DaemonConnection(path, READER)
-        with pytest.raises(ProtocolError, match="id"):
+        with pytest.raises(ProtocolError, match=said):
             connection.call("resolve", soon(), urls=[])
         connection.close()
 

@@ -155,6 +155,7 @@ def test_a_relative_gets_references(shard: Path, method: str) -> None:
     with Sender(Handover(), shard, method) as sender:
         for number in range(32):
             sender.cut(number)
+        assert not sender.settled()
         message = sender.message_of_all()
         assert len(message) < 3000
         assert not sender.settled()
@@ -185,15 +186,6 @@ def maps_of(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
-def test_a_value_that_may_still_be_sent_keeps_the_loan(shard: Path) -> None:
-    """As long as the worker holds one, as in a queue that has not come to it, the loan is not settled."""
-    with Sender(Handover(), shard) as sender:
-        sender.cut(0)
-        assert not sender.settled()
-        pickle.loads(sender.message_of_all())
-        assert sender.settled()
-
-
 def test_every_message_counts_and_none_twice(shard: Path) -> None:
     """One that is loaded again does not make up for one that is still on its way."""
     with Sender(Handover(), shard) as sender:
@@ -207,16 +199,6 @@ def test_every_message_counts_and_none_twice(shard: Path) -> None:
         assert not sender.settled()
         pickle.loads(third)
         assert sender.settled()
-
-
-def test_file_stays_until_it_is_remapped(shard: Path) -> None:
-    """From pickling to loading the worker's map holds it: no cache can take it away in between."""
-    with Sender(Handover(), shard) as sender:
-        message = sender.message()
-        assert is_open_elsewhere(shard)
-        values = pickle.loads(message)
-    assert is_open_elsewhere(shard)
-    assert len(values) == 1
 
 
 def test_samples_in_transit_outlive_their_lease(shard: Path) -> None:

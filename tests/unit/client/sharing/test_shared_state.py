@@ -86,10 +86,7 @@ def _be_trainer(shared_state: SharedState, name: str, method: str, started: Conn
     [("fork", "fork"), ("fork", "spawn"), ("spawn", "fork"), ("spawn", "spawn"), ("forkserver", "fork")],
 )
 def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_workers_by: str) -> None:
-    """Each begins with the notes as they were when it was started, and has them in common with its workers alone.
-
-    Also where its first worker is started before the trainer itself has used them.
-    """
+    """Each begins with the notes as they were when it was started, and has them in common with its workers alone."""
     context: Any = multiprocessing.get_context(method)
     shared_state, trainers = SharedState({"loaded": 1}, here), []
     for name in ("a", "b"):
@@ -120,19 +117,6 @@ def _count(shared_state: SharedState) -> None:
     for _ in range(ROUNDS):
         with shared_state.edit() as notes:
             notes["count"] += 1
-
-
-def test_one_process_edits_at_a_time() -> None:
-    """Nothing that several processes note at once is lost."""
-    shared_state = SharedState({"count": 0}, everywhere)
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_count, args=(shared_state,)) for _ in range(3)]
-    for child in children:
-        child.start()
-    _count(shared_state)
-    for child in children:
-        child.join()
-    assert shared_state.read() == {"count": 4 * ROUNDS}
 
 
 def test_threads_edit_one_at_a_time_and_read_concurrently() -> None:
