@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import DiskFullError, OriginUnavailableError
+from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.hedging import Hedging, race
 
 SIZE = 8 * 1024 * 1024
@@ -194,18 +194,6 @@ class Rivals:
         return "second"
 
 
-async def test_the_first_answer_wins_and_the_other_request_is_over() -> None:
-    """Whichever it is; nothing of the loser goes on when the race is over."""
-    rivals = Rivals()
-    rivals.first_answer.set_result(None)
-    assert await race(rivals.first(), 0.0, rivals.second) == ("first", True)
-    assert rivals.told in ([], ["second cancelled"])
-    rivals = Rivals()
-    rivals.second_answer.set_result(None)
-    assert await race(rivals.first(), 0.0, rivals.second) == ("second", False)
-    assert sorted(rivals.told) == ["first cancelled", "second writes"]
-
-
 @pytest.mark.parametrize("first_comes_first", [True, False])
 async def test_answers_that_come_together_are_one(first_comes_first: bool) -> None:
     """In the same turn of the loop one of them wins, never both and never neither."""
@@ -225,29 +213,6 @@ async def test_a_first_request_that_fails_ends_the_second() -> None:
     asyncio.get_running_loop().call_soon(rivals.first_answer.set_exception, OriginUnavailableError("gone"))
     with pytest.raises(OriginUnavailableError, match="gone"):
         await race(rivals.first(), 0.0, rivals.second)
-
-
-async def test_an_error_of_writing_the_second_answer_is_raised() -> None:
-    """A full disk is an error whoever meets it."""
-    rivals = Rivals()
-
-    async def second(end_first: Callable[[], Awaitable[bool]]) -> str:
-        assert await end_first()
-        raise DiskFullError("no room")
-
-    with pytest.raises(DiskFullError):
-        await race(rivals.first(), 0.0, second)
-
-
-async def test_a_second_request_that_comes_to_nothing_leaves_it_to_the_first() -> None:
-    """Return whether it was not allowed or failed."""
-    rivals = Rivals()
-
-    async def second(end_first: Callable[[], Awaitable[bool]]) -> str:
-        asyncio.get_running_loop().call_soon(rivals.first_answer.set_result, None)
-        return "nothing"
-
-    assert await race(rivals.first(), 0.0, second) == ("first", True)
 
 
 async def test_cancelling_a_race_cancels_both_requests() -> None:

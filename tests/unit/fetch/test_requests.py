@@ -28,13 +28,7 @@ Read = Callable[[Flow], Awaitable[None]]
 
 
 class Script:
-    """An origin that answers one read after the other as it was told.
-
-    Attributes:
-        begun: number of reads.
-        ended: which of them are over, by number, and "written" for each that was written.
-        write_error: raised in place of writing.
-    """
+    """An origin that answers one read after the other as it was told."""
 
     def __init__(self, *reads: Read) -> None:
         self.reads = list(reads)

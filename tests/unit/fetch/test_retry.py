@@ -19,7 +19,6 @@ from shardcache.errors import (
 from shardcache.fetch.reads import StallTimeout
 from shardcache.fetch.retry import Backoff, Retry, refetch
 from shardcache.metrics import Counters
-from shardcache.transport.flow import nothing
 
 NO_PAUSE = Backoff(base_s=0, cap_s=0)
 URL = "s3://b/a.tar"
@@ -105,15 +104,6 @@ async def test_refetch(failures: list[ShardcacheError], calls: int, error: Shard
         with pytest.raises(type(error), match=error.message):
             await refetch(script)()
     assert script.calls == calls
-
-
-async def test_silence_ends_a_request() -> None:
-    """A request that receives nothing fails in a way that a retry may mend."""
-    watch = StallTimeout(0.01, "s3://b/a.tar", nothing)
-    with pytest.raises(OriginUnavailableError, match="nothing was received") as failed:
-        async with watch.limit():
-            await asyncio.Event().wait()
-    assert failed.value.url == "s3://b/a.tar"
 
 
 async def test_slowness_does_not() -> None:

@@ -92,18 +92,6 @@ class Users:
         await turns()
 
 
-async def test_no_more_than_the_limit_hold_a_slot() -> None:
-    """The third of two waits for one to end."""
-    users = Users(Scheduler(2))
-    for name in "abc":
-        await users.start(name, PLANNED)
-    assert users.order == ["a", "b"]
-    await users.finish("b")
-    assert users.order == ["a", "b", "c"]
-    await users.finish("a")
-    await users.finish("c")
-
-
 async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
     """Lowest class first, then the earliest deadline, then the first to arrive."""
     users = Users(Scheduler(1))
