@@ -66,21 +66,6 @@ def test_next_missing_is_the_soonest_needed(plans: Plans, present: set[str]) -> 
         assert plan[found.position] == found.name and found.position >= at
 
 
-@given(PLANS, st.lists(st.tuples(st.booleans(), SHARDS), max_size=12))
-def test_evictions_are_seen_at_any_time(plans: Plans, changes: list[tuple[bool, str]]) -> None:
-    """However shards come and go between the questions, the answer is that of a timeline asked only once."""
-    timeline, present = timeline_of(plans), set[str]()
-    for arrives, shard in changes:
-        if arrives:
-            present.add(shard)
-        elif shard in present:
-            present.remove(shard)
-            timeline.evicted(shard)
-        asked_once = timeline_of(plans).next_missing(present.__contains__)
-        found = timeline.next_missing(present.__contains__)
-        assert (found and found[1]) == (asked_once and asked_once[1])
-
-
 @given(PLANS, st.sets(SHARDS), st.sets(SHARDS))
 def test_a_session_is_covered_until_its_first_missing_shard(plans: Plans, here: set[str], coming: set[str]) -> None:
     """A shard on its way does not count as cached, although it is cared for."""
@@ -261,16 +246,6 @@ def test_a_waiting_session_does_not_recede() -> None:
     timeline = timeline_of([([*"abcd"], 0, 1.0)])
     timeline.tick(60.0)
     assert use_s(timeline, "c") == 62.0
-
-
-def test_a_new_plan_keeps_the_pace_and_a_new_session_takes_that_of_the_others() -> None:
-    """Nothing is guessed that could be known."""
-    timeline = timeline_of([([*"abcd"], 0, 5.0)])
-    timeline.declare(0)
-    timeline.extend(0, ["x", "y"])
-    timeline.declare("another")
-    timeline.extend("another", ["v", "w"])
-    assert use_s(timeline, "y") == use_s(timeline, "w") == 5.0
 
 
 @given(PLANS, st.floats(0.0, 20.0), st.integers(0, 9))

@@ -67,10 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def every_option(command: click.Command = app, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield each option of each command: the command's name, the anchor, and every spelling.
-
-    But for --help: click keeps that as it was when the command was first run, in some test before, with or without -h.
-    """
+    """Yield each option of each command: the command's name, the anchor, and every spelling."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             yield from every_option(each, f"{name}-{each.name}".lstrip("-"))

@@ -51,14 +51,6 @@ def test_space_is_taken_before_the_first_byte(tmp_path: Path) -> None:
     assert (stat.st_size, stat.st_blocks * 512 >= len(DATA)) == (len(DATA), True)
 
 
-def test_finished_parts_are_reused(tmp_path: Path) -> None:
-    """A second opening of the same version misses only what the first did not write."""
-    layout = layout_in(tmp_path)
-    write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 2, 5)
-    again = Partial.open(layout, OBJECT, PART_BYTES)
-    assert again.missing() == [1, 3, 4]
-
-
 def test_a_damaged_part_is_fetched_again(tmp_path: Path) -> None:
     """After a power loss the journal may claim more than the disk holds: claimed parts are read and checked."""
     layout = layout_in(tmp_path)

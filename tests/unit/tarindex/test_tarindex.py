@@ -183,10 +183,7 @@ def test_data_after_the_end_are_refused(path: Path, name: str) -> None:
 
 
 def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
-    """A hole of 4 KiB at each block: an error, or as many samples as before, some of whose bytes are zeros.
-
-    But for a hole that reaches the end of the last member: to any reader that is a shorter tar.
-    """
+    """A hole of 4 KiB at each block: an error, or as many samples as before, some of whose bytes are zeros."""
     data = make_tar([{"__key__": f"{number}", "bin": b"x" * 3000} for number in range(6)])
     end = boundaries(data)[-1]
     for at in range(0, end, 512):
@@ -199,10 +196,7 @@ def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
 
 
 def test_any_flipped_header_byte_is_noticed(path: Path) -> None:
-    """A damaged first header is no tar; any later one is corrupt, at a byte that the message names.
-
-    All but the last byte of the checksum's own field: it stands behind the NUL that ends the digits.
-    """
+    """A damaged first header is no tar; any later one is corrupt, at a byte that the message names."""
     data = make_tar(SMALL)
     second = boundaries(data)[0]
     path.write_bytes(data)
