@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from campaign.harness import Result, Row
-from campaign.load_datasets import Datasets
-from campaign.load_sessions import Crowd
+from campaign.load_readers import Crowd, Datasets
 from campaign.load_troubles import Troubles
 from support.programs.daemon import Daemon, eventually
 from support.programs.idle_loop import idle_loop

@@ -13,8 +13,7 @@ from typing import Any
 import aiohttp
 
 from campaign.harness import Result
-from campaign.load_datasets import Datasets
-from campaign.load_sessions import HANG_S, talking
+from campaign.load_readers import HANG_S, Datasets, talking
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
 from support.stores.moody_s3 import SHARDS, url
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.tier_nodes import NGINX
+from support.cluster.tier import NGINX
 from support.network.ports import free_port
 from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
 from support.programs.cli import clean_environment

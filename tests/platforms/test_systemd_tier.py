@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster.tier_nodes import NGINX
+from support.cluster.tier import NGINX
 from support.network.ports import free_port
 from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
 from support.programs.daemon import eventually

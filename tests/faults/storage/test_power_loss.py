@@ -11,7 +11,7 @@ import pytest
 from campaign import power
 from campaign.harness import Result, Row, rows
 from campaign.lives import Ground
-from campaign.power_disk import BLOCK_BYTES, Chance, Disk, File
+from campaign.power import BLOCK_BYTES, Chance, Disk, File
 from support.disks.shim import HAS_CC, Call, Op
 
 

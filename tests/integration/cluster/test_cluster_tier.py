@@ -153,7 +153,7 @@ def test_no_signature_is_logged(cluster: Cluster) -> None:
         cluster.part(name)
     cluster.part(name, url=cluster.signed(name, "wrong"))
     kept = [path for path in folder.rglob("*") if path.is_file() and "/run/" not in str(path)]
-    assert {"access.log", "node1.stderr"} <= {path.name for path in kept}
+    assert {"access.log", "node1.log"} <= {path.name for path in kept}
     assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())] == []
 
 

@@ -20,8 +20,7 @@ from shardcache.errors import OriginError
 from shardcache.origin.registry import Origins
 from support.network.lead import lead
 from support.stores import aws_env
-from support.stores.buckets import use_aws
-from support.stores.origins import read_range
+from support.stores.buckets import read_range, use_aws
 
 ACCESS_KEY, SECRET_KEY = "strict", "strict-secret"
 _DOMAIN = ".amazonaws.com"

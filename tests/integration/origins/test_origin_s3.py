@@ -25,9 +25,8 @@ from shardcache.origin.base import Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.flow import Free, nothing
 from support.stores import aws_env
-from support.stores.buckets import Bucket, use_aws
+from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
-from support.stores.origins import read_range, read_whole
 
 DATA = bytes(range(256)) * 400
 

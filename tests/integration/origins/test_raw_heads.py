@@ -14,9 +14,8 @@ from shardcache.origin.registry import Origins
 from shardcache.transport.flow import nothing
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
-from support.stores.buckets import use_aws
+from support.stores.buckets import read_range, use_aws
 from support.stores.mischief import Ending
-from support.stores.origins import read_range
 
 FLOOD = Reply(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"a" * 65_000) for n in range(95)), Ending.HANG)
 DATA = b"0123456789"

@@ -13,10 +13,9 @@ from shardcache.origin.registry import Origins
 from shardcache.transport.connections import SILENCE_S
 from shardcache.transport.flow import nothing
 from support.network.lead import SILENT, SilentAddress, lead
-from support.stores.buckets import Bucket, use_aws
+from support.stores.buckets import Bucket, read_range, use_aws
 from support.stores.faulty_proxy import FaultyProxy
 from support.stores.mischief import Mischief
-from support.stores.origins import read_range
 
 DATA = bytes(range(256)) * 400
 CONNECTIONS = 4

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from support.programs.daemon import eventually
 from support.shards.tars import write_shards
-from support.stores.throttled_s3 import ThrottledS3
-from support.stores.throttled_server import CREDIT_S, Pacer
+from support.stores.throttled_s3 import CREDIT_S, Pacer, ThrottledS3
 
 MB = 1_000_000
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from support.cluster import network, nginx
+from support.cluster import network
 from support.cluster.network import Network
 from support.cluster.node import Node
 from support.cluster.store import Dataset, Store
-from support.cluster.tier import FRONT, Tier
+from support.cluster.tier import FRONT, NGINX, Tier
 from support.programs.cli import Ran
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -36,7 +36,7 @@ Orders = Sequence[Sequence[str]]
 
 def why_not() -> str | None:
     """Return why there can be no cluster here, None where there can be one."""
-    return network.why_not() or (None if nginx.PROGRAM else "no nginx: apt-get install nginx-light")
+    return network.why_not() or (None if NGINX else "no nginx: apt-get install nginx-light")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,112 @@
-"""The cluster's tier: an nginx on each node, as `shardcache cluster render` configures it."""
+"""The cluster's tier: an nginx on each node, in the foreground, as `shardcache cluster render` configures it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import socket
 import ssl
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
 
-from support.cluster.nginx import Nginx
+from support.cluster.network import Host
 from support.cluster.node import Node
 from support.cluster.store import Store
 from support.programs.cli import shardcache
+from support.programs.daemon import eventually
+from support.programs.processes import children, wait_until_ended
+
+# Debian has it in a folder that is not on the path of users other than root.
+NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+
+
+class Nginx:
+    """A context manager that has it listening on entering, and kills it on leaving."""
+
+    def __init__(self, host: Host | None, config: Path, addresses: Iterable[tuple[str, int]]) -> None:
+        """`addresses` are all those at which it listens, on its host or, without one, on this machine."""
+        self._entered = host.entered if host else nullcontext
+        self._addresses = tuple(addresses)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.config = config  # its configuration
+        self.log = config.with_suffix(".log")  # where its output goes
+
+    @property
+    def pid(self) -> int:
+        """Process id of its master while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it and return when it listens. Raises RuntimeError with its output when it does not."""
+        assert NGINX is not None
+        command = [NGINX, "-e", "stderr", "-c", str(self.config)]
+        with self.log.open("ab") as log, self._entered():
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+        try:
+            eventually(self._listens)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End it and its workers with SIGKILL, if it runs."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGSTOP)  # or it would replace the workers
+        workers = children(process.pid)
+        for pid in (process.pid, *workers):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        for pid in workers:
+            wait_until_ended(pid)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop its workers: the kernel takes connections for them, and nothing answers."""
+        workers = children(self.pid)
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
+
+    def reload(self) -> None:
+        """Let it read its configuration again, and return when it goes by that."""
+        assert self._process is not None
+        before = set(children(self._process.pid))
+        self._process.send_signal(signal.SIGHUP)
+        eventually(lambda: self._has_new_workers(before))
+
+    def _has_new_workers(self, before: set[int]) -> bool:
+        assert self._process is not None
+        return before.isdisjoint(now := children(self._process.pid)) and len(now) >= len(before)
+
+    def _listens(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"nginx ended at once:\n{self.log.read_text()}")
+        with self._entered():
+            return all(map(_accepts, self._addresses))
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
 
 FRONT = ("127.0.0.1", 9080)
 OWNER_PORT = 9081

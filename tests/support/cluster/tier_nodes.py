@@ -5,15 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
-import signal
-import socket
 import ssl
-import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,11 +19,11 @@ import pytest
 from shardcache.cluster.nginx import render
 from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier import Tier, Tls, Upstream
+from support.cluster.tier import NGINX, Nginx
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.guard import GUARD_S
 
-NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx here: apt-get install nginx-light")
 
 
@@ -65,7 +60,7 @@ class TierNodes:
             **options,
         )
         self._front_port = free_port()
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Nginx] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -86,22 +81,13 @@ class TierNodes:
         Args:
             config: file to use as it is; None for the rendered one.
         """
-        assert NGINX is not None
         if config is None:
             config = self.folder / f"{node.name}.conf"
             config.write_text(render(replace(self.tier, front=self.front(node)), node))
         for path in (self.tier.cache(node), self.tier.run(node)):
             path.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{node.name}.stderr").open("ab") as log:
-            process = subprocess.Popen([NGINX, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._running[node.name] = process
-        deadline = time.monotonic() + GUARD_S
-        while True:
-            with suppress(OSError), socket.create_connection((node.address, self._front_port), timeout=1):
-                return
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"nginx did not start: {(self.folder / f'{node.name}.stderr').read_text()}")
-            time.sleep(0.02)
+        self._running[node.name] = nginx = Nginx(None, config, [(node.address, self._front_port)])
+        nginx.start()
 
     def pid(self, node: Node) -> int:
         """Return the process of a node's nginx, whose children are its workers."""
@@ -109,18 +95,11 @@ class TierNodes:
 
     def kill(self, node: Node) -> None:
         """Kill a node's nginx with all its workers."""
-        process = self._running.pop(node.name)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()  # first, for it replaces workers that end
-        process.wait()
-        for pid in map(int, children):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._running.pop(node.name).kill()
 
     def _kill_all(self) -> None:
-        for node in self.tier.nodes:
-            if node.name in self._running:
-                self.kill(node)
+        for nginx in self._running.values():
+            nginx.kill()
 
     def front(self, node: Node) -> str:
         """Return the address of a node's front."""

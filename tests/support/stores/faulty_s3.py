@@ -12,7 +12,7 @@ import re
 import ssl
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 from aiohttp import web
 from awscrt import checksums
@@ -66,7 +66,42 @@ class Rule:
 
 
 @dataclass(slots=True)
-class FaultyS3:
+class S3Server:
+    """Serves one bucket over HTTP on a free port, as `_answer` says; use it as `async with`."""
+
+    context: ssl.SSLContext | None = None  # for https; None for plain HTTP
+    bucket: ClassVar[str]
+    endpoint_url: str = field(default="", init=False)
+    _runner: web.AppRunner | None = field(default=None, init=False)
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", f"/{self.bucket}/{{key:.+}}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.context)
+        await site.start()
+        self.endpoint_url = f"http{'s' * (self.context is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        raise NotImplementedError
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server."""
+        return aws_env(self.endpoint_url)
+
+    def http_url(self, key: str) -> str:
+        """Return the http:// url of an object."""
+        return f"{self.endpoint_url}/{self.bucket}/{key}"
+
+
+@dataclass(slots=True)
+class FaultyS3(S3Server):
     """Serves one bucket, `faulty`, over HTTP on a free port; use it as `async with`.
 
     Attributes:
@@ -75,7 +110,7 @@ class FaultyS3:
         detoured: Range of each request that a tier has to send to another owner.
     """
 
-    context: ssl.SSLContext | None = None  # for https; None for plain HTTP
+    bucket = BUCKET
     access_key: str | None = None  # the only one that is taken; others get ExpiredToken. None takes all
     ranges: bool = True  # whether Range is honoured
     lengths: bool = True  # whether Content-Length is sent with bodies; without, they come in chunks
@@ -90,37 +125,20 @@ class FaultyS3:
     owner_is_slow: bool = False  # whether no owner says that it lives
     passes_on: bool = False  # whether refusals are those of an object store, passed on by a tier
     questions: Counter[str] = field(default_factory=Counter)  # those questions, by kind
-    endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _late: asyncio.Event = field(default_factory=asyncio.Event)
-    _runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.context)
-        await site.start()
-        self.endpoint_url = f"http{'s' * (self.context is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self._closing.set()
         self._late.set()
-        assert self._runner is not None
-        await self._runner.cleanup()
-
-    def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server."""
-        return aws_env(self.endpoint_url)
+        await S3Server.__aexit__(self)
 
     def put(self, key: str, body: bytes) -> str:
         """Store bytes; return their s3:// url."""
         self._objects[key] = body
-        return f"s3://{BUCKET}/{key}"
+        return f"s3://{self.bucket}/{key}"
 
     def remove(self, key: str) -> None:
         """Remove an object."""
@@ -129,10 +147,6 @@ class FaultyS3:
     def answer_late(self) -> None:
         """Give the answers that are late."""
         self._late.set()
-
-    def http_url(self, key: str) -> str:
-        """Return the http:// url of an object."""
-        return f"{self.endpoint_url}/{BUCKET}/{key}"
 
     def fail(self, key: str, fault: Fault, *, times: int = 1, method: str = "GET", start: int | None = None) -> None:
         """Break the next `times` answers for an object; `start` picks the range that begins there."""

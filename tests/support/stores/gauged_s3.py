@@ -9,24 +9,23 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
 
 from aiohttp import web
 
-from support.stores import aws_env
+from support.stores.faulty_s3 import S3Server
 
-BUCKET = "gauged"
 _CHUNK = bytes(64 * 1024)
 
 
 @dataclass(slots=True)
-class GaugedS3:
+class GaugedS3(S3Server):
     """Serves one bucket, `gauged`, over plain HTTP on a free port; use it as `async with`.
 
     Attributes:
         pauses: keys whose answers stop after so many bytes of the body, until `go_on`.
     """
 
+    bucket = "gauged"
     sizes: dict[str, int] = field(default_factory=dict)  # of the objects, by key
     pauses: dict[str, int] = field(default_factory=dict)
     capacity: int | None = None  # requests at a time; more are refused with 503 SlowDown. None takes all
@@ -35,41 +34,20 @@ class GaugedS3:
     sent_bytes: Counter[str] = field(default_factory=Counter)  # of bodies, by key, as far as the kernel took them
     at_once: int = 0  # requests that are being answered now; `most_at_once` ever
     most_at_once: int = 0
-    endpoint_url: str = ""
     _gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.endpoint_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for key in list(self._gates):
             self.go_on(key)
-        assert self._runner is not None
-        await self._runner.cleanup()
-
-    def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server."""
-        return aws_env(self.endpoint_url)
+        await S3Server.__aexit__(self)
 
     def put(self, key: str, size_bytes: int, *, pause_after: int | None = None) -> str:
         """Make an object of zeros; return its s3:// url."""
         self.sizes[key] = size_bytes
         if pause_after is not None:
             self.pauses[key] = pause_after
-        return f"s3://{BUCKET}/{key}"
-
-    def http_url(self, key: str) -> str:
-        """Return the http:// url of an object."""
-        return f"{self.endpoint_url}/{BUCKET}/{key}"
+        return f"s3://{self.bucket}/{key}"
 
     def go_on(self, key: str) -> None:
         """Let the answers continue that were stopped by now."""
