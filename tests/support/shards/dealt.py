@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardcache_client.order.deal import SampleDeal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Strided
@@ -76,3 +76,32 @@ def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[
             left[worker] -= min(left[worker], batch_size)
             batches -= 1
     return [size - rest for size, rest in zip(sizes, left, strict=True)]
+
+
+def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
+    """Yield for each place that reading passes the shards that it opens, and whether its sample is read."""
+    if isinstance(part, Segment):
+        known: set[int] = set()
+        for step, first, last in part.steps():
+            held = part.mix.pieces_at(step)
+            new = [piece for piece in held if piece not in known]
+            known.update(new)
+            size = sum(
+                len(part.mix.part(piece, step, part.mix.pieces[piece].numbers(99, permuted=False))) for piece in held
+            )
+            for nth in range(size)[first:last]:
+                yield [part.mix.pieces[piece].shard for piece in new] if nth == first else [], True
+    elif isinstance(part, Interleaved):
+        lanes = {lane: opened(each) for lane, each in part.parts().items()}
+        for lane in part.in_turn():
+            shards: list[int] = []
+            for more, is_read in lanes[lane]:
+                shards += more
+                if is_read:
+                    break
+            yield shards, True
+    else:
+        assert isinstance(part, Strided)
+        places = set(part.places())
+        for place, (shards, _) in enumerate(opened(part.passing())):
+            yield shards, place in places

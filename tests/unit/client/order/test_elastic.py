@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,16 +13,14 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
-from shardcache_client.order.lanes import Interleaved, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.share import Part, Segment
 from shardcache_client.position.partition import Even, Partition
 from shardcache_client.position.state import Place as Reached
 from shardcache_client.position.state import ReaderState, in_batches, resume_batches
 from shardcache_client.topology import Topology
-from support.shards.dealt import Place, crew, walk
+from support.shards.dealt import Place, crew, opened, walk
 
 Batches = list[list[Place]]
 
@@ -124,35 +121,6 @@ def test_global_batches_have_every_sample(counts: list[int], shuffle: Shuffle | 
     every = {(shard, number) for shard, samples in enumerate(counts) for number in range(samples)}
     assert abs(read.total() - len(every)) < 12
     assert set(read) == every if even == "pad" else (read.total() == len(read) and set(read) <= every)
-
-
-def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
-    """Yield for each place that reading passes the shards that it opens, and whether its sample is read."""
-    if isinstance(part, Segment):
-        known: set[int] = set()
-        for step, first, last in part.steps():
-            held = part.mix.pieces_at(step)
-            new = [piece for piece in held if piece not in known]
-            known.update(new)
-            size = sum(
-                len(part.mix.part(piece, step, part.mix.pieces[piece].numbers(99, permuted=False))) for piece in held
-            )
-            for nth in range(size)[first:last]:
-                yield [part.mix.pieces[piece].shard for piece in new] if nth == first else [], True
-    elif isinstance(part, Interleaved):
-        lanes = {lane: opened(each) for lane, each in part.parts().items()}
-        for lane in part.in_turn():
-            shards: list[int] = []
-            for more, is_read in lanes[lane]:
-                shards += more
-                if is_read:
-                    break
-            yield shards, True
-    else:
-        assert isinstance(part, Strided)
-        places = set(part.places())
-        for place, (shards, _) in enumerate(opened(part.passing())):
-            yield shards, place in places
 
 
 @settings(max_examples=150, deadline=None)

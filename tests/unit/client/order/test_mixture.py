@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, chain
@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache_client.order.lanes import Interleaved
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.rounds import Order, Shuffle
-from shardcache_client.order.share import Segment
 from shardcache_client.position.partition import Even, Partition, Phase
 from shardcache_client.position.state import Place as Reached
 from shardcache_client.topology import Topology
-from support.shards.dealt import Place, shares, walk
+from support.shards.dealt import Place, opened, shares, walk
 
 SOURCES = "abcd"
 
@@ -170,23 +168,6 @@ def test_share_of_a_mixture_resumes_after_any_place(mixed: Mixed, size: tuple[in
         assert walk(share.behind(Reached(taken=taken)), mixed.shards) == whole[taken:]
 
 
-def needed(part: Segment | Interleaved) -> Iterator[list[int]]:
-    """Yield for each sample the shards that reading it opens: those of its step that are not open yet."""
-    if isinstance(part, Interleaved):
-        lanes = {lane: needed(lanes_part) for lane, lanes_part in part.parts().items()}
-        yield from (next(lanes[lane]) for lane in part.in_turn())
-        return
-    opened: set[int] = set()
-    numbers = [[*piece.numbers(99, permuted=False)] for piece in part.mix.pieces]
-    for step, first, last in part.steps():
-        held = part.mix.pieces_at(step)
-        new = [piece for piece in held if piece not in opened]
-        opened.update(new)
-        size = sum(len(part.mix.part(piece, step, numbers[piece])) for piece in held)
-        for nth in range(size)[first:last]:
-            yield [part.mix.pieces[piece].shard for piece in new] if nth == first else []
-
-
 @settings(max_examples=150, deadline=None)
 @given(mixtures(), sizes, st.integers(0, 100))
 def test_one_plan_has_the_shards_of_all_sources_in_the_order_of_need(
@@ -195,8 +176,7 @@ def test_one_plan_has_the_shards_of_all_sources_in_the_order_of_need(
     """From any place on, the plan is what reading sample by sample opens, one shard after another."""
     share = mixed.deal().share(1, 0, Topology(size[0] - 1, size[0], size[1] - 1, size[1]))
     rest = share.behind(Reached(taken=min(taken, share.samples or 0)))
-    opened = [shard for part in rest.segments for shards in needed(part) for shard in shards]
-    assert rest.shards() == opened
+    assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
 
 
 def test_a_mixture_of_one_is_read_like_the_dataset() -> None:
