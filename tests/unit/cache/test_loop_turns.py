@@ -16,13 +16,6 @@ from support.programs.guard import GUARD_S
 LONG = list(range(10_000))
 
 
-async def test_every_item_is_done_once_and_in_order() -> None:
-    """The pieces together are the list."""
-    done: list[int] = []
-    await Turns().take(LONG, done.extend)
-    assert done == LONG
-
-
 def fill_a_turn() -> None:
     """Compute for longer than a turn lasts."""
     until_s = time.perf_counter() + 0.0015

@@ -6,12 +6,6 @@ from shardcache.cache.planner import AliasTable, PlannedShards, name_of
 from shardcache.protocol import ShardRef
 
 
-def test_a_known_version_names_its_own_key() -> None:
-    """Two jobs whose manifests know the same version mean the same file."""
-    ref = ShardRef("s3://b/a.tar", '"v1"')
-    assert AliasTable().key(name_of(ref)) == name_of(ref)
-
-
 def test_a_name_without_a_version_leads_to_what_the_store_had() -> None:
     """Once asked for, a bare url leads to the version found, and that key knows the url."""
     names, name = AliasTable(), name_of(ShardRef("s3://b/a.tar"))

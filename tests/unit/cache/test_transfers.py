@@ -85,27 +85,6 @@ async def test_joining_a_failing_transfer_retries_once() -> None:
     assert tries == 2
 
 
-async def test_a_reader_that_leaves_cancels_nothing() -> None:
-    """The transfer goes on for the others."""
-    begun, let = asyncio.Event(), asyncio.Event()
-
-    async def fetch(transfer: Transfer) -> Shard:
-        begun.set()
-        await let.wait()
-        return SHARD
-
-    async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(), Signal(), Counters(), group)
-        leaving = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
-        staying = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
-        await begun.wait()
-        leaving.cancel()
-        await asyncio.sleep(0)
-        let.set()
-        assert await staying is SHARD
-    assert leaving.cancelled()
-
-
 def test_a_success_after_an_outage_retries_failed_shards() -> None:
     """After an outage, the plan is fetched ahead again as soon as anything arrives."""
     failures = RetryGate()

@@ -39,12 +39,6 @@ def test_version_is_printed() -> None:
     assert shardcache("--version").out == f"shardcache {__version__}\n"
 
 
-def test_unknown_command_is_a_usage_error() -> None:
-    """A command that does not exist exits 2."""
-    ran = shardcache("wram", "s3://bucket/x.tar")
-    assert ran.code == 2 and "wram" in ran.err
-
-
 def test_warm_without_url_is_a_usage_error() -> None:
     """A missing argument exits 2 and names it."""
     ran = shardcache("warm")

@@ -41,14 +41,14 @@ def test_braces_that_expand_to_nothing_are_an_error(pattern: str) -> None:
         expand_braces(pattern)
 
 
-def test_a_range_beyond_reason_is_refused_before_it_is_expanded() -> None:
-    """A slip of the keyboard must not fill the daemon's memory."""
-    with pytest.raises(ConfigError, match="too many shards"):
-        expand_braces("s3://b/{000000000..999999999}.tar")
-
-
 @pytest.mark.parametrize(
-    "pattern", ["s3://b/" + "{a,b}" * 30, "s3://b/" + "{" * 40 + "a,b" + "}" * 40, "s3://b/{1..%s}" % ("9" * 5000)]
+    "pattern",
+    [
+        "s3://b/{000000000..999999999}.tar",
+        "s3://b/" + "{a,b}" * 30,
+        "s3://b/" + "{" * 40 + "a,b" + "}" * 40,
+        "s3://b/{1..%s}" % ("9" * 5000),
+    ],
 )
 def test_pattern_that_takes_minutes_to_expand_is_refused_at_once(pattern: str) -> None:
     """Alternatives multiply as ranges do, and nobody nests forty deep."""

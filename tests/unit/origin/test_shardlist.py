@@ -118,16 +118,6 @@ def test_an_index_that_stands_for_more_is_refused(more: dict[str, object], reaso
         parse_index("s3://b/index.json", json.dumps(index).encode())
 
 
-def test_an_index_gives_urls_counts_and_sizes() -> None:
-    """The wids format's fields arrive in the manifest, urls resolved against the index."""
-    rows = [{"url": "a.tar", "nsamples": 10, "filesize": 2048}, {"url": "s3://c/b.tar"}]
-    data = json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": rows}).encode()
-    assert parse_index("s3://b/train/index.json", data) == [
-        ShardRef("s3://b/train/a.tar", None, 2048, 10),
-        ShardRef("s3://c/b.tar"),
-    ]
-
-
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"shardlist": [1]}', b'{"shardlist": 3}', b"\xff", b"null"])
 def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes) -> None:
     """Any other JSON, or none, says what an index looks like."""

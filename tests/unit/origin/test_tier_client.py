@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from shardcache.origin.tier_client import Breaker, SlowOwners
 
 
@@ -40,22 +37,6 @@ def test_an_open_breaker_admits_one_probe_per_rest() -> None:
     assert [breaker.admits(now_s) for now_s in (30.1, 34.9, 35.0)] == [False, False, True]
     breaker.succeeded()
     assert all(breaker.admits(35.0) for _ in range(100))
-
-
-@given(st.lists(st.tuples(st.floats(0, 5), st.sampled_from(["ask", "failed", "succeeded"]))))
-def test_an_open_breaker_is_asked_at_most_once_per_rest(steps: list[tuple[float, str]]) -> None:
-    """Whatever comes in which order."""
-    breaker, now_s, last_s = Breaker(max_failures=2, pause_s=7), 0.0, None
-    for pause_s, step in steps:
-        now_s += pause_s
-        if step == "failed":
-            breaker.failed(now_s)
-        elif step == "succeeded":
-            breaker.succeeded()
-            last_s = None
-        elif breaker.is_open and breaker.admits(now_s):
-            assert last_s is None or now_s - last_s >= 7
-            last_s = now_s
 
 
 def test_an_owner_that_was_slow_twice_within_the_rest_is_left_out_for_it() -> None:
