@@ -21,7 +21,7 @@ from shardcache.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MOST_CHARS = 100
+_MAX_CHARS = 100
 _BY_POSITION = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -270,7 +270,7 @@ def converted(name: str, value: Any, rule: Accepts) -> Any:
         return rule.converted(plain(value))
     except (TypeError, ValueError):
         shown = repr(value)
-        shown = shown if len(shown) <= _MOST_CHARS else f"{shown[:_MOST_CHARS]}…"
+        shown = shown if len(shown) <= _MAX_CHARS else f"{shown[:_MAX_CHARS]}…"
         raise ConfigError(f"{name} is {shown}", remedy=_unquoted(name, value, rule) or f"give {rule.what}") from None
 
 

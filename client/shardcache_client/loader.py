@@ -20,7 +20,7 @@ from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
 
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 _PROPERTIES = (
     "drop_last",
     "generator",
@@ -325,4 +325,4 @@ def _refuse(options: Mapping[str, Any]) -> None:
 def _default_workers() -> int:
     """Return this process's share of the CPUs that the ranks on its node may use."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks))
+    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // ranks))

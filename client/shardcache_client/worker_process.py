@@ -18,13 +18,13 @@ _MIB = 1024 * 1024
 
 # By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice the largest mapped
 # block freed so far. A batch is larger, so all its pages were faulted in again, which took longer than the copy.
-_M_TRIM_THRESHOLD, _MOST_KEPT_BYTES = -1, 128 * _MIB
+_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES = -1, 128 * _MIB
 # A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads' heaps: glibc removes
 # a free segment only if this much is free in the previous one, so with 64 MiB such heaps would never shrink.
 _M_TOP_PAD, _LEFT_BY_TRIM_BYTES = -2, 16 * _MIB
 # Setting either of these stops glibc's own adjustment of the size above which a block is mapped, and so returned,
 # separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is the adjustment's upper limit.
-_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES = -3, 32 * _MIB
+_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES = -3, 32 * _MIB
 
 _GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
 
@@ -64,8 +64,8 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc" or not is_wanted(os.environ):
         return
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES)
-    mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
     mallopt(_M_TOP_PAD, _LEFT_BY_TRIM_BYTES)
 
 

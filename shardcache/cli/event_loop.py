@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_MOST_BYTES = 64
+_MAX_BYTES = 64
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -49,7 +49,7 @@ def on_key(key: str, action: Callable[[], object]) -> Iterator[None]:
     former = termios.tcgetattr(fd)
 
     def pressed() -> None:
-        typed = os.read(fd, _MOST_BYTES)
+        typed = os.read(fd, _MAX_BYTES)
         if not typed or key in typed.decode(errors="replace"):
             action()
 

@@ -39,10 +39,10 @@ _NUMBERS = ("readers", "shards read", "shards/s", "ahead", "waits")
 _DISPENSABLE = ("waited", _BAR, "shards/s", "waits", "readers")
 # Cut rather than given up, down to this width.
 _ELASTIC = "waiting now"
-_LEAST_ELASTIC_COLUMNS = 12
+_MIN_ELASTIC_COLUMNS = 12
 # For longer names no column is given up: they are folded, whatever the screen's width leaves them.
 _USUAL_NAME_COLUMNS = 32
-_LEAST_NAME_COLUMNS = 16
+_MIN_NAME_COLUMNS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +258,10 @@ class JobRows:
         columns = _columns(jobs, rates)
         nobody_waits = not any(map(str, columns[_ELASTIC]))
         for heading in (*([_ELASTIC] if nobody_waits else []), *_DISPENSABLE):
-            if _least_width(columns, _USUAL_NAME_COLUMNS) <= width:
+            if _min_width(columns, _USUAL_NAME_COLUMNS) <= width:
                 break
             del columns[heading]
-        for_names = max(_LEAST_NAME_COLUMNS, width - _least_width(columns, 0))
+        for_names = max(_MIN_NAME_COLUMNS, width - _min_width(columns, 0))
         names = [chop_cells(job["name"], for_names) or [""] for job in jobs]
         return cls(columns | {"job": [Text("\n".join(lines)) for lines in names]}, list(map(len, names)))
 
@@ -301,9 +301,9 @@ def _columns(jobs: Sequence[Row], rates: Rates | None) -> dict[str, list[Cell]]:
     }
 
 
-def _least_width(columns: Mapping[str, Sequence[Cell]], most_for_names: int) -> int:
+def _min_width(columns: Mapping[str, Sequence[Cell]], max_for_names: int) -> int:
     """Return the width of the columns with their gaps."""
-    most = {"job": most_for_names, _ELASTIC: _LEAST_ELASTIC_COLUMNS}
+    most = {"job": max_for_names, _ELASTIC: _MIN_ELASTIC_COLUMNS}
     widths = {heading: max(map(_width, (heading, *found))) for heading, found in columns.items()}
     gaps = _GAP_COLUMNS * (len(widths) - 1)
     return gaps + sum(min(width, most.get(heading, width)) for heading, width in widths.items())

@@ -13,7 +13,7 @@ from shardcache.cli.common import json_option, parse_size, print_json, token_mem
 if TYPE_CHECKING:
     from shardcache.tarindex import TokenMember
 
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 
 
 def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dict[str, str]:
@@ -103,7 +103,7 @@ def write(
     settings = ShardSettings(
         shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens
     )
-    processes = workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     tables = Settings.load({}, config).origin
     with ByteProgress(make_console(stderr=True), "writing") as bar:
         work = convert(sources, destination, settings, workers=processes, tables=tables, tell=bar.update)

@@ -16,8 +16,8 @@ from shardcache.cache.waits import JobKey
 Place = tuple[int | None, int | None]
 
 # Epochs remembered, of all jobs together, and readers of each: clients name both.
-_MOST_EPOCHS = 256
-_MOST_READERS = 1024
+_MAX_EPOCHS = 256
+_MAX_READERS = 1024
 
 
 class Epochs:
@@ -41,12 +41,12 @@ class Epochs:
         """
         readers = self._readers.setdefault((job, epoch), set())
         self._readers.move_to_end((job, epoch))
-        if len(self._readers) > _MOST_EPOCHS:
+        if len(self._readers) > _MAX_EPOCHS:
             self._readers.popitem(last=False)
         begins = not readers or reader in readers
         if begins:
             readers.clear()
-        if len(readers) < _MOST_READERS:
+        if len(readers) < _MAX_READERS:
             readers.add(reader)
         return begins
 

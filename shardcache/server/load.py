@@ -14,7 +14,7 @@ from shardcache.metrics import Histogram
 _PERIOD_S = 0.05
 _REMEMBERED_S = 600.0
 # Values are stored as bucket numbers; each bucket is 10 % wider than the one below it.
-_LEAST_S = 1e-5
+_MIN_S = 1e-5
 _WIDTH = math.log(1.1)
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -43,7 +43,7 @@ class LoopLag:
 
     def note(self, late_s: float) -> None:
         """Add one measurement, in seconds, and drop the oldest."""
-        bucket = math.ceil(math.log(max(late_s, _LEAST_S) / _LEAST_S) / _WIDTH)
+        bucket = math.ceil(math.log(max(late_s, _MIN_S) / _MIN_S) / _WIDTH)
         self._buckets.append(bucket)
         self.since_start.observe(late_s)
         self._counts[bucket] += 1
@@ -56,7 +56,7 @@ class LoopLag:
         for bucket in sorted(self._counts) if wanted else ():
             wanted -= self._counts[bucket]
             if wanted <= 0:
-                return _LEAST_S * math.exp(bucket * _WIDTH)
+                return _MIN_S * math.exp(bucket * _WIDTH)
         return 0.0
 
     def to_json(self) -> dict[str, float]:

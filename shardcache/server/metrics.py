@@ -35,8 +35,8 @@ Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 _PREFIX = "shardcache_"
-_MOST_ORIGINS = 64
-_MOST_JOBS = 256
+_MAX_ORIGINS = 64
+_MAX_JOBS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ _JOB = (
 
 def told(page: Json) -> Iterator[Metric]:
     """Yield the metrics made from the status page."""
-    origins = [((origin["name"],) * 2, origin) for origin in page["origins"][:_MOST_ORIGINS]]
+    origins = [((origin["name"],) * 2, origin) for origin in page["origins"][:_MAX_ORIGINS]]
     # Not `job`: that is Prometheus' own label for its scrape targets.
-    jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in page["jobs"][:_MOST_JOBS]]
+    jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in page["jobs"][:_MAX_JOBS]]
     yield _family(GAUGE, "build_info", "Release and Python version.", [(_build(), 1)], ("version", "python"))
     yield from _table(_DAEMON, [((), page["process"] | {"draining": page["draining"]})])
     yield from _table(_CACHE, [((), page["cache"])])

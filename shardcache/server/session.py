@@ -45,8 +45,8 @@ from shardcache.units import user_name
 log = structlog.get_logger()
 
 # Requests of one session handled concurrently, and requests waiting for a shard.
-_MOST_AT_ONCE = 32
-_MOST_AWAITED = 8192
+_MAX_AT_ONCE = 32
+_MAX_AWAITED = 8192
 
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
@@ -156,7 +156,7 @@ class Session:
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
         self._listed: tuple[int, list[str]] = 0, []  # id and urls of the latest `resolve`
-        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._room = asyncio.Semaphore(_MAX_AT_ONCE)
         self._gone = False
         self._news = DamageNotices()
 
@@ -288,8 +288,8 @@ class Session:
         """Free the request's slot while it waits for a shard, so that `need` and `release` can be handled."""
         if request_id in self._awaited:
             raise ProtocolError(f"request {request_id} has not been answered yet")
-        if len(self._awaited) >= _MOST_AWAITED:
-            raise ProtocolError(f"a reader may wait for at most {_MOST_AWAITED} shards at a time")
+        if len(self._awaited) >= _MAX_AWAITED:
+            raise ProtocolError(f"a reader may wait for at most {_MAX_AWAITED} shards at a time")
         self._awaited[request_id] = position
         self._room.release()
         try:

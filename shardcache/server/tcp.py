@@ -21,7 +21,7 @@ from shardcache.access.rules import Peer
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
 from shardcache.server.connection_limit import Acceptor, Limits
 
-_LEAST_CHARS = 16
+_MIN_CHARS = 16
 _OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
@@ -46,9 +46,9 @@ class Token:
             raise ConfigError(f"cannot read the token file: {exn}", remedy="correct --http-token-file") from None
         if mode & _OTHERS:
             raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
-        if len(text) < _LEAST_CHARS or not text.isascii() or not text.isprintable():
+        if len(text) < _MIN_CHARS or not text.isascii() or not text.isprintable():
             raise ConfigError(
-                f"{path} does not hold a token of at least {_LEAST_CHARS} printable ASCII characters",
+                f"{path} does not hold a token of at least {_MIN_CHARS} printable ASCII characters",
                 remedy=f"openssl rand -hex 32 > {path}",
             )
         return cls(text)

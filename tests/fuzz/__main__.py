@@ -17,9 +17,9 @@ def main() -> None:
     """Run until libFuzzer's limits are reached, or something breaks; never returns."""
     target = TARGETS[sys.argv.pop(1)]
 
-    def change(data: bytes, most_bytes: int, seed: int) -> bytes:
+    def change(data: bytes, max_bytes: int, seed: int) -> bytes:
         assert target.mutate is not None
-        return target.mutate(data, most_bytes, seed, atheris.Mutate)
+        return target.mutate(data, max_bytes, seed, atheris.Mutate)
 
     atheris.Setup(sys.argv, target.check, **({"custom_mutator": change} if target.mutate else {}))
     atheris.Fuzz()

@@ -30,7 +30,7 @@ Given = Sample | str | None
 URL = "s3://bucket/a.tar"
 
 # What an index may take of memory for each byte of its tar, and next to that.
-_GROWTH, _LEAST_BYTES = 8, 64 * 1024
+_GROWTH, _MIN_BYTES = 8, 64 * 1024
 
 # What tarfile raises over a tar that it does not like; it has no one class for that.
 _TARFILE_ERRORS = (
@@ -84,9 +84,9 @@ def arriving(data: bytes) -> None:
 
 
 def _members(data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False) -> list[Member] | None:
-    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
-        assert least_bytes <= most_bytes
-        return data[at : at + most_bytes]
+    def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+        assert min_bytes <= max_bytes
+        return data[at : at + max_bytes]
 
     try:
         return list(Tar(read, len(data), URL, require_end=require_end, ignore_trailing_data=ignore_trailing_data))
@@ -104,7 +104,7 @@ def _check_spans(members: list[Member], size_bytes: int) -> None:
 
 def _check_size(samples: Samples, tar_bytes: int) -> None:
     taken = len(samples.keys) + sum(map(len, samples.extensions)) + 20 * len(samples.starts) + 16 * len(samples)
-    assert taken <= _GROWTH * tar_bytes + _LEAST_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
+    assert taken <= _GROWTH * tar_bytes + _MIN_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
 
 
 def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]], bytes] | None:

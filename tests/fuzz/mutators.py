@@ -13,15 +13,15 @@ from shardcache.tarindex.members import BLOCK_BYTES
 from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
 
 Mutate = Callable[[bytes, int], bytes]
-"""`mutate(data, most_bytes)` changes some bytes somewhere; libFuzzer's own."""
+"""`mutate(data, max_bytes)` changes some bytes somewhere; libFuzzer's own."""
 
 _USTAR = slice(257, 262)
 _SUM = slice(148, 156)
 
 
-def tar(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+def tar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
     """Change a tar; three times in four, what still looks like a header gets the checksum that it should have."""
-    changed = bytearray(mutate(data, most_bytes))
+    changed = bytearray(mutate(data, max_bytes))
     if seed % 4:
         for at in range(0, len(changed) - BLOCK_BYTES + 1, BLOCK_BYTES):
             if changed[at : at + BLOCK_BYTES][_USTAR] == b"ustar":
@@ -35,9 +35,9 @@ def _sum(tar: bytearray, at: int) -> None:
     tar[at + _SUM.start : at + _SUM.stop] = b"%06o\0 " % sum(block)
 
 
-def sidecar(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+def sidecar(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
     """Change a sidecar; three times in four, its counts and both of its checksums are made to fit again."""
-    changed = bytearray(mutate(data, most_bytes))
+    changed = bytearray(mutate(data, max_bytes))
     if seed % 4 == 0 or len(changed) < _PROLOGUE.size:
         return bytes(changed)
     magic, *counts, _ = _PROLOGUE.unpack_from(changed)
@@ -60,11 +60,11 @@ _NASTY: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def lines(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+def lines(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
     """Change messages, a line each: their order and number, their fields, or, one time in four, their bytes."""
     rng = random.Random(seed)
     if rng.random() < 0.25:
-        return bytes(mutate(data, most_bytes))
+        return bytes(mutate(data, max_bytes))
     rows = data.split(b"\n")
     at = rng.randrange(len(rows))
     match rng.randrange(6):
@@ -79,7 +79,7 @@ def lines(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
             rows[at], rows[other] = rows[other], rows[at]
         case _:
             rows[at] = _changed(rows[at], rng)
-    return b"\n".join(rows)[:most_bytes]
+    return b"\n".join(rows)[:max_bytes]
 
 
 def _sound(rng: random.Random) -> bytes:

@@ -14,7 +14,7 @@ from shardcache_client.topology import Topology
 
 _FORMAT = 2
 _MARK = "shardcache"
-_MOST_READERS = 1 << 20
+_MAX_READERS = 1 << 20
 _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
@@ -145,8 +145,8 @@ def _cut(data: Mapping[str, Any]) -> Partition:
     if cut.even not in ("pad", "drop", None):
         raise ValueError("unknown value of even")
     for value in (cut.world_size, cut.workers, cut.batch_size):
-        _count(value, 1, _MOST_READERS)
-    _count(cut.readers, 1, _MOST_READERS)
+        _count(value, 1, _MAX_READERS)
+    _count(cut.readers, 1, _MAX_READERS)
     return cut
 
 

@@ -14,7 +14,7 @@ from shardcache_client.topology import Ranks
 log = logging.getLogger("shardcache")
 
 _LOG_AFTER_S = 10.0
-_MOST_PASSES = 3
+_MAX_PASSES = 3
 _NEXT, _AGAIN = "next", "again"
 
 
@@ -125,7 +125,7 @@ class OneEpoch:
         log.warning("%s; waiting up to %g s for them", told, self._patience_s)
         if passes.comes_to_close(epoch, self._patience_s - soon_s):
             return _NEXT
-        if number >= _MOST_PASSES:
+        if number >= _MAX_PASSES:
             raise EpochMismatchError(f"{told}, for the {number}th time")
         log.warning("%s within %g s; beginning epoch %d again", told, self._patience_s, epoch)
         return passes.decide(epoch, number, _AGAIN)

@@ -116,12 +116,12 @@ class ArrivingShard:
         else:
             self._grouping.add((member,))
 
-    def _read(self, at: int, least_bytes: int, most_bytes: int) -> bytes:
+    def _read(self, at: int, min_bytes: int, max_bytes: int) -> bytes:
         """Return bytes for the walk over the tar, waiting until they have arrived."""
-        needed_bytes = min(at + least_bytes, self._size_bytes)
+        needed_bytes = min(at + min_bytes, self._size_bytes)
         while self._ready_bytes < needed_bytes:
             self._wait_beyond(needed_bytes - 1)
-        return self._map[at : min(at + most_bytes, self._ready_bytes)]
+        return self._map[at : min(at + max_bytes, self._ready_bytes)]
 
     def _wait_beyond(self, beyond: int) -> None:
         grant = self._more(beyond)

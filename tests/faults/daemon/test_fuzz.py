@@ -28,7 +28,7 @@ from shardcache_client.position.state import ReaderState, find_states, resume
 from shardcache_client.topology import Topology
 
 KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
-MOST_BYTES = 8192
+MAX_BYTES = 8192
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**4000)
@@ -44,7 +44,7 @@ def test_kept_inputs_break_nothing(name: str, path: Path) -> None:
 def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
     """Return a way to change bytes somewhere, as libFuzzer does where there is no libFuzzer."""
 
-    def mutate(data: bytes, most_bytes: int) -> bytes:
+    def mutate(data: bytes, max_bytes: int) -> bytes:
         changed = bytearray(data or b"?")
         at = rng.randrange(len(changed))
         match rng.randrange(3):
@@ -54,7 +54,7 @@ def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
                 del changed[at : at + rng.choice((1, 8, 512))]
             case _:
                 changed[at:at] = changed[at : at + rng.choice((1, 8, 512))]
-        return bytes(changed[:most_bytes])
+        return bytes(changed[:max_bytes])
 
     return mutate
 
@@ -70,7 +70,7 @@ def test_changed_inputs_break_nothing(name: str) -> None:
     def check(data: bytes, seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(rng.randrange(1, 6)):
-            data = target.mutate(data, MOST_BYTES, rng.getrandbits(32), by_chance(rng))
+            data = target.mutate(data, MAX_BYTES, rng.getrandbits(32), by_chance(rng))
         target.check(data)
 
     check()

@@ -40,7 +40,7 @@ from support.stores.mischief import Ending
 
 DATA = bytes(range(256)) * 8192
 BLANK = bytes(len(DATA))
-MOST = 2
+MAX = 2
 HANGS = Reply(b"", Ending.HANG)
 
 
@@ -107,7 +107,7 @@ class Rig:
     """Workers, and a file to be filled."""
 
     def __init__(self, folder: Path) -> None:
-        self.workers = Workers(MOST)
+        self.workers = Workers(MAX)
         self.path = folder / "a.part"
         self.path.write_bytes(BLANK)
         self._others = transport_workers(os.getpid())  # those of datasets that read without a daemon before
@@ -155,7 +155,7 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
         tasks += [asyncio.create_task(rig.ask(server)) for _ in range(21)]
         await server.asked(42)
         assert repr(rig.workers) == "<Workers [21, 21] requests>"
-        assert len(rig.pids()) == MOST
+        assert len(rig.pids()) == MAX
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -168,7 +168,7 @@ async def test_prepared_workers_take_the_first_requests(rig: Rig) -> None:
     pids = rig.pids()
     with ScriptedServer(answer(DATA)) as server:
         await asyncio.gather(*(rig.ask(server) for _ in range(20)))
-    assert len(pids) == MOST
+    assert len(pids) == MAX
     assert rig.pids() == pids
 
 
@@ -224,7 +224,7 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
 async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests fail as after a lost connection; another process answers the next one."""
     monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
-    rig.workers = Workers(MOST, silence_s=0.1)
+    rig.workers = Workers(MAX, silence_s=0.1)
     with ScriptedServer(HANGS, HANGS, answer(DATA)) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]
         await server.asked(2)
@@ -240,7 +240,7 @@ async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pyte
 async def test_worker_that_waits_for_a_server_is_left_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that says nothing: the worker answers pings."""
     monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
-    rig.workers = Workers(MOST, silence_s=0.1)
+    rig.workers = Workers(MAX, silence_s=0.1)
     release = threading.Event()
     with ScriptedServer(Reply(b"", then=lambda sock: late(sock, release))) as server:
         task = asyncio.create_task(rig.fetch(server))
@@ -422,7 +422,7 @@ async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) ->
     last = [HANGS, answer(b"", status="204 No Content")]
     first = [answer(b"", status="200 OK")] * 8
     with ScriptedServer(answer(b"", status="200 OK")) as other:
-        while len(rig.pids()) < MOST:  # the first may be done with all before the second has started
+        while len(rig.pids()) < MAX:  # the first may be done with all before the second has started
             await asyncio.gather(*(rig.ask(other) for _ in range(8)))
     with ScriptedServer(*first, *last) as server:
         await asyncio.gather(*(rig.ask(server) for _ in range(8)))
