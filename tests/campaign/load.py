@@ -171,11 +171,7 @@ def _judge(lag: dict[str, float], idle_lag: dict[str, float]) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """A quiet daemon.
-
-    Attributes:
-        threads, tasks, rss_bytes: as in status.
-    """
+    """A quiet daemon. `threads`, `tasks` and `rss_bytes` are as in status."""
 
     fds: dict[str, int]  # open file descriptors, by what they are of
     threads: int

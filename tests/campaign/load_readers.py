@@ -92,11 +92,7 @@ class Reader:
 
 @dataclass(slots=True)
 class Datasets:
-    """So many of them.
-
-    Attributes:
-        epochs: that came to their end, and what was wrong with them.
-    """
+    """So many of them. `epochs`: that came to their end, and what was wrong with them."""
 
     socket: Path
     epochs: Result = field(default_factory=lambda: Result("epochs of datasets among all this"))

@@ -39,11 +39,7 @@ _FOLDER = -1  # stands for an inode in the entry of a folder
 
 @dataclass(slots=True)
 class File:
-    """One inode.
-
-    Attributes:
-        blocks: number → what was in it since then, the flushed content not among it.
-    """
+    """One inode. `blocks`: number → what was in it since then, the flushed content not among it."""
 
     data: bytearray = field(default_factory=bytearray)  # as the running system sees it
     flushed: bytes = b""  # as it was when it was last flushed

@@ -39,11 +39,7 @@ class LRU(FIFO):
 
 
 class StaticSubset(FIFO):
-    """The first shards to come stay; the others pass through the rest of the space.
-
-    Args:
-        kept: how many stay.
-    """
+    """The first shards to come stay; the others pass through the rest of the space. `kept`: how many stay."""
 
     def __init__(self, kept: int) -> None:
         super().__init__()

@@ -24,11 +24,7 @@ class Node:
     """
 
     def __init__(self, host: Host, root: Path, store: Store, *flags: str, tier: tuple[str, int] | None = None) -> None:
-        """Prepare a daemon with more `flags`.
-
-        Args:
-            tier: host and port where it asks for parts first.
-        """
+        """Prepare a daemon with more `flags`. `tier`: host and port where it asks for parts first."""
         root.mkdir()
         self.host = host  # its network
         self.root = root  # folder of everything that the node has

@@ -14,11 +14,7 @@ _TYPE_A, _TYPE_AAAA = 1, 28
 
 
 class NameServer(socketserver.ThreadingUDPServer):
-    """Answers 127.0.0.1; a context manager.
-
-    Args:
-        ipv6: further addresses that it answers.
-    """
+    """Answers 127.0.0.1; a context manager. `ipv6`: further addresses that it answers."""
 
     daemon_threads = True
 

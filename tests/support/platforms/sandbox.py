@@ -18,11 +18,7 @@ _KINDS = ("bridge", "portmap")
 
 
 class Sandbox:
-    """Network of one pod.
-
-    Attributes:
-        address: the pod's, which only its node can reach.
-    """
+    """Network of one pod. `address`: the pod's, which only its node can reach."""
 
     def __init__(self, name: str, node: Host, folder: Path, ports: Sequence[Mapping[str, Any]]) -> None:
         """Connect it to a node.
