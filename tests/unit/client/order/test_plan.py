@@ -44,6 +44,7 @@ def told(messages: Iterable[tuple[str, dict[str, Any]]]) -> list[list[Any]]:
     for number, (kind, fields) in enumerate(messages):
         assert kind == ("extend" if number else "plan")
         assert len(fields["order"]) <= (4_000 if number else 1_000)
+        assert len(fields["shards"]) <= len(fields["order"]), "no shard is named before its piece"
         shards += fields["shards"]
         order += fields["order"]
         assert all(0 <= index < len(shards) for index in order), "a position's shard comes with it at the latest"
