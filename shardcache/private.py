@@ -130,10 +130,7 @@ def secured(folder: Path, denied: int = 0o077) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as exn:
-        raise DaemonError(
-            f"the folder {folder} cannot be used ({exn.strerror})",
-            remedy="export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you",
-        ) from exn
+        raise _unusable(folder, exn) from exn
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise DaemonError(
             f"{folder} is a link or belongs to another user, who could pose as your daemon",
@@ -148,14 +145,26 @@ def secured(folder: Path, denied: int = 0o077) -> Path:
     return folder
 
 
+def _unusable(folder: Path, exn: OSError) -> DaemonError:
+    return DaemonError(
+        f"the folder {folder} cannot be used ({exn.strerror})",
+        remedy="export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you",
+    )
+
+
 def digest(folder: Path, env: Mapping[str, str]) -> str:
     """Return the hash of an environment's credentials, with a key that is kept in a folder of this user's own.
 
-    Without the key, the name of a socket or a cache folder says nothing about the credentials.
+    Without the key, the name of a socket or a cache folder says nothing about the credentials. Raises DaemonError if
+    the key can be neither read nor created, as on a full disk.
     """
+    try:
+        key = _key(folder)
+    except OSError as exn:
+        raise _unusable(folder, exn) from exn
     names = sorted(n for n in env if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
     text = "\0".join(f"{name}={env[name]}" for name in names)
-    return hmac.new(_key(folder), text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
+    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
 
 
 def is_digest(name: str) -> bool:
@@ -177,10 +186,12 @@ def _key(folder: Path) -> bytes:
 
 
 @contextmanager
-def locked(path: Path, limit_s: float = 60.0) -> Iterator[int]:
+def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
     """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
 
-    The lock ends with the last process that has the descriptor. Raises DaemonError if another holds it for `limit_s`.
+    It ends here, though another thread may have forked a process that has the descriptor as well, such as a worker of a
+    DataLoader; if it is inherited, with the last process that has the descriptor. Raises DaemonError if another holds
+    it for `limit_s`.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
@@ -188,9 +199,17 @@ def locked(path: Path, limit_s: float = 60.0) -> Iterator[int]:
         deadline_s = time.monotonic() + limit_s
         while not try_lock(fd):
             if time.monotonic() > deadline_s:
-                raise DaemonError(f"another process has been starting a daemon for {limit_s:g} s", url=str(path))
+                raise DaemonError(
+                    f"another process has been starting a daemon for {limit_s:g} s",
+                    url=str(path),
+                    remedy=f"end the process that `fuser -v {shlex.quote(str(path))}` names",
+                )
             time.sleep(_LOCK_POLL_S)
-        yield fd
+        try:
+            yield fd
+        finally:
+            if not is_inherited:
+                fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
 

@@ -45,12 +45,14 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     """
     place = PrivatePlace.find()
     base = cache_base({**os.environ, **({"SHARDCACHE_CACHE_DIR": flags["cache_dir"]} if "cache_dir" in flags else {})})
-    name = digest(base, os.environ)
+    with _errors_of_cache():
+        name = digest(base, os.environ)
     with ExitStack() as stack:
-        locks = [stack.enter_context(locked(path)) for path in (place.lock, base)]
+        locks = [stack.enter_context(locked(path, is_inherited=True)) for path in (place.lock, base)]
         if is_listening(place.socket):
             return {"socket": str(place.socket), "started": False}
-        folder = _free_folder(base, name)
+        with _errors_of_cache():
+            folder = _free_folder(base, name)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
         if os.fork() == 0:
@@ -73,8 +75,15 @@ def cache_base(env: Mapping[str, str]) -> Path:
             f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache would gain nothing",
             remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
         )
-    try:
+    with _errors_of_cache():
         return secured(base, denied=0o022)
+
+
+@contextmanager
+def _errors_of_cache() -> Iterator[None]:
+    """Name the cache's variable in the errors of its folder, not that of the sockets' folder."""
+    try:
+        yield
     except DaemonError as exn:
         remedy = "export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk"
         raise CacheDirError(f"no place for the cache: {exn.message}", remedy=remedy) from exn

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from shardcache.errors import ConfigError, DaemonError, NoDaemonError
+from shardcache.errors import CacheDirError, ConfigError, DaemonError, NoDaemonError
+from shardcache.private import locked
 from shardcache_client import ShardReader, cached_paths
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
@@ -238,6 +240,64 @@ def test_daemon_that_cannot_be_reached_keeps_its_folder(
     names = sorted(folder.name for folder in home.caches.iterdir() if folder.is_dir())
     assert names == [names[0], f"{names[0]}.1"]
     assert shardcache("stop").code == 0
+
+
+# Starts the daemon in a thread, forks meanwhile a process that lives on, and prints its id.
+FORK = """
+import os, signal, threading
+from shardcache_client.daemon import private
+start, is_starting = private._start, threading.Event()
+private._start = lambda: (is_starting.set(), start())
+thread = threading.Thread(target=private.ensure_started)
+thread.start()
+is_starting.wait()
+if (pid := os.fork()) == 0:
+    os.close(1)
+    signal.pause()
+thread.join()
+print(pid)
+"""
+
+
+def test_worker_forked_during_the_start_does_not_hold_up_the_next(root: Path, home: PrivateHome) -> None:
+    """The worker of a DataLoader that another thread forks meanwhile outlives the daemon, whose successor starts."""
+    ran = subprocess.run([sys.executable, "-c", FORK], stdout=subprocess.PIPE, text=True, timeout=GUARD_S, check=True)
+    try:
+        home.kill()
+        with locked(home.runtime / "shardcache-private", limit_s=1.0):
+            pass
+        assert read(root) == KEYS
+    finally:
+        os.kill(int(ran.stdout), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+@pytest.mark.parametrize(
+    ("variable", "error", "remedy"),
+    [("XDG_RUNTIME_DIR", DaemonError, "XDG_RUNTIME_DIR"), ("XDG_CACHE_HOME", CacheDirError, "SHARDCACHE_CACHE_DIR")],
+)
+def test_full_disk_names_the_folder_to_choose(
+    root: Path,
+    home: PrivateHome,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    error: type[DaemonError],
+    remedy: str,
+) -> None:
+    """Without space for the first file of a daemon, the error says which folder is full and how to choose another."""
+    small = root / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", small], check=True)
+    try:
+        with suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        monkeypatch.setenv(variable, str(small))
+        with pytest.raises(error, match="No space left") as refused:
+            read(root)
+        assert f"export {remedy}=" in str(refused.value)
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_caches_of_bygone_credentials_are_removed(
