@@ -68,7 +68,7 @@ def cache_base(env: Mapping[str, str]) -> Path:
     In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local disk, if its scheduler names one;
     the user's cache folder. Raises CacheDirError if that is on a network filesystem or cannot be used.
     """
-    base = _named(env) or next(_scratch(env), None) or _user_cache(env)
+    base = (_named(env) or next(_scratch(env), None) or _user_cache(env)).absolute()  # the daemon leaves this folder
     mount = mount_of(base)
     if mount.is_network:
         raise CacheDirError(

@@ -336,6 +336,16 @@ NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2
 
 
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_relative_folder_of_the_cache_is_that_of_the_starter(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon changes to the root folder; its cache is where the folder was checked and locked."""
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert read(root) == KEYS
+    assert len(list(home.caches.glob("*/shards"))) == 1
+
+
 def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome) -> None:
     """With the line to type. The process is made to see a table of mounts in which its disk is a server's."""
     (root / "mounts").write_text(NETWORK)
