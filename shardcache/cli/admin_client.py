@@ -15,7 +15,7 @@ from urllib.parse import quote
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.private import tool_socket
 from shardcache.redact import printable
-from shardcache.unix_socket import connected
+from shardcache.unix_socket import connected, credentials
 
 Json = dict[str, Any]
 # Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection that way.
@@ -140,11 +140,18 @@ class AdminClient:
             yield
         except TimeoutError as exn:
             reason = f"the daemon accepts connections but does not answer within {self._answer_limit_s:g} s"
-            raise NoDaemonError(reason, url=where) from exn
+            raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
         except (HTTPException, ConnectionError) as exn:
             raise NoDaemonError(f"the connection to the daemon broke: {exn or type(exn).__name__}", url=where) from exn
         except ValueError as exn:
             raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
+
+    def _how_to_end_it(self) -> str:
+        try:
+            with connected(self.socket, _CONNECT_LIMIT_S) as sock:
+                return f"look for a disk that hangs (dmesg), or end it: kill -9 {credentials(sock)[0]}"
+        except OSError:
+            return "look for a disk that hangs (dmesg), or end its process"
 
     def _unreachable(self, cause: OSError) -> DaemonError:
         where = str(self.socket)
@@ -155,7 +162,8 @@ class AdminClient:
                 remedy=f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again",
             )
         if isinstance(cause, BlockingIOError):
-            return NoDaemonError("a daemon listens at the socket, but accepts no connections", url=where)
+            reason = "a daemon listens at the socket, but accepts no connections"
+            return NoDaemonError(reason, url=where, remedy=self._how_to_end_it())
         flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
         command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
         return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")

@@ -214,7 +214,8 @@ class DaemonConnection:
             raise StoppingError("the daemon is stopping", url=where) from exn
         except OSError as exn:
             if exn.errno is None and "too long" in str(exn):  # Python's own check, before the kernel's
-                raise ConfigError("a socket's path has at most 107 bytes", url=where) from exn
+                remedy = "choose a shorter one: SHARDCACHE_SOCKET, or XDG_RUNTIME_DIR for a private daemon"
+                raise ConfigError("a socket's path has at most 107 bytes", url=where, remedy=remedy) from exn
             raise NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
         except HandshakeError as exn:
             raise _refusal(exn, where) from exn

@@ -162,6 +162,16 @@ def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
     assert not home.running()
 
 
+def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome) -> None:
+    """A daemon that does not answer cannot be asked to stop; the remedy is the command that ends it."""
+    assert shardcache("serve", "--private").code == 0
+    (pid,) = home.pids()
+    os.kill(pid, signal.SIGSTOP)
+    stopped = shardcache("stop")
+    assert stopped.code == 3
+    assert f"kill -9 {pid}" in stopped.err
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
