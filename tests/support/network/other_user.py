@@ -42,9 +42,10 @@ else:
 """
 # What the command imports comes first, too.
 _IMPORT = """
-import contextlib, io, rich.progress, rich.status, tomllib
+import contextlib, io, rich.console, rich.progress, rich.status, tomllib
 from shardcache.cli.main import app
 from shardcache.cli.doctor import runner
+rich.console.Console(stderr=True).status("this imports the spinner and its text")
 """
 _COMMAND = """
 os.chdir("/")
