@@ -106,7 +106,7 @@ class DemoNode:
         """Run `shardcache serve` on an empty cache; the daemon is ready when the context is entered."""
         config = self.folder / "shardcache.toml"
         config.touch()  # so that the machine's own config file is not read
-        command: list[Any] = ["-m", "shardcache", "serve", "--config", config, "--socket", self.socket]
+        command: list[Any] = ["-P", "-m", "shardcache", "serve", "--config", config, "--socket", self.socket]
         command += ["--cache-dir", self.folder / "cache", "--capacity", "1GB", "--min-free", "0"]
         async with self._running("daemon", command, _store_environment(endpoint)) as process:
             await self._ready(process)
@@ -115,7 +115,7 @@ class DemoNode:
     async def index(self, urls: str) -> bytes:
         """Run `shardcache index`; return the index that it wrote."""
         path = self.folder / "index.json"
-        command = ["-m", "shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{BUCKET}/"]
+        command = ["-P", "-m", "shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{BUCKET}/"]
         await self._finish("index", command, self._job_environment())
         return path.read_bytes()
 
@@ -123,7 +123,7 @@ class DemoNode:
         """Run a training job until it ends or stops; return each rank's report."""
         reports = self.folder / run.name
         reports.mkdir()
-        command: list[Any] = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command: list[Any] = ["-P", "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         command += [f"--nproc-per-node={run.ranks}", _TRAIN, urls, f"--job={run.job}", f"--seed={run.seed}"]
         command += [f"--epochs={EPOCHS}", f"--reports={reports}", f"--checkpoint={self.folder / run.job}.pt"]
         command += [] if run.stop_after is None else [f"--stop-after={run.stop_after}"]
