@@ -1,4 +1,4 @@
-"""Where shards end, what they are called, and which of them an interrupted run has completed. Pure."""
+"""Ends of shards, their names, and those that an interrupted run has completed. Pure."""
 
 from __future__ import annotations
 

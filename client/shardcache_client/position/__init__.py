@@ -1,1 +1,1 @@
-"""Where a reader is, and how it continues."""
+"""Position of a reader in its share of an epoch, and its continuation from a state."""

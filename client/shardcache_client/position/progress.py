@@ -1,4 +1,4 @@
-"""How far a reader has come in its share, and a rank in an iteration of its workers."""
+"""Progress of a reader in its share, and of a rank in an iteration of its workers."""
 
 from __future__ import annotations
 
