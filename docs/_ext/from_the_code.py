@@ -3,6 +3,7 @@
 {commands}                 a section each, with every argument and option
 {settings} Settings        each field: flag, variable, key, default, limits, meaning
 {errors}                   each exception: its code, what it means, what to do
+{metrics}                  each metric: its type, labels and help
 {files} ../deploy/slurm    what lies in a folder, to download
 """
 
@@ -11,11 +12,13 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from docutils import nodes
+from prometheus_client import ProcessCollector
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
@@ -25,6 +28,8 @@ from shardcache import config
 from shardcache.cli.main import app as shardcache
 from shardcache.cli.serve import serve
 from shardcache.errors import ShardcacheError
+from shardcache.metrics import Histogram, Measures
+from shardcache.server.metrics import measured, told
 
 DOCS = Path(__file__).parents[1]
 
@@ -156,6 +161,21 @@ def _family(kind: type[ShardcacheError]) -> Iterator[type[ShardcacheError]]:
             yield from _family(child)
 
 
+class Metrics(SphinxDirective):
+    """Every metric of a daemon, from a scrape of one that has done nothing yet."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a table of names, types, labels and help."""
+        page = defaultdict(lambda: defaultdict(float), origins=[], jobs=[], tiers=[], transfers=[])
+        families = [*told(page), *measured(Measures(), Histogram(())), *ProcessCollector(registry=None).collect()]
+        rows = (
+            f"| `{family.name}{'_total' * (family.type == 'counter')}` | {family.type} "
+            f"| {', '.join(f'`{name}`' for name in family._labelnames)} | {family.documentation} |"
+            for family in families
+        )
+        return self.parse_text_to_nodes("\n".join(("| metric | type | labels | |", "| --- | --- | --- | --- |", *rows)))
+
+
 class Files(SphinxDirective):
     """The files of a folder beside the documents, each to download."""
 
@@ -176,7 +196,7 @@ def _stay_on_the_site(_app: Sphinx, _docname: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx what is here."""
-    for directive in (Commands, Settings, Errors, Files):
+    for directive in (Commands, Settings, Errors, Metrics, Files):
         app.add_directive(directive.__name__.lower(), directive)
     app.connect("source-read", _stay_on_the_site)
     return {"parallel_read_safe": True}

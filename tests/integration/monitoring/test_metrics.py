@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from shardcache_client import ShardDataset
-from support.monitoring.queries import OF_THE_TARGET, ROOT, Query, alerts, panels
+from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -159,21 +159,6 @@ def test_names_follow_the_conventions(scraped: Scraped) -> None:
         assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
         for unit in UNITS:
             assert unit not in name or name.endswith(unit), name
-
-
-def documented() -> dict[str, tuple[str, set[str]]]:
-    """Return type and labels of each metric that docs/metrics.md names."""
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-
-
-def test_the_document_names_every_metric(scraped: Scraped) -> None:
-    """With its type and its labels, and none that is not there."""
-    found = {}
-    for name, family in scraped.families.items():
-        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        found[name + "_total" if family.type == "counter" else name] = (family.type, labels)
-    assert documented() == found
 
 
 @pytest.mark.parametrize("queries", [panels, alerts])
