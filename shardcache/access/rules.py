@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.access.addresses import is_near
-from shardcache.access.protocols import LOCAL, STORES, WEB
-from shardcache.access.urls import canonical, checked, host_of, protocol_of
+from shardcache.access.urls import LOCAL, STORES, WEB, canonical, checked, host_of, is_near, protocol_of
 from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ShardcacheError
 
@@ -28,7 +26,7 @@ class Peer:
 
     @property
     def is_trusted(self) -> bool:
-        """True if the user has the daemon's permissions anyway: the daemon's own user, and root."""
+        """True for the daemon's own user and root, who have its permissions anyway."""
         return self.uid in (0, os.getuid())
 
 
@@ -44,9 +42,9 @@ class _Rule:
 
     def covers(self, url: str) -> bool:
         """Return whether a canonical url starts with the prefix."""
+        ends = ("", "/") if self._is_host else None
         return any(
-            url.startswith(prefix) and (not self._is_host or url[len(prefix) :][:1] in ("", "/"))
-            for prefix in self._prefixes
+            url.startswith(start) and (ends is None or url[len(start) :][:1] in ends) for start in self._prefixes
         )
 
     def includes(self, other: _Rule) -> bool:
@@ -54,7 +52,6 @@ class _Rule:
         return self.is_for_all or (not other.is_for_all and other._uids <= self._uids and other._gids <= self._gids)
 
     def is_for(self, peer: Peer) -> bool:
-        """Return whether the rule applies to the user."""
         return self.is_for_all or peer.is_trusted or peer.uid in self._uids or not self._gids.isdisjoint(peer.gids)
 
 
@@ -119,17 +116,17 @@ class AllowList:
 
 
 def _check_default(url: str, peer: Peer) -> None:
-    protocol = protocol_of(url)
-    if peer.is_trusted or protocol in STORES:
+    protocol, refusal = protocol_of(url), ""
+    if protocol in STORES or peer.is_trusted:
         return
     if protocol in LOCAL:
-        raise NotAllowedError("local files would be read with the daemon's permissions, not yours", url=url)
-    if protocol not in WEB:
-        raise NotAllowedError(
-            f"{protocol}:// is not an object store and would be read with the daemon's permissions", url=url
-        )
-    if is_near(host_of(url)):
-        raise NotAllowedError("the host is this node or its cloud's metadata service", url=url)
+        refusal = "local files would be read with the daemon's permissions, not yours"
+    elif protocol not in WEB:
+        refusal = f"{protocol}:// is not an object store and would be read with the daemon's permissions"
+    elif is_near(host_of(url)):
+        refusal = "the host is this node or its cloud's metadata service"
+    if refusal:
+        raise NotAllowedError(refusal, url=url)
 
 
 def _real(prefix: str) -> str:

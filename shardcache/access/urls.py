@@ -1,19 +1,161 @@
-"""Parsing, checking and joining of shard urls. Pure."""
+"""Shard urls: the table of their protocols, parsing, checking and joining, and which hosts are near. Pure.
+
+A new store is a module in `origin/` and a row of the table.
+"""
 
 from __future__ import annotations
 
+import enum
+import ipaddress
 import posixpath
 import re
-from collections.abc import Callable
+import socket
+from contextlib import suppress
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from shardcache.access.protocols import LOCAL, S3, STORES, WEB, WRAPPERS, row_of
 from shardcache.errors import ConfigError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 INDEX_SUFFIX = ".json"
 
+
+class PlaceKind(enum.Enum):
+    """Kind of place that the urls of a protocol name."""
+
+    STORE = "network service at an address fixed by its provider, accessed with credentials given to the daemon"
+    WEB = "web servers, which may be any host"
+    LOCAL = "files of this node"
+    WRAPPER = "fsspec filesystem that reads another url's bytes: no prefix tells what it reads"
+    OTHER = "any other fsspec filesystem"
+
+
+class UrlProtocol(NamedTuple):
+    """One protocol.
+
+    Attributes:
+        names: spellings, in lower case, of one and the same place; urls are compared by the first.
+        kind: decides who may use it by default, and what its urls may look like.
+        origin: module and class of the `Origin` that serves it, imported on first use.
+        package: package to install if that import fails; empty if it is the one that could not be imported.
+    """
+
+    names: tuple[str, ...]
+    kind: PlaceKind
+    origin: str = "shardcache.origin.fsspec:FsspecOrigin"
+    package: str = ""
+
+
+_WRAPPERS = (
+    *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
+    *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
+)
+# Store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows one
+# does not allow the other.
+_STORES = {
+    "gcsfs": ("gs", "gcs"),
+    "adlfs": ("az", "abfs", "abfss", "adl"),
+    "huggingface_hub": ("hf",),
+    "ossfs": ("oss",),
+    "ocifs": ("oci", "ocilake"),
+    "tosfs": ("tos", "tosfs"),
+    "lakefs-spec": ("lakefs",),
+}
+S3 = UrlProtocol(("s3", "s3a"), PlaceKind.STORE, "shardcache.origin.s3:S3Origin", "s3fs")
+_TABLE = (
+    S3,
+    *(UrlProtocol((name,), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin") for name in ("http", "https")),
+    UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
+    *(UrlProtocol((n,), PlaceKind.STORE, package=package) for package, names in _STORES.items() for n in names),
+    UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
+    *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),
+)
+_ROWS = {name: row for row in _TABLE for name in row.names}
+
+
+def row_of(protocol: str) -> UrlProtocol:
+    """Return the row of a protocol, given in lower case."""
+    return _ROWS.get(protocol) or UrlProtocol((protocol,), PlaceKind.OTHER)
+
+
+def _all(kind: PlaceKind) -> frozenset[str]:
+    return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
+
+
+COMMON = ("s3", "gs", "az", "hf", "https", "file")
+"""Protocols to name in advice."""
+
+STORES, WEB, LOCAL, WRAPPERS = map(_all, (PlaceKind.STORE, PlaceKind.WEB, PlaceKind.LOCAL, PlaceKind.WRAPPER))
+
+
+# Parts of a url
+
+
+def protocol_of(url: str) -> str:
+    """Return the part before `://`; a plain path is `file`."""
+    protocol, separator, _ = url.partition("://")
+    return protocol.lower() if separator else "file"
+
+
+def _path_of(url: str) -> str:
+    """Return the part after `://`, which begins with the bucket or host; of a plain path, all."""
+    return url.partition("://")[2] if "://" in url else url
+
+
+def store_of(url: str) -> str:
+    """Return the name of a url's origin, which is likely to have one request limit: protocol and bucket or host."""
+    return f"{protocol_of(url)}://{url.partition('://')[2].partition('/')[0].rpartition('@')[2]}"
+
+
+def host_of(url: str) -> str:
+    """Return the host of a web url in lower case, without port and brackets."""
+    return (urlsplit(url).hostname or "").lower()
+
+
 _PORTS = {"http": ":80", "https": ":443"}
+
+
+def canonical(url: str) -> str:
+    """Return the url in a form for comparison: `file://` for a path, schemes and web hosts in lower case.
+
+    Everything after the host is kept: two spellings of a path are two urls.
+    """
+    protocol, path = row_of(protocol_of(url)).names[0], _path_of(url)
+    if protocol in WEB:
+        authority, slash, rest = path.partition("/")
+        path = f"{authority.lower().removesuffix(_PORTS[protocol])}{slash}{rest}"
+    return f"{protocol}://{path}"
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def is_glob(url: str) -> bool:
+    """Return whether the url has wildcards; in http(s) urls, `?` begins the query and `[` an IPv6 address."""
+    return "*" in url.partition("?")[0] if protocol_of(url) in WEB else _WILDCARD.search(url) is not None
+
+
+def glob_prefix(pattern: str) -> str:
+    """Return the literal prefix of a glob."""
+    return _WILDCARD.split(pattern, maxsplit=1)[0]
+
+
+def join(base: str, relative: str) -> str:
+    """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
+    if "://" in relative:
+        return relative
+    head, separator, path = base.rpartition("://")
+    if separator and protocol_of(base) != "file":
+        authority, _, path = path.partition("/")
+        head = f"{head}{separator}{authority}"
+    else:
+        head += separator
+    return head + posixpath.normpath(posixpath.join("/", posixpath.dirname(path), relative))
+
+
+# Deceptive urls
+
 # Control characters, surrogates, line separators, and characters that change the direction of text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Local paths and all other hosts need a closer look.
@@ -27,37 +169,6 @@ _MAX_CHARS = 8192
 _MAX_ENCODINGS = 4
 _HOST = re.compile(r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
-_WILDCARD = re.compile(r"[*?\[]")
-
-
-def protocol_of(url: str) -> str:
-    """Return the part before `://`; a plain path is `file`."""
-    protocol, separator, _ = url.partition("://")
-    return protocol.lower() if separator else "file"
-
-
-def store_of(url: str) -> str:
-    """Return the name of a url's origin, which is likely to have one request limit: protocol and bucket or host."""
-    protocol, path = protocol_of(url), url.partition("://")[2]
-    return f"{protocol}://{path.partition('/')[0].rpartition('@')[2]}"
-
-
-def canonical(url: str) -> str:
-    """Return the url in a form for comparison: `file://` for a path, schemes and web hosts in lower case.
-
-    Everything after the host is kept: two spellings of a path are two urls.
-    """
-    protocol, path = row_of(protocol_of(url)).names[0], url.partition("://")[2] if "://" in url else url
-    if protocol in WEB:
-        authority, slash, rest = path.partition("/")
-        path = f"{authority.lower().removesuffix(_PORTS[protocol])}{slash}{rest}"
-    return f"{protocol}://{path}"
-
-
-def host_of(url: str) -> str:
-    """Return the host of a web url in lower case, without port and brackets."""
-    return (urlsplit(url).hostname or "").lower()
-
 
 def checked(url: str) -> str:
     """Return the url unless it is too long, or may refer to another place than it seems to. Raises ConfigError.
@@ -67,16 +178,13 @@ def checked(url: str) -> str:
     hosts that people and programs read differently.
     """
     if len(url) > _MAX_CHARS:
-        raise ConfigError(
-            f"the url or pattern has {len(url)} characters; the limit is {_MAX_CHARS}",
-            url=url[:200],
-            remedy="give a list of urls, or an index file",
-        )
+        wrong = f"the url or pattern has {len(url)} characters; the limit is {_MAX_CHARS}"
+        raise ConfigError(wrong, url=url[:200], remedy="give a list of urls, or an index file")
     if _PLAIN.fullmatch(url) and ".." not in url:
         return url  # fast path for nearly all urls, of which there may be millions
-    for wrong, what, remedy in _MISLEADING:
-        if wrong(url):
-            raise ConfigError(what, url=url, remedy=remedy)
+    for misleads, wrong, remedy in _MISLEADING:
+        if misleads(url):
+            raise ConfigError(wrong, url=url, remedy=remedy)
     return url
 
 
@@ -85,7 +193,7 @@ def _is_unwritable(url: str) -> bool:
 
 
 def _climbs(url: str) -> bool:
-    path = url.partition("://")[2] if "://" in url else url
+    path = _path_of(url)
     if protocol_of(url) in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
     for _ in range(_MAX_ENCODINGS + 1):
@@ -104,24 +212,24 @@ def _leads_on(url: str) -> bool:
 
 
 def _has_credentials(url: str) -> bool:
-    authority = url.partition("://")[2].partition("/")[0]
+    protocol, authority = protocol_of(url), url.partition("://")[2].partition("/")[0]
     userinfo, at, _ = authority.rpartition("@")
-    if protocol_of(url) in S3.names:
+    if protocol in S3.names:
         return bool(at) or (":" in authority and not authority.startswith("arn:"))  # a secret key may hold a slash
-    if protocol_of(url) in WEB:
+    if protocol in WEB:
         return bool(at)
-    return ":" in userinfo and protocol_of(url) != "github"  # there, owner:repository
+    return ":" in userinfo and protocol != "github"  # there, owner:repository
 
 
 def _is_relative(url: str) -> bool:
     # fsspec reads `file://x` as a path below the working directory, and `~` as a home directory.
-    return protocol_of(url) in LOCAL and not (url.partition("://")[2] if "://" in url else url).startswith("/")
+    return protocol_of(url) in LOCAL and not _path_of(url).startswith("/")
 
 
 def _has_ambiguous_host(url: str) -> bool:
     if protocol_of(url) not in WEB:
         return False
-    authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    authority = re.split(r"[/?#]", _path_of(url), maxsplit=1)[0]
     try:
         port = urlsplit(url).port
     except ValueError:
@@ -129,7 +237,7 @@ def _has_ambiguous_host(url: str) -> bool:
     return _HOST.fullmatch(authority) is None or port == 0
 
 
-_MISLEADING: tuple[tuple[Callable[[str], bool], str, str], ...] = (
+_MISLEADING = (
     (_is_unwritable, "not a url: it is empty, or has control characters or leading or trailing white space", ""),
     (_climbs, "a url must not contain `..`", "write the resolved url"),
     (_leads_on, "a url within a url is not followed", "use the url of the shard itself, without `::` or an archive"),
@@ -147,25 +255,46 @@ _MISLEADING: tuple[tuple[Callable[[str], bool], str, str], ...] = (
 )
 
 
-def is_glob(url: str) -> bool:
-    """Return whether the url has wildcards; in http(s) urls, `?` begins the query and `[` an IPv6 address."""
-    return "*" in url.partition("?")[0] if protocol_of(url) in WEB else _WILDCARD.search(url) is not None
+# Near hosts, reachable only from this node: the node itself and its cloud's metadata services. A daemon that fetches
+# for others must not send requests to them on its own behalf: instance metadata hands out the machine's credentials,
+# and services on the loopback interface trust every client as a local user.
+
+# In addition to 169.254.169.254, which is link-local: Azure's, Alibaba's, and those of AWS and Google on IPv6.
+_METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254")))
+# Names that a proxy might resolve on our behalf; other names are judged by the addresses that they resolve to.
+_NAMES = frozenset(
+    {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
+    | {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
+)
+_DOMAINS = (".localhost", ".docker.internal")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-def glob_prefix(pattern: str) -> str:
-    """Return the literal prefix of a glob."""
-    match = _WILDCARD.search(pattern)
-    return pattern[: match.start()] if match else pattern
+@lru_cache(maxsize=1024)
+def is_near(host: str) -> bool:
+    """Return whether a host, by name or address in any notation, is this node or its cloud's metadata service."""
+    name = host.lower().rstrip(".")
+    address = _address(name)
+    return _is_near(address) if address is not None else name in _NAMES or name.endswith(_DOMAINS)
 
 
-def join(base: str, relative: str) -> str:
-    """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
-    if "://" in relative:
-        return relative
-    head, separator, path = base.rpartition("://")
-    if separator and protocol_of(base) != "file":
-        authority, _, path = path.partition("/")
-        head = f"{head}{separator}{authority}"
-    else:
-        head += separator
-    return head + posixpath.normpath(posixpath.join("/", posixpath.dirname(path), relative))
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.partition("%")[0])
+    with suppress(OSError, ValueError):
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 0x7f000001, 2130706433
+    return None
+
+
+def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        within = address.ipv4_mapped or address.sixtofour
+        if within is None and address in _NAT64:
+            within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if within is not None:
+            return _is_near(within)
+    this_network = address.version == 4 and int(address) >> 24 == 0
+    return (
+        address.is_loopback or address.is_link_local or address.is_multicast or this_network
+        or address.is_unspecified or address in _METADATA
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations, registry
 
-from shardcache.access.protocols import COMMON, STORES
+from shardcache.access.urls import COMMON, STORES
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from shardcache.access.protocols import WEB
-from shardcache.access.urls import protocol_of
+from shardcache.access.urls import WEB, protocol_of
 from shardcache.errors import (
     AccessDeniedError,
     NotFoundError,

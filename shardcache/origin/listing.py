@@ -12,10 +12,10 @@ from math import prod
 from braceexpand import braceexpand
 
 from shardcache import shardlist
-from shardcache.access.protocols import WEB
 from shardcache.access.urls import (
     INDEX_SUFFIX,
     SHARD_SUFFIXES,
+    WEB,
     checked,
     glob_prefix,
     is_glob,

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardcache.access.protocols import row_of
-from shardcache.access.urls import checked, protocol_of
+from shardcache.access.urls import checked, protocol_of, row_of
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError, OriginUnavailableError
 from shardcache.origin.base import WRITABLE, Origin, RedirectGuard, RemoteObject, Setup, Unrestricted, Uploads

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from shardcache.access.protocols import S3, PlaceKind, row_of
-from shardcache.access.urls import protocol_of
+from shardcache.access.urls import S3, PlaceKind, protocol_of, row_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger

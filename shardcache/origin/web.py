@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from yarl import URL
 
-from shardcache.access.protocols import WEB
+from shardcache.access.urls import WEB
 from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
 from shardcache.origin.base import Origin, RemoteObject, Setup
 from shardcache.origin.http_semantics import (

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from shardcache.access.protocols import WEB
-from shardcache.access.urls import protocol_of
+from shardcache.access.urls import WEB, protocol_of
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.store.disk import disk_errors

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
-from shardcache.access.addresses import is_near
+from shardcache.access.urls import is_near
 from shardcache.transport.gate import Gate
 from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers
 from shardcache.transport.tls import client_context

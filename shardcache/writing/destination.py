@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from shardcache import shardlist
-from shardcache.access.protocols import LOCAL, WEB
-from shardcache.access.urls import SHARD_SUFFIXES, checked, protocol_of
+from shardcache.access.urls import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 
-from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, store_of
+from shardcache.access.urls import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import me

@@ -7,7 +7,7 @@ import importlib
 import pytest
 from fsspec.registry import known_implementations
 
-from shardcache.access.protocols import S3, STORES, row_of
+from shardcache.access.urls import S3, STORES, row_of
 from shardcache.origin.base import Origin
 
 
