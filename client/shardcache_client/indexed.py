@@ -18,9 +18,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.plan import plan_reading
-from shardcache_client.order.selection import By, Choices, split, subset
+from shardcache_client.order.manifest import By, Choices, Manifest, Plan, split, subset
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
@@ -202,7 +200,7 @@ class IndexedShards(Generic[T_co]):
         manifest = self._settings.manifest
         session = self._settings.sessions.open(self._reader)
         try:
-            session.declare(plan_reading(manifest, 0, [shard], ()))
+            session.declare(Plan.of(manifest, 0, [shard], ()))
             leased_shard = LeasedShard(
                 session, session.lease(0), count=manifest[shard].samples, view=self._settings.pipeline.view(shard)
             )

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import OTHER_WORDS, Accepts, checked, whole
 from shardcache_client.decoding.pipeline import PipelineBySource
-from shardcache_client.order.lanes import Interleaved
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.lanes import Interleaved, Share
+from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
-from shardcache_client.order.selection import Choices
-from shardcache_client.order.share import Share
 from shardcache_client.position.state import Place, ReaderState, find_states
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import EpochStream, StreamSettings

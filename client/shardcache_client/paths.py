@@ -12,7 +12,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice, Which
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import plan_reading
+from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import job_name
 
@@ -60,7 +60,7 @@ def cached_paths(
     session = Session(choice, reader, Patience(timeout_s))
     window = ShardWindow(session, len(manifest), partial=False, handover=None)
     try:
-        session.declare(plan_reading(manifest, 0, range(len(manifest)), ()))
+        session.declare(Plan.of(manifest, 0, range(len(manifest)), ()))
         yield [_next_path(window, number) for number in range(len(manifest))]
     finally:
         window.empty()

@@ -43,9 +43,8 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, check
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.selection import Choices
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.partition import Even, Partition
 from shardcache_client.position.state import (

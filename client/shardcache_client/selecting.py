@@ -13,8 +13,7 @@ from shardcache.tarindex.sample_rows import SUFFIX
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, checked
 from shardcache_client.files.slicing import Sample
 from shardcache_client.indexed import counts_of
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.selection import By, Choices, Marked, split, subset
+from shardcache_client.order.manifest import By, Choices, Manifest, Marked, split, subset
 
 _INDEX = ".json"
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"

@@ -17,7 +17,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import plan_reading
+from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 
 _JOB = "shardcache index"
@@ -42,7 +42,7 @@ def write_table(
     """
     choice, reader = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
-    plan = plan_reading([ShardRef(url) for url in listed], 0, range(len(listed)), ())
+    plan = Plan.of([ShardRef(url) for url in listed], 0, range(len(listed)), ())
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan.reads, partial=False, handover=None)
     sizes = [ref.size_bytes for ref in listed.values()]

@@ -19,7 +19,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.programs.daemon import Daemon
 from support.programs.private import private_home

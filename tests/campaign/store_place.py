@@ -24,7 +24,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Plan
 from support.network.certificates import Authority
 from support.network.lead import SILENT, Lead, SilentAddress
 from support.network.secure_front import SecureFront

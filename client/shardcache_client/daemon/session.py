@@ -30,8 +30,7 @@ from shardcache.unix_socket import health
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice, ensure_started
 from shardcache_client.daemon.waiting import Outage, Patience, check_parent
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 
 log = logging.getLogger("shardcache")
 

@@ -18,10 +18,10 @@ from functools import cached_property, lru_cache
 from typing import ClassVar, Self, TypeAlias
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.lanes import Blocks, Interleaved, Strided
+from shardcache_client.order.lanes import Interleaved, Lane, Mix, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
-from shardcache_client.order.share import Lane, Mix, Segment, Share
+from shardcache_client.order.turns import Blocks
 from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
 from shardcache_client.position.state import batches_before
 from shardcache_client.topology import Topology
@@ -109,7 +109,7 @@ class SampleDeal(SpanDeal):
         """Return the order in which the reader of a span of the epoch reads it."""
         begin = epoch * self.epoch_samples
         pieces = self._order.pieces(begin + span[0], begin + span[1])
-        return Mix(pieces, self.shuffle.window if self.shuffle else 0)
+        return Mix([*pieces], self.shuffle.window if self.shuffle else 0)
 
 
 @dataclass(frozen=True)
@@ -213,20 +213,18 @@ class ShardDeal:
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
-        pieces = [Piece(shard, key) for shard in mine]
-        return Share((Segment(Mix(pieces, self.shuffle.window if self.shuffle else 0)),) if pieces else (), None)
+        mix = Mix([Piece(shard, key) for shard in mine], self.shuffle.window if self.shuffle else 0)
+        return Share((Segment(mix),) if mine else (), None)
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the reader's part of `samples_per_epoch`."""
-        if self.samples_per_epoch is None:
-            return None
-        return Partition.of(topology, self.even, self.batch_size).size(self.samples_per_epoch, topology.reader)
+        cut, samples = Partition.of(topology, self.even, self.batch_size), self.samples_per_epoch
+        return None if samples is None else cut.size(samples, topology.reader)
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`."""
-        if self.samples_per_epoch is None:
-            return None
-        return Partition.of(topology, self.even, self.batch_size).rank_size(self.samples_per_epoch, topology.rank)
+        cut, samples = Partition.of(topology, self.even, self.batch_size), self.samples_per_epoch
+        return None if samples is None else cut.rank_size(samples, topology.rank)
 
     def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
         """Return False: nobody knows when ranks end."""
@@ -268,9 +266,7 @@ class Assignment:
         }
 
     def batches(self) -> dict[str, object]:
-        """Return the options in which ranks must not differ if they have them: ranks that train together would not end
-        an epoch after the same number of batches.
-        """
+        """Return the options with which ranks that train together end an epoch after the same number of batches."""
         return {"batch_size": self.batch_size} if self.even is not None and self.batch_size > 1 else {}
 
     @property
@@ -284,10 +280,7 @@ class Assignment:
         return self.batch_size if size is None else batch_size_of_rank(size, world_size)
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return the deal for a manifest.
-
-        Args:
-            counted: True to deal samples, False to deal whole shards, None to deal samples if all are counted.
+        """Return the deal of samples, or of whole shards if `counted` is False or samples are not counted.
 
         Raises ConfigError if samples are to be dealt that are not counted, or if there are none.
         """
@@ -306,16 +299,16 @@ class Assignment:
             )
         if not manifest.samples:
             raise ConfigError("the shards contain no samples")
-        return self._elastic(SampleDeal(manifest.counts, *options))
+        return self._in_global_batches(SampleDeal(manifest.counts, *options))
 
-    def _elastic(self, deal: SpanDeal) -> SpanDeal:
+    def _in_global_batches(self, deal: SpanDeal) -> SpanDeal:
         size = self.global_batch_size
         return deal if size is None else ElasticDeal(deal, size, self.spans)
 
     @property
-    def _told(self) -> list[object]:
-        unit: list[object] = [self.unit] if self.unit else []
-        return unit if self.global_batch_size is None else [self.global_batch_size, self.spans, self.even, *unit]
+    def _identity(self) -> list[object]:
+        elastic = [] if self.global_batch_size is None else [self.global_batch_size, self.spans, self.even]
+        return [*elastic, *([self.unit] if self.unit else [])]
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return identifiers, of 16 hexadecimal digits, that are equal for datasets with interchangeable states.
@@ -323,16 +316,16 @@ class Assignment:
         One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
         Of a selection, samples are always dealt.
         """
-        told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch, *self._told]
+        facts = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch, *self._identity]
         if manifest.choices is not None:
-            return {True: digest([*told, manifest.counts, manifest.selection])}
-        found = {False: digest(told)}
-        return found if manifest.counts is None else found | {True: digest([*told, manifest.counts])}
+            return {True: digest([*facts, manifest.counts, manifest.selection])}
+        found = {False: digest(facts)}
+        return found if manifest.counts is None else found | {True: digest([*facts, manifest.counts])}
 
 
-def digest(told: object) -> str:
+def digest(facts: object) -> str:
     """Return 16 hexadecimal digits that identify a JSON value."""
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
 
 def check(deal: Deal, topology: Topology, even: Even) -> None:

@@ -1,30 +1,209 @@
-"""Several lanes read as one sequence, in turns: the samples of several sources, or of several spans. Pure.
+"""The samples that one reader reads, in order: windows of shards, mixed, and lanes of them that take turns. Pure.
 
-The turns alone determine which lane has a place of the sequence, so any part of it can be found without what comes
-before, and the order in which the shards of all lanes are needed is known in advance.
+A `Mix` counts time in steps. One piece enters per step, in the order of the pieces, and spreads its samples in equal
+parts over `window` steps, beginning with its own; the samples of a step come in random order. So the first sample needs
+only the first shard, it is known in advance when each shard is needed, a reader never holds more than `window` shards,
+and no sample waits in a buffer. Neighbours in a shard end up a third of a window's samples apart on average, in either
+order. Any step can be computed from the sizes of the pieces in it, so reading can start anywhere without delay.
+
+(MosaicML's py1e shifts each sample by a random distance and sorts; steps are the same idea with parts of equal size, so
+that no step depends on the random numbers of the others.)
+
+Lanes are the samples of several sources, or of several spans, read as one sequence. The turns alone determine which
+lane has a place of it, so any part can be found without what comes before, and the order in which the shards of all
+lanes are needed is known in advance, too.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import Self, TypeAlias
 
-from shardcache_client.order.share import Lane, Part, Slice
+from shardcache_client.order.rounds import Piece, permutation
+from shardcache_client.order.turns import Turns
+from shardcache_client.position.state import Place
 
 
-class LaneTurns(Protocol):
-    """A sequence of places, each of which belongs to one of several lanes."""
+@dataclass(frozen=True)
+class Mix:
+    """A mixed order of pieces.
 
-    def lane(self, place: int) -> int:
-        """Return the lane that a place belongs to."""
+    Attributes:
+        pieces: in the order in which they enter.
+        window: number of steps that each piece takes part in; 0 and 1 read one piece after another, 0 in file order.
+    """
 
-    def before(self, place: int) -> Sequence[int]:
-        """Return the number of each lane's places before a place."""
+    pieces: Sequence[Piece]
+    window: int = 0
 
-    def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
+    @property
+    def _stay(self) -> int:
+        return max(1, self.window)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps until the last piece has left."""
+        return len(self.pieces) + self._stay - 1 if self.pieces else 0
+
+    def pieces_at(self, step: int) -> range:
+        """Return the pieces that are in a step."""
+        return range(max(0, step - self._stay + 1), min(step + 1, len(self.pieces)))
+
+    def part(self, piece: int, step: int, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the samples of a piece that come in a step, in order; `numbers` are all of the piece's samples."""
+        start, stop = self._part(len(numbers), step - piece)
+        return numbers[start:stop]
+
+    def interleaved(self, step: int, sizes: Sequence[int]) -> list[int]:
+        """Return the piece of each sample of a step, as indices into `pieces_at(step)`.
+
+        Args:
+            sizes: sizes of the parts that come in the step, in the order of `pieces_at`.
+        """
+        parts = [place for place, size in enumerate(sizes) for _ in range(size)]
+        if len(sizes) <= 1:
+            return parts
+        last, beyond = self.pieces[min(step, len(self.pieces) - 1)], max(0, step - len(self.pieces))
+        return [parts[place] for place in permutation(len(parts), f"{last.own_key}:{last.start}+{beyond}")]
+
+    def _part(self, size: int, nth: int) -> tuple[int, int]:
+        """Return the range of a piece's samples for the nth of its steps; rounded so that the first has the most."""
+        return -(-size * nth // self._stay), -(-size * (nth + 1) // self._stay)
+
+    # For pieces whose sizes are known
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Number of samples before each piece, and before the end."""
+        return list(accumulate(((piece.stop or 0) - piece.start for piece in self.pieces), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def between(self, start: int, stop: int) -> Segment:
+        """Return the part from one place of the order to a later one."""
+        first = self.find(start) if start else (0, 0)
+        if stop == len(self):
+            return Segment(self, first, None, (start, stop))
+        step, nth = self.find(stop - 1)
+        return Segment(self, first, (step, nth + 1), (start, stop))
+
+    def find(self, place: int) -> tuple[int, int]:
+        """Return the step that contains a place of the whole order, and the place's index in that step."""
+        step = bisect_right(range(self.steps), place, key=self._come)
+        return step, place - (self._come(step - 1) if step else 0)
+
+    def enters(self, piece: int) -> int:
+        """Return the first place at which a piece is held."""
+        return self._come(piece - 1) if piece else 0
+
+    def _come(self, step: int) -> int:
+        """Return the number of samples up to the end of a step: all of pieces that have left, parts of the others."""
+        pieces, starts = self.pieces_at(step), self._starts
+        parts = (self._part(starts[piece + 1] - starts[piece], step - piece)[1] for piece in pieces)
+        return starts[pieces.start] + sum(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of steps in a mix.
+
+    Attributes:
+        first: step in which reading begins, and number of that step's samples to skip.
+        last: step in which it ends, and number of that step's samples to read; None to read the mix to its end.
+        span: the same range as places of the mix's order, if samples are counted.
+    """
+
+    mix: Mix
+    first: tuple[int, int] = (0, 0)
+    last: tuple[int, int] | None = None
+    span: tuple[int, int] = (0, 0)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, if they are counted."""
+        return self.span[1] - self.span[0]
+
+    @property
+    def mixed(self) -> bool:
+        """True if the samples of several shards are mixed, or those of one permuted."""
+        return self.mix.window > 0
+
+    def after(self, passed: int) -> Segment:
+        """Return the rest after `passed` samples, fewer than all."""
+        return self.mix.between(self.span[0] + passed, self.span[1]) if passed else self
+
+    def steps(self) -> Iterator[tuple[int, int, int | None]]:
+        """Yield each step with the range of its samples to read: (step, start, stop), where stop None means the end."""
+        begin, skipped = self.first
+        end, stop = (self.mix.steps - 1, None) if self.last is None else self.last
+        for step in range(begin, end + 1):
+            yield step, skipped if step == begin else 0, stop if step == end else None
+
+    @property
+    def pieces(self) -> range:
+        """Pieces that samples come from, in the order in which they enter."""
+        begin, end = self.first[0], self.mix.steps - 1 if self.last is None else self.last[0]
+        if begin > end:
+            return range(0)
+        return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
+
+    def shards(self) -> list[int]:
+        """Return the shards of these pieces, by their numbers in the manifest."""
+        return [self.mix.pieces[piece].shard for piece in self.pieces]
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+        for piece in self.pieces:
+            yield max(0, self.mix.enters(piece) - self.span[0]), self.mix.pieces[piece].shard
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(ABC):
+    """Consecutive places of a sequence of samples that is no mix: of several lanes, or of some places of a lane.
+
+    Attributes:
+        start, stop: number of the first place, and of the place after the last.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return the part from one of these places, counted from 0, to a later one."""
+        return replace(self, start=self.start + start, stop=self.start + stop)
+
+    def after(self, passed: int) -> Self:
+        """Return the rest after `passed` samples, fewer than all."""
+        return replace(self, start=self.start + passed)
+
+    @property
+    @abstractmethod
+    def mixed(self) -> bool:
+        """True if samples of several shards are mixed, or those of one permuted."""
+
+    @abstractmethod
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+
+    def shards(self) -> list[int]:
+        """Return the shards by their numbers in the manifest, in the order in which they are needed."""
+        return [shard for _, shard in self.entries()]
+
+
+Part: TypeAlias = Segment | Slice
+Lane: TypeAlias = Mix | Slice
+"""A sequence of samples of which any part can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +217,7 @@ class Interleaved(Slice):
         names: name of each lane, given to its samples; empty for none.
     """
 
-    turns: LaneTurns
+    turns: Turns
     lanes: tuple[Lane, ...]
     origin: int = 0
     names: tuple[str, ...] = ()
@@ -66,7 +245,7 @@ class Interleaved(Slice):
         return map(self.turns.lane, range(self.start, self.stop))
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+        """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
         before = self.turns.before(self.start)
         entries = [
             (self.turns.place(lane, before[lane] + number) - self.start, shard)
@@ -105,7 +284,7 @@ class Strided(Slice):
         return (self._place(number) - first for number in range(self.start, self.stop))
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+        """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
         first = self._place(self.start)
         for passed, shard in self.passing().entries():
             turn, nth = divmod(max(0, first + passed - self.first), self.period)
@@ -113,28 +292,29 @@ class Strided(Slice):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Turns of lanes that take several places at a time, always the same number.
+class Share:
+    """A contiguous assignment for one reader.
 
     Attributes:
-        widths: number of places that each lane takes at a time, at least 1.
+        segments: read one after another.
+        samples: total number of samples, bad ones included; None if they are not counted.
     """
 
-    widths: tuple[int, ...]
+    segments: tuple[Part, ...]
+    samples: int | None
 
-    def lane(self, place: int) -> int:
-        """Return the lane that a place belongs to."""
-        nth = place % sum(self.widths)
-        return next(lane for lane, end in enumerate(accumulate(self.widths)) if nth < end)
+    def shards(self) -> list[int]:
+        """Return the shards by their numbers in the manifest, in reading order."""
+        return [shard for segment in self.segments for shard in segment.shards()]
 
-    def before(self, place: int) -> Sequence[int]:
-        """Return the number of each lane's places before a place."""
-        turn, nth = divmod(place, sum(self.widths))
-        starts = accumulate(self.widths[:-1], initial=0)
-        each = zip(starts, self.widths, strict=True)
-        return [turn * width + min(max(0, nth - start), width) for start, width in each]
-
-    def place(self, lane: int, number: int) -> int:
-        """Return the place at which a lane has its turn of this number, counted from 0."""
-        turn, nth = divmod(number, self.widths[lane])
-        return turn * sum(self.widths) + sum(self.widths[:lane]) + nth
+    def behind(self, place: Place) -> Share:
+        """Return the rest of this share after a place that a reader has reached in it."""
+        if self.samples is None:  # then there are no lanes
+            mixes = [segment for segment in self.segments if isinstance(segment, Segment)]
+            return Share(tuple(Segment(each.mix, (place.step, place.nth), each.last) for each in mixes), None)
+        segments, passed = [], place.taken
+        for segment in self.segments:
+            if passed < segment.samples:
+                segments.append(segment.after(passed))
+            passed = max(0, passed - segment.samples)
+        return Share(tuple(segments), max(0, self.samples - place.taken))

@@ -1,23 +1,177 @@
-"""The ordered list of a dataset's shards, comparable between processes."""
+"""The shards of a dataset, the choice of samples among them, and one reader's plan to read them. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, repeat, zip_longest
-from typing import Any, Self, overload
+from itertools import accumulate, chain, pairwise, repeat, zip_longest
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 from shardcache.errors import ConfigError, ProtocolError
 from shardcache.protocol import ShardRef
-from shardcache_client.order.selection import Choices, narrowed
+from shardcache_client.order.rounds import permutation
+from shardcache_client.order.turns import Proportions
+
+By = Literal["samples", "shards"]
+
+
+class Choice(Protocol):
+    """Some samples of one shard. Immutable; its `repr` tells it from any other choice."""
+
+    @property
+    def count(self) -> int:
+        """Number of samples chosen."""
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers of the samples in the tar, ascending."""
+
+
+Choices: TypeAlias = tuple[Choice | None, ...]
+"""A choice for each shard of a manifest, None for all of its samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Samples with a bit each.
+
+    Attributes:
+        bits: bit n, from the lowest of the first byte on, is 1 if sample n is chosen.
+    """
+
+    count: int
+    bits: bytes
+
+    @classmethod
+    def of(cls, marks: Sequence[object]) -> Marked | None:
+        """Build from a truth value for each sample; None if all are true."""
+        count = sum(map(bool, marks))
+        if count == len(marks):
+            return None
+        digits = "".join("1" if mark else "0" for mark in reversed(marks))
+        return cls(count, int(digits, 2).to_bytes(-(-len(marks) // 8), "little")) if count else NO_SAMPLES
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers of the chosen samples; see `Choice`."""
+        digits = reversed(format(int.from_bytes(self.bits, "little"), "b"))
+        return [number for number, digit in enumerate(digits) if digit == "1"]
+
+
+NO_SAMPLES = Marked(0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Samples drawn at random: those from place `start` on in the permutation of all that a key determines."""
+
+    start: int
+    count: int
+    samples: int
+    key: str
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers of the chosen samples; see `Choice`."""
+        return sorted(permutation(self.samples, self.key)[self.start : self.start + self.count])
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A choice among the samples of another choice, which it counts from 0."""
+
+    outer: Choice
+    inner: Choice
+
+    @property
+    def count(self) -> int:
+        """Number of samples chosen."""
+        return self.inner.count
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers of the chosen samples; see `Choice`."""
+        outer = self.outer.numbers()
+        return [outer[number] for number in self.inner.numbers()]
+
+
+def _narrowed(outer: Choice | None, inner: Choice | None) -> Choice | None:
+    if outer is None or inner is None:
+        return inner or outer
+    return Within(outer, inner) if inner.count else NO_SAMPLES
+
+
+def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
+    """Return the choice of samples by their numbers in the dataset, whatever their order; negative ones from its end.
+
+    Args:
+        counts: number of samples in each shard.
+
+    Raises IndexError for a number out of range.
+    """
+    ends = list(accumulate(counts))
+    total = ends[-1] if ends else 0
+    marks: dict[int, bytearray] = {}
+    for number in numbers:
+        if not -total <= number < total:
+            raise IndexError(f"sample {number} of a dataset with {total} samples")
+        shard = bisect_right(ends, number % total)
+        if shard not in marks:
+            marks[shard] = bytearray(counts[shard])
+        marks[shard][number % total - ends[shard]] = 1  # counted from the shard's end
+    return tuple(Marked.of(marks[shard]) if shard in marks else NO_SAMPLES for shard in range(len(counts)))
+
+
+def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) -> list[Choices]:
+    """Return the choices of the parts of a split: together all samples, each in one part.
+
+    By samples, the parts are as large as the fractions say, to the sample. Each gets its fraction of every shard, with
+    an error of at most one sample, or below four if there are more than two parts; which ones is random. By shards,
+    each shard goes to one part, in random order, so the sizes differ from the fractions by up to a shard.
+
+    Raises ConfigError for fractions that do not add up to 1, and for a part that would be empty.
+    """
+    if not all(0 < fraction <= 1 for fraction in fractions) or not math.isclose(sum(fractions), 1, rel_tol=1e-6):
+        raise ConfigError(f"the fractions of the split are {fractions}", remedy="give some above 0 whose sum is 1")
+    total = sum(counts)
+    ends = [*(round(total * end) for end in accumulate(fractions[:-1])), total]
+    parts = _by_samples(counts, ends, seed) if by == "samples" else _by_shards(counts, ends, seed)
+    for part, (choices, fraction) in enumerate(zip(parts, fractions, strict=True)):
+        if not any(count if choice is None else choice.count for choice, count in zip(choices, counts, strict=True)):
+            raise ConfigError(
+                f"part {part} of the split, {fraction:g} of {total} samples in {len(counts)} shards, is empty",
+                remedy='give it a larger fraction; or split by="samples"',
+            )
+    return parts
+
+
+def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Choices]:
+    turns = Proportions(tuple(stop - start for start, stop in pairwise((0, *ends))))
+    parts: list[list[Choice | None]] = [[] for _ in ends]
+    for shard, (first, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
+        start, count = 0, stop - first
+        for part, before, after in zip(parts, turns.before(first), turns.before(stop), strict=True):
+            size = after - before
+            drawn = Drawn(start, size, count, f"split/{seed}/{shard}") if size else NO_SAMPLES
+            part.append(None if size == count else drawn)
+            start += size
+    return [tuple(part) for part in parts]
+
+
+def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Choices]:
+    part_of = [0] * len(counts)
+    before = 0
+    for shard in permutation(len(counts), f"split/{seed}"):
+        part_of[shard] = min(bisect_right(ends, before + counts[shard] // 2), len(ends) - 1)
+        before += counts[shard]
+    return [tuple(None if each == part else NO_SAMPLES for each in part_of) for part in range(len(ends))]
 
 
 @dataclass(frozen=True)
 class Manifest(Sequence[ShardRef]):
-    """The shards in the order of the dataset's urls; immutable.
+    """The shards in the order of the dataset's urls; immutable, comparable between processes.
 
     Attributes:
         shards: the shards, with version, size and number of samples where known.
@@ -38,8 +192,8 @@ class Manifest(Sequence[ShardRef]):
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Manifest:
         """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
-        rows, tokens = answer["shards"], answer.get("tokens")
-        shards = tuple(map(ShardRef.from_json, rows))
+        shards = tuple(map(ShardRef.from_json, answer["shards"]))
+        tokens = answer.get("tokens")
         if tokens is not None:
             if len(tokens) != len(shards) or not all(each is None or _is_count(each) for each in tokens):
                 raise ProtocolError("the daemon's numbers of tokens do not fit its shards")
@@ -99,6 +253,16 @@ class Manifest(Sequence[ShardRef]):
         chosen = zip(counts, self.choices or repeat(None), strict=False)
         return [count if choice is None else choice.count for count, choice in chosen]
 
+    @property
+    def samples(self) -> int | None:
+        """Number of samples of all shards; None unless all are known."""
+        return None if self.counts is None else sum(self.counts)
+
+    @property
+    def uncounted(self) -> int:
+        """Number of shards whose samples are not counted."""
+        return sum(shard.samples is None for shard in self.shards)
+
     def chosen(self, shard: int) -> Sequence[int] | None:
         """Return the numbers in the tar of a shard's samples that belong to the dataset, ascending; None for all."""
         choice = None if self.choices is None else self.choices[shard]
@@ -106,41 +270,23 @@ class Manifest(Sequence[ShardRef]):
 
     def select(self, choices: Choices) -> Self:
         """Return the manifest of the samples chosen among those of this one."""
-        return replace(self, choices=choices if self.choices is None else narrowed(self.choices, choices))
+        return replace(self, choices=tuple(map(_narrowed, self.choices or repeat(None), choices)))
 
     @cached_property
     def selection(self) -> str:
         """32 hexadecimal digits that identify the choices among the samples; empty without any."""
-        if self.choices is None:
-            return ""
-        digest = hashlib.blake2b(digest_size=16)
-        for choice in self.choices:
-            digest.update(repr(choice).encode())
-        return digest.hexdigest()
-
-    @property
-    def uncounted(self) -> int:
-        """Number of shards whose samples are not counted."""
-        return sum(shard.samples is None for shard in self.shards)
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples of all shards; None unless all are known."""
-        return None if self.counts is None else sum(self.counts)
+        return "" if self.choices is None else _digest(map(repr, self.choices))
 
     @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if their shards are equal."""
-        digest = hashlib.blake2b(digest_size=16)
-        for shard in self.shards:
-            digest.update(json.dumps(shard.to_json()).encode())
-        return digest.hexdigest()
+        return _digest(json.dumps(shard.to_json()) for shard in self.shards)
 
     def difference(self, other: Manifest) -> str | None:
         """Describe the first shard in which the other manifest differs from this one; None if they are equal."""
         for number, (mine, others) in enumerate(zip_longest(self.shards, other.shards)):
             if mine != others:
-                return f"shard {number} is {_told(mine)} here and {_told(others)} there"
+                return f"shard {number} is {_described(mine)} here and {_described(others)} there"
         return None
 
     def to_json(self) -> list[list[Any]]:
@@ -157,9 +303,76 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _told(shard: ShardRef | None) -> str:
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _described(shard: ShardRef | None) -> str:
     if shard is None:
         return "missing"
     facts = {"version": shard.version, "bytes": shard.size_bytes, "samples": shard.samples}
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
     return f"{shard.url} ({known or 'nothing else known'})"
+
+
+# Number of positions in a plan's first message, and in each that follows.
+_FIRST_PIECE = 1_000
+_NEXT_PIECE = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shards that one reader will read, as declared to the daemon.
+
+    Attributes:
+        epoch: the current epoch.
+        shards: each shard of this epoch or the next, once.
+        order: indices into `shards` in reading order, through both epochs.
+        reads: number of positions of `order` that belong to this epoch.
+    """
+
+    epoch: int
+    shards: tuple[ShardRef, ...]
+    order: tuple[int, ...]
+    reads: int
+
+    @classmethod
+    def of(cls, shards: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> Plan:
+        """Build the plan to read the shards with the numbers `now` in this epoch, and those `after` in the next.
+
+        Numbers come in reading order; a shard may come several times.
+        """
+        numbers = [*now, *after]
+        index = {number: i for i, number in enumerate(sorted(set(numbers)))}
+        return cls(epoch, tuple(shards[each] for each in index), tuple(index[each] for each in numbers), len(now))
+
+    def shard(self, position: int) -> ShardRef:
+        """Return the shard at a position."""
+        return self.shards[self.order[position]]
+
+    def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the messages that declare the plan from position `start` on, as (type, fields).
+
+        The first is a `plan`, small for a quick start, the others each an `extend` of it. A shard is sent with the
+        first position that needs it, so the daemon can begin after one short message, however long the plan is.
+        Messages are built lazily.
+        """
+        sent = array("q", [-1]) * len(self.shards)  # indices into the list of shards sent so far
+        known, begin, end = 0, start, start + _FIRST_PIECE
+        while begin < len(self.order) or begin == start:
+            indices = self.order[begin:end]
+            new = [index for index in dict.fromkeys(indices) if sent[index] < 0]
+            for index in new:
+                sent[index], known = known, known + 1
+            fields: dict[str, Any] = {
+                "shards": [self.shards[index].to_json() for index in new],
+                "order": [sent[index] for index in indices],
+            }
+            if begin == start:
+                yield "plan", {"epoch": self.epoch, "reads": self.reads - start, **fields}
+            else:
+                yield "extend", fields
+            begin, end = end, end + _NEXT_PIECE

@@ -10,8 +10,7 @@ So two sources always have what they are due within half a sample, up to four wi
 each further division. Where weights change between epochs, it is E(n) = 1.5 E(n - 1) + 0.5 samples after n divisions
 (0.5, 1.25, 2.4, 4.1), since a source that is ahead may then be due nothing while the other one of its pair is. As the
 number of samples grows by one, one part of each division does, too: a source that is ahead waits, and no epoch would
-have to give samples back. What a source lacks while its weight is 0 waits for an epoch
-in which it has one.
+have to give samples back. What a source lacks while its weight is 0 waits for an epoch in which it has one.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from typing import Any, Self
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import plain
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.lanes import Interleaved
+from shardcache_client.order.lanes import Interleaved, Mix
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.proportions import Proportions
 from shardcache_client.order.rounds import Order, Shuffle
-from shardcache_client.order.share import Mix
+from shardcache_client.order.turns import Proportions
 from shardcache_client.position.partition import Even
 
 SourceWeights = Mapping[str, float] | Sequence[float]
@@ -64,12 +62,6 @@ class MixedSource:
         """Everything that states of a mixture must agree in: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
         return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *further]
-
-    def reseeded(self, seeds: Mapping[str, int]) -> MixedSource:
-        """Return the same with the seed under its name, if there is one."""
-        if self.shuffle is None or self.name not in seeds:
-            return self
-        return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
 
     @property
     def samples(self) -> int:
@@ -132,8 +124,7 @@ class SourceQuotas:
         if weights is None:
             weights = {source.name: source.samples for source in sources}
         by_epoch = _by_epoch(weights)
-        nothing = (0,) * len(names)
-        steps = [QuotaStep(0, nothing, nothing, nothing)]
+        steps = [QuotaStep(0, *[(0,) * len(names)] * 3)]
         for epoch in sorted(by_epoch):
             *sums, total = accumulate(_checked(by_epoch[epoch], names), initial=Fraction(0))
             due = (int(samples * _ONE * each / total) for each in (*sums, total))
@@ -219,10 +210,6 @@ class MixtureDeal(SpanDeal):
     def _orders(self) -> list[Order]:
         return [Order(source.manifest.counts or (), source.shuffle) for source in self.sources]
 
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(source.name for source in self.sources)
-
     def lane(self, epoch: int, span: tuple[int, int]) -> Interleaved:
         """Return the order in which the reader of a span of the epoch reads it."""
         turns, begins = Proportions(self.schedule.samples(epoch)), self.schedule.starts(epoch)
@@ -234,7 +221,7 @@ class MixtureDeal(SpanDeal):
             )
             lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
             first += len(source.manifest)
-        return Interleaved(*span, turns, tuple(lanes), span[0], self._names)
+        return Interleaved(*span, turns, tuple(lanes), span[0], tuple(source.name for source in self.sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +233,17 @@ class MixtureAssignment(Assignment):
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
         """Return the same with other seeds; see `Assignment`."""
-        return replace(self, sources=tuple(source.reseeded(seeds) for source in self.sources))
+        sources = (
+            replace(each, shuffle=each.shuffle and replace(each.shuffle, seed=seeds.get(each.name, each.shuffle.seed)))
+            for each in self.sources
+        )
+        return replace(self, sources=tuple(sources))
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `Assignment`."""
-        told = {source.name: source.shuffle for source in self.sources}
+        sources = {source.name: source.shuffle for source in self.sources}
         weights = {step.first: [each / _ONE for each in step.due] for step in self.schedule.steps}
-        return Assignment.options(self) | {"sources": told, "weights": weights}
+        return Assignment.options(self) | {"sources": sources, "weights": weights}
 
     @property
     def needs_counts(self) -> bool:
@@ -261,9 +252,9 @@ class MixtureAssignment(Assignment):
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return the deal."""
-        return self._elastic(MixtureDeal(self.sources, self.schedule, self.even, self.batch_size))
+        return self._in_global_batches(MixtureDeal(self.sources, self.schedule, self.even, self.batch_size))
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
-        told = [source.identity for source in self.sources]
-        return {True: digest([told, self.samples_per_epoch, *self._told])}
+        sources = [source.identity for source in self.sources]
+        return {True: digest([sources, self.samples_per_epoch, *self._identity])}

@@ -2,7 +2,7 @@
 
 In each round every shard comes once, in an order determined by seed and round, with its samples one after another; so
 every sample has a position in the endless sequence. Ranks and workers are the subject of `deal`, the mixing of samples
-from several shards that of `share`.
+from several shards that of `lanes`.
 
 Permutations depend on their key alone: they are the same for every machine, Python version and hash seed.
 """
@@ -37,17 +37,11 @@ def permutation(size: int, key: str) -> list[int]:
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     source = random.Random(int.from_bytes(digest, "little"))
-    if size >= _MIN_FOR_NUMPY:
-        return _by_numpy(size, source)
-    draw = source.random
-    return sorted(range(size), key=[draw() for _ in range(size)].__getitem__)
-
-
-def _by_numpy(size: int, source: random.Random) -> list[int]:
-    """Return the sort order of `source`'s next random numbers, built from the same words as `random.random` uses.
-
-    Two words of 32 bits give a number of 53 bits: the upper 27 of the first, the upper 26 of the second.
-    """
+    if size < _MIN_FOR_NUMPY:
+        draw = source.random
+        return sorted(range(size), key=[draw() for _ in range(size)].__getitem__)
+    # The same numbers, from the same words: two of 32 bits give one of 53, the upper 27 of the first and 26 of the
+    # second.
     words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
     draws = words[0::2] >> 5 << 26 | words[1::2] >> 6
     order: list[int] = draws.argsort(kind="stable").tolist()
@@ -115,12 +109,12 @@ class Order:
     def __repr__(self) -> str:
         return f"Order(shards={len(self._counts)}, samples={self.samples}, {self._shuffle!r})"
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces between two positions of the endless sequence, in order."""
-        return list(self._pieces(start, stop)) if self.samples else []
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
 
-    def _pieces(self, start: int, stop: int) -> Iterator[Piece]:
-        while start < stop:
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield the pieces between two positions of the endless sequence, in order."""
+        while start < stop and self.samples:
             number, begin = divmod(start, self.samples)
             end = min(self.samples, begin + stop - start)
             yield from self._pieces_of_round(number, begin, end)
@@ -137,20 +131,14 @@ class Order:
                 yield Piece(shard, key, begin - first, stop - first)
             begin, at = stop, at + 1
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
-
     def _round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the shards of a round in order, and the position in the round at which each one ends."""
         if number not in self._rounds:
             while len(self._rounds) >= _ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
-            self._rounds[number] = self._make_round(number)
+            shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
+            self._rounds[number] = shards, list(accumulate(self._counts[shard] for shard in shards))
         return self._rounds[number]
-
-    def _make_round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
-        shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
-        return shards, list(accumulate(self._counts[shard] for shard in shards))
 
 
 def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
@@ -174,11 +162,9 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
 
 def _groups(weights: Sequence[int], shuffle: Shuffle) -> list[list[int]]:
     """Divide the shards by the seed alone: the same groups in every round, with weights that differ by one shard."""
-    dealt = permutation(len(weights), f"{shuffle.seed}:groups")
     groups: list[list[int]] = [[] for _ in range(shuffle.groups)]
-    total = max(1, sum(weights))
-    before = 0
-    for shard in dealt:
+    total, before = max(1, sum(weights)), 0
+    for shard in permutation(len(weights), f"{shuffle.seed}:groups"):
         middle = 2 * before + weights[shard]
         groups[min(middle * shuffle.groups // (2 * total), shuffle.groups - 1)].append(shard)
         before += weights[shard]

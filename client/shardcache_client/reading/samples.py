@@ -22,9 +22,8 @@ from shardcache.errors import (
     ShardTimeoutError,
 )
 from shardcache_client.files.slicing import Sample
-from shardcache_client.order.lanes import Interleaved, Strided
+from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Strided
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.share import Mix, Part, Segment
 from shardcache_client.position.progress import ReaderPosition
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.shard_window import ShardWindow

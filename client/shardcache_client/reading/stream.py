@@ -13,9 +13,8 @@ from shardcache_client.decoding.pipeline import Dropped, Pipeline
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Deal
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.plan import plan_reading
-from shardcache_client.order.share import Share
+from shardcache_client.order.lanes import Share
+from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.position.progress import ReaderPosition, StoppedError
 from shardcache_client.position.state import Place, Resumption
 from shardcache_client.reading.samples import SampleReader
@@ -183,7 +182,7 @@ class EpochStream:
         return self._settings.deal.share(after, 0, self._reader.topology).shards()
 
     def _once(self, session: Session, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
-        plan = plan_reading(self._settings.manifest, self.start.epoch, share.shards(), after)
+        plan = Plan.of(self._settings.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
         drawn = self._settings.manifest.choices is not None or any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(

@@ -18,8 +18,8 @@ from benchmarks.data import LARGE
 from benchmarks.reading.mixing import BATCH, NEARBY, Quality, Served, quality_of
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace
+from shardcache_client.order.lanes import Mix
 from shardcache_client.order.rounds import Order, Shuffle
-from shardcache_client.order.share import Mix
 
 SAMPLES = 500_000
 SHARD_SAMPLES = (500, 1_000, 2_500, 10_000)
@@ -44,7 +44,7 @@ class Contender:
 def ours(window: int, shards: int, shard_samples: int) -> Served:
     """The first epoch of a dataset, read by a single reader."""
     order = Order([shard_samples] * shards, Shuffle(_SEED, window))
-    mix = Mix(order.pieces(0, order.samples), window)
+    mix = Mix([*order.pieces(0, order.samples)], window)
     return np.fromiter(_mixed(mix, shard_samples), np.int64, order.samples)
 
 

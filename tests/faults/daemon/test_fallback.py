@@ -27,7 +27,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim

@@ -18,7 +18,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import LeaseRequest, Session
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Plan
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession

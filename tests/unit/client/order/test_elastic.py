@@ -73,7 +73,7 @@ class Elastic:
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
-    from shardcache_client.order.share import Share
+    from shardcache_client.order.lanes import Share
 
     whole = spans.lane(epoch, span).between(0, span[1] - span[0])
     return walk(Share((whole,), whole.samples), counts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from shardcache_client.order.lanes import Mix
 from shardcache_client.order.rounds import Piece
-from shardcache_client.order.share import Mix
 
 sizes = st.lists(st.integers(0, 50), max_size=12)
 windows = st.integers(0, 10)

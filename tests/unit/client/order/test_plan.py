@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.protocol import ShardRef
-from shardcache_client.order.plan import plan_reading
+from shardcache_client.order.manifest import Plan
 
 readings = st.lists(st.integers(0, 30), max_size=60)
 
@@ -30,7 +30,7 @@ def mostly_in_order(length: int) -> Sequence[int]:
 def test_a_plan_names_what_its_reader_reads(now: list[int], after: list[int]) -> None:
     """Both epochs of a plan lead to the shards that were given, repeated ones included, and no other is in it."""
     manifest = manifest_of(31)
-    plan = plan_reading(manifest, 4, now, after)
+    plan = Plan.of(manifest, 4, now, after)
     told = [plan.shard(position) for position in range(len(plan.order))]
     assert told == [manifest[number] for number in (*now, *after)]
     assert (plan.epoch, plan.reads) == (4, len(now))
@@ -56,7 +56,7 @@ def told(messages: Iterable[tuple[str, dict[str, Any]]]) -> list[list[Any]]:
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order, each shard told once."""
     now = mostly_in_order(shards)
-    plan = plan_reading(manifest_of(12_000), 3, now, now[::-1])
+    plan = Plan.of(manifest_of(12_000), 3, now, now[::-1])
     start = min(start, plan.reads)
     messages = list(plan.messages(start))
     assert told(messages) == [plan.shard(position).to_json() for position in range(start, len(plan.order))]
@@ -67,6 +67,4 @@ def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
 
 def test_a_reader_without_shards_has_a_plan_too() -> None:
     """It says that nothing is read, now or later, in one message."""
-    assert list(plan_reading([], 0, [], []).messages()) == [
-        ("plan", {"epoch": 0, "reads": 0, "shards": [], "order": []})
-    ]
+    assert list(Plan.of([], 0, [], []).messages()) == [("plan", {"epoch": 0, "reads": 0, "shards": [], "order": []})]

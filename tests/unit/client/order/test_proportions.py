@@ -8,7 +8,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.order.proportions import Proportions
+from shardcache_client.order.turns import Proportions
 
 sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12).filter(any)
 

@@ -14,8 +14,7 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import Samples, entries_of, rows_of
 from shardcache_client.order.deal import Assignment
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.selection import By, Choices, split, subset
+from shardcache_client.order.manifest import By, Choices, Manifest, split, subset
 from shardcache_client.selecting import _select
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)

@@ -28,8 +28,7 @@ from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.daemon.waiting import Patience
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.position.state import Resumption
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import EpochStream, StreamSettings

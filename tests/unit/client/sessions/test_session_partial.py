@@ -14,7 +14,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session
 from shardcache_client.daemon.waiting import Patience
-from shardcache_client.order.plan import Plan
+from shardcache_client.order.manifest import Plan
 from support.network.peer import Peer, scripted
 from support.programs.daemon import eventually
 

@@ -1,4 +1,4 @@
-"""The sequence in which several lanes take turns, each in proportion to its number of samples. Pure.
+"""The sequence in which several lanes take turns: in proportion to their numbers of samples, or in blocks. Pure.
 
 Two lanes split a sequence of N places as a line is drawn on a grid: of the first x places, the first lane has n·x/N,
 rounded. More lanes split it in two groups, whose places are split in turn, and so on: a binary tree, cut so that both
@@ -13,10 +13,11 @@ lane's below 2. With two lanes it is at most 1/2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,10 @@ class _Split:
         """Return the number of the first group's places before a place."""
         return (2 * self.share * place + self.samples) // (2 * self.samples)
 
-    def place_of_first(self, number: int) -> int:
-        """Return the place of the first group's turn of this number."""
-        return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
-
-    def place_of_second(self, number: int) -> int:
-        """Return the place of the second group's turn of this number."""
+    def place(self, number: int, *, of_first: bool) -> int:
+        """Return the place of the turn of this number of the first group, or of the second."""
+        if of_first:
+            return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
         return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
 
 
@@ -92,21 +91,51 @@ class Proportions:
 
     def place(self, lane: int, number: int) -> int:
         """Return the place at which a lane has its turn of this number, counted from 0."""
-        for split, is_first in self._paths[lane]:
-            number = split.place_of_first(number) if is_first else split.place_of_second(number)
+        for split, of_first in self._paths[lane]:
+            number = split.place(number, of_first=of_first)
         return number
 
     @cached_property
-    def _paths(self) -> dict[int, tuple[tuple[_Split, bool], ...]]:
+    def _paths(self) -> dict[int, list[tuple[_Split, bool]]]:
         """The splits from each lane up to the root, and whether the lane is in the first group of each."""
-        return dict(_paths(self._root, ()))
+        paths: dict[int, list[tuple[_Split, bool]]] = {}
+        nodes: list[tuple[_Split | int, list[tuple[_Split, bool]]]] = [(self._root, [])]
+        while nodes:
+            node, above = nodes.pop()
+            if isinstance(node, _Split):
+                nodes += [(node.first, [(node, True), *above]), (node.second, [(node, False), *above])]
+            else:
+                paths[node] = above
+        return paths
 
 
-def _paths(
-    node: _Split | int, above: tuple[tuple[_Split, bool], ...]
-) -> Iterator[tuple[int, tuple[tuple[_Split, bool], ...]]]:
-    if isinstance(node, _Split):
-        yield from _paths(node.first, ((node, True), *above))
-        yield from _paths(node.second, ((node, False), *above))
-    else:
-        yield node, above
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Turns of lanes that take several places at a time, always the same number.
+
+    Attributes:
+        widths: number of places that each lane takes at a time, at least 1.
+    """
+
+    widths: tuple[int, ...]
+
+    def lane(self, place: int) -> int:
+        """Return the lane that a place belongs to."""
+        nth = place % sum(self.widths)
+        return next(lane for lane, end in enumerate(accumulate(self.widths)) if nth < end)
+
+    def before(self, place: int) -> Sequence[int]:
+        """Return the number of each lane's places before a place."""
+        turn, nth = divmod(place, sum(self.widths))
+        starts = accumulate(self.widths[:-1], initial=0)
+        each = zip(starts, self.widths, strict=True)
+        return [turn * width + min(max(0, nth - start), width) for start, width in each]
+
+    def place(self, lane: int, number: int) -> int:
+        """Return the place at which a lane has its turn of this number, counted from 0."""
+        turn, nth = divmod(number, self.widths[lane])
+        return turn * sum(self.widths) + sum(self.widths[:lane]) + nth
+
+
+Turns: TypeAlias = Proportions | Blocks
+"""A sequence of places, each of which belongs to one of several lanes."""
