@@ -13,8 +13,7 @@ import structlog
 from shardcache.cache.residency import Evictor
 from shardcache.cache.waits import Signal
 from shardcache.errors import CacheError, CorruptShardError, DiskError, DiskFullError, ExhaustedError
-from shardcache.store.folder import CacheFolder
-from shardcache.store.recovery import FolderDiff, compare_folder
+from shardcache.store.folder import CacheFolder, FolderDiff, compare_folder
 from shardcache.store.shard import Shard
 
 log = structlog.get_logger()

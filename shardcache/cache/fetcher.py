@@ -28,13 +28,12 @@ from shardcache.fetch.retry import refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
-from shardcache.store.folder import PART, SIDECAR, TAR, shard_key
+from shardcache.store.folder import PART, SIDECAR, TAR, Leftover, interrupted, shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
 from shardcache.store.partial import Partial
-from shardcache.store.recovery import Leftover, interrupted
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.space import Reservation, footprint_bytes
+from shardcache.store.store import Reservation, footprint_bytes
 
 log = structlog.get_logger()
 

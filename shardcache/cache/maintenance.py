@@ -9,16 +9,15 @@ from shardcache.access.rules import Peer
 from shardcache.cache.disk import Quarantine
 from shardcache.cache.leasing import Published
 from shardcache.cache.manifests import Matching
-from shardcache.cache.pins import Pins, pinned_by
+from shardcache.cache.pins import Pin, Pins, pinned_by
 from shardcache.cache.residency import Evictor
 from shardcache.cache.warming import Event, Send, Warming
 from shardcache.errors import CorruptShardError, ExhaustedError
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.folder import shard_key
-from shardcache.store.pinfile import Pin
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.space import footprint_bytes
+from shardcache.store.store import footprint_bytes
 
 Visible = Callable[[str], bool]
 """Predicate: may the caller see this url?"""

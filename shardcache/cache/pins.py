@@ -1,22 +1,26 @@
-"""Pinned urls and the version that each of them keeps in the cache.
+"""Pinned urls, the version that each of them keeps in the cache, and the file with a line of JSON for each.
 
 A pin is on a url, not on a version: when a new version arrives, it is kept in place of the old one. A pin is valid
-whether or not its shard is cached yet. It belongs to the users who made it and lasts until the last one removes it.
+whether or not its shard is cached yet. It belongs to the users who made it and lasts until the last one removes it,
+through restarts and the loss of the catalogue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
 from shardcache.cache.loop_turns import Turns
 from shardcache.config import Amount
 from shardcache.errors import CacheError, CapacityError
-from shardcache.store.pinfile import Pin, write_pins
+from shardcache.store.disk import disk_error, disk_errors, is_exhaustion, replace_file
+from shardcache.store.folder import Layout, is_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.units import size, user_name
@@ -25,6 +29,37 @@ log = structlog.get_logger()
 
 # Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one after another.
 _COLLECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned shard.
+
+    Attributes:
+        url: the shard's url, redacted as in its sidecar.
+        key: cache key of the pinned version.
+        size_bytes: its size in the cache; an estimate until it is cached.
+        uids: the users who pinned it.
+    """
+
+    url: str
+    key: str
+    size_bytes: int
+    uids: frozenset[int]
+
+    def to_row(self) -> list[object]:
+        """Return the pin's line in the file, as a JSON array."""
+        return [self.url, self.key, self.size_bytes, sorted(self.uids)]
+
+    @classmethod
+    def from_row(cls, row: list[object]) -> Pin:
+        """Build from the output of `to_row`. Raises ValueError or TypeError if it is malformed."""
+        url, key, size_bytes, uids = row
+        if not (isinstance(url, str) and isinstance(key, str) and is_key(key)):
+            raise ValueError("not a pin")
+        if not (type(size_bytes) is int and size_bytes >= 0 and isinstance(uids, list) and uids):
+            raise ValueError("not a pin")
+        return cls(url, key, size_bytes, frozenset(map(int, uids)))
 
 
 class Pins:
@@ -44,7 +79,7 @@ class Pins:
         self._changed: Callable[[str], None] = lambda key: None
         self._unsaved = asyncio.Event()
         self._changing = asyncio.Lock()  # each change is checked and written after the one before it
-        for pin in store.pins:
+        for pin in read_pins(store.layout):
             shard = store.shards.get(pin.key)
             self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
         if self._size_bytes > self._limit_bytes:
@@ -215,3 +250,43 @@ def _without(pin: Pin | None, uid: int | None) -> Pin | None:
 def pinned_by(pin: Pin) -> str:
     """Return a human-readable statement of the users who pinned a shard."""
     return f"pinned by user {', '.join(map(user_name, sorted(pin.uids)))}; `shardcache unpin` removes the pin"
+
+
+def read_pins(layout: Layout) -> list[Pin]:
+    """Return the pins; from a damaged file, those that can be read, keeping a copy of the file for inspection.
+
+    Blocks. Raises ExhaustedError.
+    """
+    aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
+    try:
+        lines = layout.pins.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise disk_error(exn, layout.pins) from exn
+        log.error("cannot read pins; nothing is pinned", file=str(aside), cause=str(exn))
+        with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
+            layout.pins.rename(aside)
+        return []
+    pins = [pin for line in lines if (pin := _pin(line)) is not None]
+    if len(pins) < len(lines):
+        log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
+        with contextlib.suppress(OSError, CacheError):  # a disk that cannot be written: the next start logs it again
+            shutil.copy(layout.pins, aside)
+            write_pins(layout, pins)
+    return pins
+
+
+def _pin(line: bytes) -> Pin | None:
+    try:
+        return Pin.from_row(json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+def write_pins(layout: Layout, pins: Iterable[Pin]) -> None:
+    """Replace the pin file. Blocks. Raises DiskError, which leaves the old file intact."""
+    with disk_errors(layout.pins):
+        lines = (f"{json.dumps(pin.to_row())}\n" for pin in pins)
+        replace_file(layout.pins, layout.unfinished(layout.pins), lines)

@@ -17,8 +17,7 @@ from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
-from shardcache.store.space import Space
-from shardcache.store.store import Store
+from shardcache.store.store import Space, Store
 from shardcache.units import size
 
 log = structlog.get_logger()

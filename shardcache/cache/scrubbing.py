@@ -11,7 +11,7 @@ from typing import Any, Self
 from shardcache.cache.disk import Quarantine
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import is_key
-from shardcache.store.shard import Scrub, Shard
+from shardcache.store.shard import Shard
 
 _KIND = "scrub"
 # Interval for saving the position: a restart repeats at most this much scrubbing.
@@ -131,7 +131,7 @@ class Scrubber:
 
     async def _read(self, shard: Shard) -> None:
         """Read a shard; raise CorruptShardError if it is damaged. Not held: it may be evicted during the read."""
-        begun_s, scrub = time.monotonic(), Scrub(self._store.layout, shard.key, await self._store.facts(shard))
+        begun_s, scrub = time.monotonic(), self._store.scrub(shard.key, await self._store.facts(shard))
         await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)
         while size_bytes := await asyncio.to_thread(scrub.step):
             self._read_bytes += size_bytes

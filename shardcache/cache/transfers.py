@@ -19,7 +19,7 @@ from shardcache.logs import about
 from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
-from shardcache.store.space import footprint_bytes
+from shardcache.store.store import footprint_bytes
 
 log = structlog.get_logger()
 

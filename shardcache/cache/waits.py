@@ -28,7 +28,7 @@ from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
-from shardcache.store.space import Reservation
+from shardcache.store.store import Reservation
 
 
 class Signal:

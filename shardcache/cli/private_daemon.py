@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import CacheDirError, DaemonError, MissingPackageError, ShardcacheError, from_json
 from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
-from shardcache.store.disk import free_bytes
-from shardcache.store.mounts import mount_of
+from shardcache.store.disk import free_bytes, mount_of
 
 if TYPE_CHECKING:
     from shardcache.config import Settings

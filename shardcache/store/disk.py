@@ -1,4 +1,4 @@
-"""File operations on the cache disk, the translation of its errors, and open files. All functions block."""
+"""The cache disk: file operations, the translation of its errors, open files, and mounts. All functions block."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from shardcache.errors import (
     CacheDirError,
@@ -24,6 +26,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
 # Limits of this process or the system, and interruptions: they say nothing about a file or its disk.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
+
+_NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def is_exhaustion(exn: OSError) -> bool:
@@ -174,3 +179,35 @@ def _is_anothers(folder: Path, fd: int) -> bool:
         return os.fstat(own_fd).st_uid != os.fstat(fd).st_uid
     finally:
         os.close(own_fd)
+
+
+class Mount(NamedTuple):
+    """A mounted filesystem: its mount point and type."""
+
+    folder: Path
+    kind: str
+
+    @property
+    def is_network(self) -> bool:
+        """True if each read may go over the network."""
+        return _NETWORK.match(self.kind) is not None
+
+    @property
+    def is_memory(self) -> bool:
+        """True if files take the node's memory."""
+        return self.kind in ("tmpfs", "ramfs")
+
+
+def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
+    """Return the filesystem of a path, which need not exist; `table` holds lines of /proc/self/mountinfo (proc(5))."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines() if table is None else table
+    place = path.resolve()
+    mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
+    # The last filesystem mounted on a folder hides the others.
+    return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
+
+
+def _parse(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
+    return Mount(Path(folder), after.split(" ", 1)[0])

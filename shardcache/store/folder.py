@@ -1,4 +1,4 @@
-"""The cache folder: its layout, its format number, and the lock that one daemon holds on it.
+"""The cache folder: its layout and format, the lock that one daemon holds on it, and its contents.
 
 <root>/shards/ab/<key>.tar    a published shard: a plain tar, never written again
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
@@ -11,7 +11,10 @@
 <root>/pins                   the pins, one per line
 <root>/format                 the format number of the cache folder
 
-All functions of `CacheFolder` block: call them in a thread.
+Names and sizes are enough to serve: no file is opened, so start-up takes only as long as listing the folders, however
+many bytes they hold. A shard's sidecar is read and compared with the file when the shard is first requested.
+
+Everything here blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -22,15 +25,16 @@ import fcntl
 import grp
 import hashlib
 import os
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
 from shardcache.errors import CacheDirError, CacheFormatError
-from shardcache.logs import SharedLogger
-from shardcache.store.disk import disk_errors, replace_file, unlink_quietly
-
-log = SharedLogger()
+from shardcache.store.disk import ask_openness, disk_errors, replace_file, size_or_zero, unlink_quietly
+from shardcache.store.shard import Shard
 
 # A release that changes names or formats in the folder increments the number: an older release then refuses the folder
 # instead of taking every shard in it for damaged.
@@ -42,6 +46,10 @@ TAR, SIDECAR, PART, JOURNAL = ".tar", ".idx", ".part", ".journal"
 _OWN_MODE = 0o750
 _MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
 _PROBE_BYTES = 4096
+_OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
+
+Stats = dict[str, os.stat_result]
+"""Files of one kind, by cache key."""
 
 
 def shard_key(url: str, version: str) -> str:
@@ -54,46 +62,14 @@ def is_key(name: str) -> bool:
     return len(name) == KEY_CHARS and all(char in "0123456789abcdef" for char in name)
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths below one cache folder."""
+    """The paths below one cache folder; the module's docstring says what each holds."""
 
-    root: Path
-
-    @property
-    def shards(self) -> Path:
-        """Folder of the published shards."""
-        return self.root / "shards"
-
-    @property
-    def partial(self) -> Path:
-        """Folder of unpublished files."""
-        return self.root / "partial"
-
-    @property
-    def probe(self) -> Path:
-        """File written to check that the disk is writable."""
-        return self.partial / "probe"
-
-    @property
-    def quarantine(self) -> Path:
-        """Folder of quarantined shards."""
-        return self.root / "quarantine"
-
-    @property
-    def catalogue(self) -> Path:
-        """Folder of the diskcache database."""
-        return self.root / "catalogue"
-
-    @property
-    def pins(self) -> Path:
-        """File of the pins."""
-        return self.root / "pins"
-
-    @property
-    def format(self) -> Path:
-        """File with the folder's format number."""
-        return self.root / "format"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shards, self.partial, self.quarantine = root / "shards", root / "partial", root / "quarantine"
+        self.catalogue, self.pins, self.format = root / "catalogue", root / "pins", root / "format"
+        self.probe = self.partial / "probe"
 
     def bucket(self, key: str) -> Path:
         """Return the folder of a published shard, one of 256 that keep directories short."""
@@ -121,7 +97,7 @@ class Layout:
         return [self.root, self.shards, self.partial, self.quarantine, *buckets]
 
     def check_format(self) -> None:
-        """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing. Blocks."""
+        """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
         found = self._read_format()
         if found > FORMAT:
             raise CacheFormatError(
@@ -131,13 +107,10 @@ class Layout:
             )
 
     def mark_format(self) -> None:
-        """Write the current format number to a locked folder, unless it is there already. Blocks."""
+        """Write the current format number to a locked folder, unless it is there already."""
         with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
-            if self._read_format() == FORMAT:
-                return
-            replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
-            if self.catalogue.exists():
-                log.info("cache folder of an older release taken over", folder=str(self.root), format=FORMAT)
+            if self._read_format() != FORMAT:
+                replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
 
     def _read_format(self) -> int:
         try:
@@ -264,17 +237,14 @@ def _make_folders(layout: Layout, group: str | None) -> None:
     gid = None if group is None else grp.getgrnam(group).gr_gid
     for folder in layout.folders():
         folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
-        if gid is not None:
-            _open_to(folder, gid)
-
-
-def _open_to(folder: Path, gid: int) -> None:
-    # Files get the process's own group anyway, and a sandbox may deny the set-group-id bit.
-    if folder.stat().st_gid == gid == os.getegid():
-        folder.chmod(_OWN_MODE)
-    else:
-        os.chown(folder, -1, gid)
-        folder.chmod(_MODE)
+        if gid is None:
+            continue
+        # Files get the process's own group anyway, and a sandbox may deny the set-group-id bit.
+        if folder.stat().st_gid == gid == os.getegid():
+            folder.chmod(_OWN_MODE)
+        else:
+            os.chown(folder, -1, gid)
+            folder.chmod(_MODE)
 
 
 def _lock(root: Path) -> int:
@@ -289,3 +259,135 @@ def _lock(root: Path) -> int:
             remedy="stop the other daemon, or give this one its own --cache-dir",
         ) from None
     return fd
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """The files of an interrupted download or a quarantined shard; removed first when space is needed."""
+
+    key: str
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+
+def interrupted(part: Path) -> Leftover:
+    """Return the leftover of a resumable download."""
+    paths = (part, part.with_suffix(JOURNAL))
+    return Leftover(part.stem, paths, sum(map(size_or_zero, paths)))
+
+
+def quarantined(tar: Path) -> Leftover:
+    """Return the leftover of a quarantined shard."""
+    paths = (tar, tar.with_suffix(SIDECAR))
+    return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))
+
+
+def find_shards(layout: Layout) -> list[Shard]:
+    """Return every published shard, least recently used first; remove tars and sidecars without counterpart.
+
+    Raises CacheDirError if shards belong to another user, so that they could never be evicted.
+    """
+    found: list[Shard] = []
+    for folder in _buckets(layout):
+        tars, sidecars = _scan(folder)
+        for key in tars.keys() ^ sidecars.keys():
+            _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
+        _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
+        found += _shards(tars, sidecars)
+    found.sort(key=attrgetter("used_at_s"))
+    return found
+
+
+def find_leftovers(layout: Layout) -> list[Leftover]:
+    """Return resumable downloads and quarantined shards; remove other unpublished files."""
+    _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
+    parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
+    tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
+    return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]
+
+
+def _buckets(layout: Layout) -> list[Path]:
+    with os.scandir(layout.shards) as buckets:
+        return [layout.shards / bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
+
+
+def _scan(folder: Path) -> tuple[Stats, Stats]:
+    """Return the tars and the sidecars in a bucket, by key."""
+    stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in os.listdir(fd):  # noqa: PTH208  # Path cannot list a file descriptor
+            if named := _OURS.fullmatch(name):
+                key, suffix = named.groups()
+                with contextlib.suppress(FileNotFoundError):  # evicted since
+                    stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    finally:
+        os.close(fd)
+    return stats[TAR], stats[SIDECAR]
+
+
+def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
+    return [
+        Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime)
+        for key, tar in tars.items()
+        if key in sidecars
+    ]
+
+
+def _check_owner(others: Sequence[Path]) -> None:
+    """Raise CacheDirError if files with another owner, to judge by the first, do not reveal if they are open."""
+    for path in others[:1]:
+        try:
+            is_open = ask_openness(path)
+        except PermissionError:
+            is_open = None
+        if is_open is None:
+            raise CacheDirError(
+                f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
+                remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
+                "them, or choose another --cache-dir",
+            )
+
+
+def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
+    """Return the files with suffix `whole`; remove other cache files, but for their companions."""
+    ours = [path for path in folder.iterdir() if is_key(path.stem)]
+    for path in ours:
+        if path.suffix != whole and not (path.suffix == companion and path.with_suffix(whole).exists()):
+            _sweep_away(path)
+    return [path for path in ours if path.suffix == whole]
+
+
+def _sweep_away(*paths: Path) -> None:
+    with contextlib.suppress(OSError):  # a read-only disk can still be served from; a later start cleans up
+        unlink_quietly(*paths)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderDiff:
+    """Differences between bookkeeping and folder.
+
+    Attributes:
+        gone: keys of known shards and leftovers whose files are missing.
+        found: unknown shards in the folder.
+        parts: unknown interrupted downloads in the folder.
+    """
+
+    gone: list[str]
+    found: list[Shard]
+    parts: list[Leftover]
+
+
+def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> FolderDiff:
+    """Compare the known shards and leftovers with the folder's contents. Raises DiskError.
+
+    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
+    """
+    with disk_errors(layout.root):
+        here = {shard.key: shard for bucket in _buckets(layout) for shard in _shards(*_scan(bucket))}
+        gone = [key for key in shards if key not in here]
+        gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
+        known = {each.key for each in leftovers}
+        parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
+        found = [shard for key, shard in here.items() if key not in shards]
+        return FolderDiff(gone, found, [interrupted(path) for path in parts])

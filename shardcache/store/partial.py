@@ -1,31 +1,191 @@
-"""A shard being fetched: a file that is filled part by part, and a journal of its finished parts.
+"""A shard being fetched: a file that is filled part by part, a journal of its finished parts, and its decompression.
 
 The journal is a line of JSON that identifies the object, then eight bytes per finished part (its number and CRC32C). A
 record is written after its part's bytes, so after a crash the journal never claims more than the file holds; after a
-power loss it may, which is why `open` verifies the claimed parts.
+power loss it may, which is why `open` verifies the claimed parts. A compressed shard is inflated once it is complete:
+readers map shards into memory, which only works for plain tars.
 """
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import enum
+import gzip
+import io
 import json
+import lzma
 import os
-from collections.abc import Callable
+import sys
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from urllib.parse import urlsplit
 
+from shardcache.access.urls import WEB, protocol_of
 from shardcache.checksums import crc32c
-from shardcache.errors import ShardcacheError
+from shardcache.errors import CorruptShardError, ShardcacheError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk import disk_error, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
-from shardcache.store.inflate import Codec, codec_of, inflate
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums
+from shardcache.units import size
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
+
+# Presets of xz need at most 65 MiB, `zstd --long` 128 MiB; a header with more could exhaust the daemon's memory.
+_MAX_WINDOW_LOG = 27
+_MAX_MEMORY_BYTES = 129 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
+# The libraries report it only by these messages.
+_TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
+
+
+class Codec(enum.Enum):
+    """A supported compression; the value is its name in messages."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+
+    def open(self, path: Path) -> BinaryIO:
+        """Return the decompressed stream of a file, with all its members or frames concatenated.
+
+        Read it within `codec_errors`.
+        """
+        match self:
+            case Codec.GZIP:
+                return cast(BinaryIO, gzip.open(path))
+            case Codec.BZIP2:
+                return cast(BinaryIO, bz2.open(path))
+            case Codec.ZSTD:
+                return cast(
+                    BinaryIO, zstd.open(path, options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+                )
+            case Codec.XZ:
+                return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
+
+
+_SUFFIXES = {
+    ".tar.gz": Codec.GZIP,
+    ".tgz": Codec.GZIP,
+    ".tar.zst": Codec.ZSTD,
+    ".tar.bz2": Codec.BZIP2,
+    ".tar.xz": Codec.XZ,
+}
+
+
+def codec_of(url: str) -> Codec | None:
+    """Return the compression of the shard at `url`, by its suffix; None for a plain tar.
+
+    The query of an http url is not part of the name; in other urls `?` is.
+    """
+    name = (urlsplit(url).path if protocol_of(url) in WEB else url).lower()
+    return next((codec for suffix, codec in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+class _XzStreams(io.RawIOBase):
+    """Decompressed bytes of all streams of an .xz file, as from `lzma.open`, but with a memory limit."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
+        self._input = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        while True:
+            if self._decoder.eof and not self._next_stream():
+                return 0
+            if self._decoder.needs_input and not self._input:
+                self._input = self._file.read(_CHUNK_BYTES)
+                if not self._input:
+                    raise EOFError("the file ends before its end marker")
+            piece, self._input = self._decoder.decompress(self._input, len(view)), b""
+            if piece:
+                view[: len(piece)] = piece
+                return len(piece)
+
+    def _next_stream(self) -> bool:
+        """Move to the next stream, skipping zero padding; return False if there is none."""
+        self._input = self._decoder.unused_data.lstrip(b"\0")
+        while not self._input and (data := self._file.read(_CHUNK_BYTES)):
+            self._input = data.lstrip(b"\0")
+        if self._input:
+            self._begin()
+        return bool(self._input)
+
+
+def inflate(
+    src: Path, dst: Path, codec: Codec, part_bytes: int, reserve: Callable[[int], None], url: str | None = None
+) -> tuple[int, list[int]]:
+    """Decompress `src` into `dst`; return the size of `dst` and the CRC32C of each of its pieces. Blocks.
+
+    Args:
+        part_bytes: size of a piece; one is in memory at a time.
+        reserve: called with the size of each piece before it is written; an exception from it stops the work, so that a
+            decompression bomb is limited to the cache's capacity.
+        url: url for error messages.
+
+    Raises:
+        TruncatedShardError: `src` ends early.
+        UnsupportedShardError: decompressing `src` needs more memory than one shard is allowed.
+        CorruptShardError: `src` is damaged, or its compression differs from its suffix.
+        DiskFullError, CacheDirError: the cache's disk fails.
+    """
+    size_bytes, crcs = 0, []
+    with disk_errors(dst), open(dst, "wb") as file, codec_errors(codec, url), codec.open(src) as stream:
+        while piece := stream.read(part_bytes):
+            reserve(len(piece))
+            file.write(piece)
+            size_bytes += len(piece)
+            crcs.append(crc32c(piece, 0))
+    return size_bytes, crcs
+
+
+@contextlib.contextmanager
+def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
+    """Translate what the libraries raise into TruncatedShardError, UnsupportedShardError or CorruptShardError."""
+    try:
+        yield
+    except EOFError as exn:
+        raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
+    except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
+        if isinstance(exn, OSError) and exn.errno is not None:
+            raise  # a disk error; for bad data, gzip and bz2 raise an OSError without errno
+        if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
+            raise UnsupportedShardError(
+                f"decompressing the {codec.value} data needs more than {size(_MAX_MEMORY_BYTES)} of memory", url=url
+            ) from exn
+        raise CorruptShardError(
+            f"the {codec.value} data cannot be decompressed ({exn})",
+            url=url,
+            remedy="check that the file's suffix matches its compression, then write and upload it again",
+        ) from exn
 
 
 @dataclass(slots=True)
@@ -87,7 +247,7 @@ class Partial:
         return self._facts(self.obj.size_bytes, self.crcs())
 
     def inflate(self, codec: Codec, dst: Path, reserve: Callable[[int], None]) -> Facts:
-        """Decompress the complete file into `dst` and return the facts about that; see `store.inflate.inflate`."""
+        """Decompress the complete file into `dst` and return the facts about that; see the function `inflate`."""
         return self._facts(*inflate(self.path, dst, codec, self.part_bytes, reserve, self.obj.url))
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
@@ -115,21 +275,21 @@ class Partial:
         with open(self.path, "wb") as file:
             if self.obj.size_bytes:
                 os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
-        self.journal_path.write_bytes(json.dumps(self._title()).encode() + b"\n")
+        self.journal_path.write_bytes(self._title() + b"\n")
 
-    def _title(self) -> dict[str, Any]:
-        return {
-            "url": redact(self.obj.url),
-            "version": self.obj.version,
-            "size_bytes": self.obj.size_bytes,
-            "part_bytes": self.part_bytes,
-        }
+    def _title(self) -> bytes:
+        obj = self.obj
+        title = {"url": redact(obj.url), "version": obj.version, "size_bytes": obj.size_bytes}
+        return json.dumps(title | {"part_bytes": self.part_bytes}).encode()
 
     def _resume(self) -> bool:
         if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
             return False
-        title, _, records = _read_journal(self.journal_path).partition(b"\n")
-        if title != json.dumps(self._title()).encode():
+        try:
+            title, _, records = self.journal_path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return False
+        if title != self._title():
             return False
         torn_bytes = len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + len(records) - torn_bytes)
@@ -139,13 +299,6 @@ class Partial:
                 if index < self.count and crc32c(data, 0) == crc:
                     self.done[index] = crc
         return True
-
-
-def _read_journal(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

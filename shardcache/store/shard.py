@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from shardcache import tarindex
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
 from shardcache.store.disk import damage_errors
-from shardcache.store.folder import Layout
 
 FORMAT = 1
 BLOCK_BYTES = 1024 * 1024
@@ -94,15 +92,6 @@ class Shard:
         return self.size_bytes + self.sidecar_bytes
 
 
-def first_damaged_piece(path: Path, piece_bytes: int, crcs: Sequence[int]) -> int | None:
-    """Return the index of the first piece whose CRC32C differs, or None. Blocks; reads the whole file."""
-    with open(path, "rb", buffering=0) as file:
-        for number, crc in enumerate(crcs):
-            if crc32c(os.pread(file.fileno(), piece_bytes, number * piece_bytes), 0) != crc:
-                return number
-    return None
-
-
 class Scrub:
     """The verification of one shard, in steps that each block for the time of one block's read.
 
@@ -110,10 +99,10 @@ class Scrub:
     is on the disk rather than in memory, and without adding pages to the page cache or evicting any.
     """
 
-    def __init__(self, layout: Layout, key: str, facts: Facts) -> None:
+    def __init__(self, tar: Path, sidecar: Path, facts: Facts) -> None:
         self.read_bytes = 0
-        self._tar = layout.tar(key)
-        self._sidecar = layout.sidecar(key)
+        self._tar = tar
+        self._sidecar = sidecar
         self._facts = facts
         self._crc = 0
 
@@ -138,11 +127,11 @@ class Scrub:
         return wanted_bytes
 
     def _check_piece(self) -> None:
-        number, rest_bytes = divmod(self.read_bytes, self._facts.part_bytes)
-        if rest_bytes and self.read_bytes < self._facts.size_bytes:
+        number, past_bytes = divmod(self.read_bytes - 1, self._facts.part_bytes)
+        if past_bytes + 1 < self._facts.part_bytes and self.read_bytes < self._facts.size_bytes:
             return  # the piece is not complete yet
-        if self._crc != self._facts.part_crcs[number if rest_bytes else number - 1]:
-            raise self._damaged(f"is damaged before byte {self.read_bytes}")
+        if self._crc != self._facts.part_crcs[number]:
+            raise self._damaged(f"is damaged near byte {number * self._facts.part_bytes}")
         self._crc = 0
 
     def _block_bytes(self) -> int:
@@ -156,27 +145,18 @@ class Scrub:
 
 def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
     """Return `size_bytes` of a file, or less at its end. `offset` is a multiple of the disk's block size."""
+    try:
+        return _pread(path, os.O_DIRECT, offset, size_bytes)
+    except OSError as exn:
+        if exn.errno != errno.EINVAL:
+            raise
+    return _pread(path, 0, offset, size_bytes)  # a filesystem without O_DIRECT, or with larger blocks
+
+
+def _pread(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
     buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
-    fd = _open_past_page_cache(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]
-    except OSError as exn:
-        if exn.errno != errno.EINVAL:
-            raise
     finally:
         os.close(fd)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a filesystem with larger blocks
-    try:
-        return memoryview(os.pread(fd, size_bytes, offset))
-    finally:
-        os.close(fd)
-
-
-def _open_past_page_cache(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT)
-    except OSError as exn:
-        if exn.errno != errno.EINVAL:
-            raise
-    return os.open(path, flags)  # a filesystem without O_DIRECT

@@ -1,13 +1,15 @@
-"""The cache store: publishing, finding, verifying and removing shards."""
+"""The cache store: its bytes, and publishing, finding, verifying and removing shards."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -27,17 +29,133 @@ from shardcache.store.disk import (
     total_bytes,
     unlink_quietly,
 )
-from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
-from shardcache.store.pinfile import Pin, read_pins
-from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
-from shardcache.store.shard import Facts, Shard, first_damaged_piece
-from shardcache.store.space import Reservation, Space
+from shardcache.store.folder import (
+    SIDECAR,
+    TAR,
+    CacheFolder,
+    Layout,
+    Leftover,
+    find_leftovers,
+    find_shards,
+    quarantined,
+)
+from shardcache.store.shard import Facts, Scrub, Shard
 from shardcache.units import size
 
 log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
 _AT_ONCE = 256
+# With less free space, not even the cache's own state can be written.
+_MIN_FREE_BYTES = 64 * 1024
+
+
+def footprint_bytes(size_bytes: int) -> int:
+    """Return the bytes to reserve for a shard of known size, with an estimate for its sidecar and journal."""
+    return size_bytes + size_bytes // 32 + 64 * 1024
+
+
+@dataclass(slots=True)
+class Space:
+    """The cache's bytes under its own limits: kept, reserved and still available.
+
+    Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published, arriving and
+    quarantined files together never exceed the capacity.
+
+    Attributes:
+        capacity_bytes: maximum size of the cache.
+        min_free_bytes: space that the filesystem must keep free.
+        kept_bytes: published shards with their sidecars, idle partials and quarantine.
+        reserved_bytes: open reservations, whether already on disk or not.
+        unwritten_bytes: the part of `reserved_bytes` that the filesystem does not yet count as used.
+        pinned_bytes: the part of `kept_bytes` that is pinned.
+        disk_limit_bytes: size that other files on the disk leave to the cache, when last measured.
+    """
+
+    capacity_bytes: int
+    min_free_bytes: int = 0
+    kept_bytes: int = 0
+    reserved_bytes: int = 0
+    unwritten_bytes: int = 0
+    pinned_bytes: int = 0
+    disk_limit_bytes: int = sys.maxsize
+
+    @property
+    def used_bytes(self) -> int:
+        """All bytes that count against the capacity."""
+        return self.kept_bytes + self.reserved_bytes
+
+    def measure(self, disk_free_bytes: int) -> None:
+        """Update `disk_limit_bytes`, which changes with other files only, not with the cache's own."""
+        self.disk_limit_bytes = self.used_bytes - self.unwritten_bytes + disk_free_bytes - self.min_free_bytes
+
+    def effective_bytes(self, allocating_bytes: int = 0) -> int:
+        """Return the effective capacity: what the disk can hold of the configured one.
+
+        Args:
+            allocating_bytes: bytes that may have been on disk when it was measured, though still counted as unwritten.
+        """
+        return max(0, min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes))
+
+    @property
+    def explanation(self) -> str:
+        """The effective capacity in words, with its cause."""
+        if self.effective_bytes() < self.capacity_bytes:
+            return f"other files on the disk limit the cache to {size(self.effective_bytes())}"
+        return f"the cache's capacity is {size(self.capacity_bytes)}"
+
+    @property
+    def remedy(self) -> str:
+        """Advice for those to whom the effective capacity is too small."""
+        is_limited = self.effective_bytes() < self.capacity_bytes
+        return "remove other files from the cache's disk, or lower --min-free" if is_limited else "raise --capacity"
+
+    def shortfall_bytes(self, wanted_bytes: int) -> int:
+        """Return how many bytes must be evicted before `wanted_bytes` can be reserved; 0 if none."""
+        return max(0, self.used_bytes + wanted_bytes - min(self.capacity_bytes, self.disk_limit_bytes))
+
+    @property
+    def crowding_bytes(self) -> int:
+        """Bytes to evict so that `min_free_bytes` and a small reserve of the filesystem are free."""
+        return max(0, self.used_bytes + _MIN_FREE_BYTES - self.disk_limit_bytes)
+
+    def reserve(self) -> Reservation:
+        """Open an empty reservation."""
+        return Reservation(self)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One transfer's reservation within the promised bytes; ended by exactly one call of `close`."""
+
+    space: Space
+    size_bytes: int = 0
+    unwritten_bytes: int = 0
+
+    def grow(self, size_bytes: int) -> None:
+        """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
+        self.size_bytes += size_bytes
+        self.unwritten_bytes += size_bytes
+        self.space.reserved_bytes += size_bytes
+        self.space.unwritten_bytes += size_bytes
+
+    def adopt(self, kept_bytes: int) -> None:
+        """Take over bytes that are already on disk, such as those of an idle partial."""
+        self.space.kept_bytes -= kept_bytes
+        self.space.reserved_bytes += kept_bytes
+        self.size_bytes += kept_bytes
+
+    def written(self, size_bytes: int) -> None:
+        """Record that reserved bytes are now on disk."""
+        self.unwritten_bytes -= size_bytes
+        self.space.unwritten_bytes -= size_bytes
+
+    def close(self, kept_bytes: int = 0) -> None:
+        """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""
+        self.space.reserved_bytes -= self.size_bytes
+        self.space.unwritten_bytes -= self.unwritten_bytes
+        self.space.kept_bytes += kept_bytes
+        self.size_bytes = self.unwritten_bytes = 0
 
 
 class Store:
@@ -50,7 +168,6 @@ class Store:
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
-        self.pins: Sequence[Pin] = ()  # as read at start-up
         self._condemned: dict[str, Shard] = {}  # damaged and out of service, not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
         self._setting_aside = asyncio.Lock()
@@ -86,7 +203,6 @@ class Store:
             self.restore(shard)
         for leftover in find_leftovers(self.layout):
             self.leave(leftover)
-        self.pins = read_pins(self.layout)
 
     def close(self) -> None:
         """Close the catalogue and unlock the folder."""
@@ -213,20 +329,18 @@ class Store:
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar. Raises CorruptShardError, which names the first damaged piece."""
         facts = await self.facts(shard)
-        await asyncio.to_thread(self._check, shard.key, facts)
+        await asyncio.to_thread(self._check, self.scrub(shard.key, facts), facts.url)
 
-    def _check(self, key: str, facts: Facts) -> None:
-        tar = self.layout.tar(key)
+    def scrub(self, key: str, facts: Facts) -> Scrub:
+        """Return the verification of a shard in steps."""
+        return Scrub(self.layout.tar(key), self.layout.sidecar(key), facts)
+
+    def _check(self, scrub: Scrub, url: str) -> None:
         try:
-            with damage_errors(tar, facts.url):
-                tarindex.TarIndex.open(self.layout.sidecar(key))
-                damaged = first_damaged_piece(tar, facts.part_bytes, facts.part_crcs)
+            while scrub.step():
+                pass
         except FileNotFoundError as exn:
-            raise CorruptShardError(f"the cached file {tar} cannot be read ({exn.strerror})", url=facts.url) from exn
-        if damaged is not None:
-            raise CorruptShardError(
-                f"the cached file {tar} is damaged near byte {damaged * facts.part_bytes}", url=facts.url
-            )
+            raise CorruptShardError(f"the cached file {exn.filename} cannot be read ({exn.strerror})", url=url) from exn
 
     async def remove(self, shard: Shard) -> bool:
         """Unlink a shard without leases; return False if some process still has it open."""

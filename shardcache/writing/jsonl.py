@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardcache.errors import InputError, ShardError
-from shardcache.store.inflate import Codec, codec_errors
+from shardcache.store.partial import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER
 from shardcache.writing.sample import Sample, member_bytes, utf8
 from shardcache.writing.source import open_unchanged

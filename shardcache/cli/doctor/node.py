@@ -14,8 +14,8 @@ from shardcache.cli.doctor.paths import barrier, me, nearest, way_in, who_may
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError
 from shardcache.server.connection_limit import own_files
+from shardcache.store.disk import mount_of
 from shardcache.store.folder import Layout
-from shardcache.store.mounts import mount_of
 from shardcache.units import size, user_name
 
 _LOCAL = "shardcache serve --cache-dir /path/on/local/disk"

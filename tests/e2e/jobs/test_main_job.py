@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import AccessDeniedError, NotFoundError, TruncatedShardError
-from shardcache.store.inflate import zstd
+from shardcache.store.partial import zstd
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

@@ -58,7 +58,7 @@ RATE = 1_000_000_000
 def read_all(layout: Layout, shard: Shard) -> int:
     """Scrub a shard to its end; return how many bytes that read."""
     assert shard.facts is not None
-    scrub = Scrub(layout, shard.key, shard.facts)
+    scrub = Scrub(layout.tar(shard.key), layout.sidecar(shard.key), shard.facts)
     while scrub.step():
         pass
     return scrub.read_bytes
@@ -108,7 +108,7 @@ async def test_a_byte_changed_anywhere_is_found(tmp_path: Path, at: int) -> None
     store = open_store(tmp_path)
     shard = await publish(store, URL, samples=200)
     flip(store.layout.tar(shard.key), at % shard.size_bytes)
-    with pytest.raises(CorruptShardError, match="damaged before byte") as caught:
+    with pytest.raises(CorruptShardError, match="damaged near byte") as caught:
         read_all(store.layout, shard)
     assert caught.value.url == URL
     store.close()
@@ -135,7 +135,7 @@ async def test_a_shard_can_be_evicted_while_it_is_scrubbed(tmp_path: Path) -> No
     store = open_store(tmp_path)
     shard = await publish(store, URL, samples=2000)
     assert shard.facts is not None
-    scrub = Scrub(store.layout, shard.key, shard.facts)
+    scrub = store.scrub(shard.key, shard.facts)
     assert scrub.step()
     assert await store.remove(shard)
     with pytest.raises(FileNotFoundError):

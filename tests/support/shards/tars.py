@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcache.store.inflate import Codec
+from shardcache.store.partial import Codec
 from shardcache_client import ShardDataset
 
 Sample = Mapping[str, bytes | str]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.pins import Pins
+from shardcache.cache.pins import Pin, Pins, read_pins
 from shardcache.cache.residency import Inventory
 from shardcache.errors import CapacityError, DiskError
 from shardcache.store.folder import Layout, shard_key
-from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.store import Store
 from support.programs.guard import GUARD_S
 from support.shards.stores import evictor_of, open_store, publish

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.cache.pins import Pin
 from shardcache.cache.residency import NOW, check_progress
 from shardcache.cache.waits import Class, KeyClaim, PostponedError, Transfer, Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import shard_key
-from shardcache.store.pinfile import Pin
 from shardcache.store.shard import Shard
-from shardcache.store.space import Space, footprint_bytes
-from shardcache.store.store import Store
+from shardcache.store.store import Space, Store, footprint_bytes
 from support.programs.guard import GUARD_S
 from support.shards.stores import evictor_of, open_store, publish
 

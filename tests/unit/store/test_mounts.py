@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.store.mounts import Mount, mount_of
+from shardcache.store.disk import Mount, mount_of
 
 TABLE = (
     "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw",

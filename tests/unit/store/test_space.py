@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardcache.store.space import Reservation, Space
+from shardcache.store.store import Reservation, Space
 
 CAPACITY_BYTES = 100
 DISK_BYTES = 120

@@ -12,8 +12,7 @@ import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.store.disk import is_open_elsewhere
-from shardcache.store.folder import TAR, Layout, shard_key
-from shardcache.store.recovery import find_shards
+from shardcache.store.folder import TAR, Layout, find_shards, shard_key
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
 

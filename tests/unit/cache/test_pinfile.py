@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.cache.pins import Pin, read_pins, write_pins
 from shardcache.errors import DiskFullError
 from shardcache.store.folder import Layout, shard_key
-from shardcache.store.pinfile import Pin, read_pins, write_pins
 
 PINS = [Pin(f"s3://bucket/{name}.tar", shard_key(name, "1"), 5, frozenset({0, 1000})) for name in ("a", 'b "ü"')]
 
