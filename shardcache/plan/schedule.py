@@ -9,17 +9,28 @@ soon as there is space, however far ahead. A fetch that evicts a planned shard t
 shards read in between, and then not needed for an epoch, would have been better victims. A job that loops over a
 dataset twice the size of the cache would get no hits at all. So the first opportunity for such a fetch is when waiting
 for a better victim would make it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et
-al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is Belady's MIN.
+al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN ("A study of
+replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+
+Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted: every resident is
+in the queue of one plan that names it, by position, and the order within a plan never changes. The use by that plan is
+no sooner than the resident's soonest use by any plan. So the furthest among the ends of all queues is the furthest
+resident of all, if its soonest use is the one it is queued for; if not, it moves to the queue of that use, and the next
+is examined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Generic, Protocol
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
-from shardcache.plan.residents import Policy, Residents
-from shardcache.plan.sieve import Sieve
-from shardcache.plan.timeline import NEVER, Missing, Session, Timeline
+from shardcache.plan.sieve import Policy, Sieve
+from shardcache.plan.timeline import NEVER, ReaderPlan, Session, Timeline
+
+_SLACK = 64
+_BATCH = 32
 
 
 class Aliases(Protocol):
@@ -32,145 +43,237 @@ class Aliases(Protocol):
         """Return every name for a key."""
 
 
-class Schedule(Generic[Session]):
-    """Plans and cached shards together. Each method refers to the time of the last `tick`, in seconds of one clock.
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A cached shard.
+
+    Attributes:
+        size_bytes: bytes that its eviction frees.
+        held: True while it is in use; it is in no queue then.
+        used_again: True if it was requested while cached, since it last arrived in the policy.
+        plan, position: the queue that it is in, and its position there; no plan while it is held or unplanned.
+    """
+
+    key: str
+    size_bytes: int
+    held: bool = False
+    used_again: bool = False
+    plan: ReaderPlan | None = None
+    position: int = 0
+
+
+class Schedule(Timeline[Session]):
+    """The plans of all sessions, and the cached shards in eviction order: unplanned ones, then by furthest next use.
 
     Args:
         unplanned: eviction order of the shards that no plan contains; SIEVE unless given.
     """
 
     def __init__(self, aliases: Aliases, unplanned: Policy | None = None) -> None:
+        super().__init__()
         self._aliases = aliases
-        self._timeline: Timeline[Session] = Timeline()
-        self._residents = Residents(self._timeline, aliases.names, Sieve() if unplanned is None else unplanned)
+        self._unplanned: Policy = Sieve() if unplanned is None else unplanned
+        self._residents: dict[str, Resident] = {}
+        self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
+        self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
 
     def __repr__(self) -> str:
-        return f"Schedule({self._timeline!r}, {self._residents!r})"
-
-    @property
-    def now_s(self) -> float:
-        """The current time."""
-        return self._timeline.now_s
+        return f"Schedule({super().__repr__()}, residents={len(self._residents)}, unplanned={self._unplanned!r})"
 
     def tick(self, now_s: float) -> None:
         """Set the current time, which must not decrease."""
-        self._timeline.tick(now_s)
-        self._residents.settle()
+        super().tick(now_s)
+        self._settle()
 
     # Events of sessions
 
-    def declare(self, session: Session, seconds_per_shard: float | None = None, job: Hashable | None = None) -> None:
-        """Begin a session's plan, replacing any previous one; `extend` adds its shards.
-
-        Args:
-            seconds_per_shard: its pace, if known in advance.
-            job: its job, whose sessions are assumed to have the same pace.
-        """
-        previous = self._timeline.reader_plan(session)
-        self._timeline.declare(session, seconds_per_shard, job)
-        if previous is not None:
-            self._residents.forget(previous)
-
     def extend(self, session: Session, names: Collection[str]) -> None:
         """Append shards to a session's plan, in reading order."""
-        self._timeline.extend(session, names)
+        super().extend(session, names)
         for name in names:
-            self._residents.planned(self._aliases.key(name))
+            resident = self._residents.get(self._aliases.key(name))
+            # It may stay in another plan's queue: its place there is no sooner than its soonest use.
+            if resident is not None and not resident.held and (resident.plan is None or resident.plan.ended):
+                self._queue(resident)
 
-    def forget(self, session: Session) -> None:
-        """Drop a session and its plan."""
-        reader_plan = self._timeline.forget(session)
-        if reader_plan is not None:
-            self._residents.forget(reader_plan)
+    def forget(self, session: Session) -> ReaderPlan | None:
+        """Drop a session and its plan; return the plan, now ended, or None if it had none."""
+        plan = super().forget(session)
+        if plan is not None:
+            self._orphans += self._queues.pop(plan, ())
+            if len(self._orphans) > 2 * len(self._residents) + _SLACK:  # no victim was needed for a long time
+                self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
+        return plan
 
-    def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
-        """Record that a session has nothing to read until it gets the shard at `position`.
-
-        Args:
-            waited_s: its total waiting time so far; also in `reads` and `done`.
-        """
-        self._passed(self._timeline.waits(session, position, waited_s))
-
-    def reads(self, session: Session, position: int, waited_s: float = 0.0) -> None:
-        """Record that a session takes the shard at `position`; it may keep others that it took before."""
-        self._passed(self._timeline.reads(session, position, waited_s))
-
-    def done(self, session: Session, position: int, waited_s: float = 0.0) -> None:
-        """Record that a session releases the shard at `position`."""
-        self._passed(self._timeline.done(session, position, waited_s))
-
-    def _passed(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._residents.passed(self._aliases.key(name))
+    def _move(self, plan: ReaderPlan, position: int) -> list[str]:
+        passed = super()._move(plan, position)
+        for name in passed:
+            self._requeue(self._aliases.key(name))
+        return passed
 
     # Events of shards
 
     def arrived(self, key: str, size_bytes: int) -> None:
         """Record that a shard is in the cache."""
-        self._residents.add(key, size_bytes)
+        self._residents[key] = Resident(key, size_bytes)
+        self._queue(self._residents[key])
 
     def gone(self, key: str) -> None:
         """Record that a shard is no longer in the cache."""
-        self._residents.remove(key)
+        resident = self._residents.pop(key, None)
+        if resident is not None:
+            self._unplanned.gone(key)
+            queue = self._queues.get(resident.plan) if resident.plan is not None else None
+            # Always the case for victims; other entries are dropped when they are reached.
+            if resident.plan is not None and queue and queue[0] == (-resident.position, key):
+                self._pop(resident.plan)
         for name in self._aliases.names(key):
-            self._timeline.evicted(name)
-
-    def missed(self, name: str) -> None:
-        """Record that an expected shard does not arrive."""
-        self._timeline.evicted(name)
+            self.missed(name)
 
     def held(self, key: str) -> None:
         """Record that a shard is in use and cannot be evicted."""
-        self._residents.hold(key)
+        resident = self._residents[key]
+        resident.held, resident.plan = True, None
+        self._unplanned.gone(key)
 
     def freed(self, key: str) -> None:
         """Record that a shard, if it is cached, is no longer in use."""
-        self._residents.free(key)
+        if (resident := self._residents.get(key)) is not None:
+            resident.held = False
+            self._queue(resident)
 
     def found(self, key: str) -> None:
         """Record that a shard was cached when it was requested."""
-        self._residents.use_again(key)
+        self._residents[key].used_again = True
+        if key in self._unplanned:
+            self._unplanned.used(key)
 
     def renamed(self, name: str, keys: Iterable[str]) -> None:
         """Record that a name now maps to another one of the keys."""
         for key in keys:
-            self._residents.passed(key)
-        self._timeline.evicted(name)
+            self._requeue(key)
+        self.missed(name)
+
+    # Queues
+
+    def _requeue(self, key: str) -> None:
+        """Queue a shard again, if it is cached, that a plan has passed or no longer contains."""
+        resident = self._residents.get(key)
+        if resident is not None and not resident.held:
+            self._queue(resident)
+
+    def _queue(self, resident: Resident) -> None:
+        use = self.next_use(self._aliases.names(resident.key))
+        if use is None:
+            resident.plan = None
+            if resident.key not in self._unplanned:
+                self._unplanned.arrived(resident.key, used=resident.used_again)
+                resident.used_again = False
+            return
+        self._unplanned.gone(resident.key)
+        _, plan, position = use
+        if (resident.plan, resident.position) != (plan, position):
+            resident.plan, resident.position = plan, position
+            self._push(plan, position, resident.key)
+
+    def _push(self, plan: ReaderPlan, position: int, key: str) -> None:
+        queue = self._queues.setdefault(plan, [])
+        heapq.heappush(queue, (-position, key))
+        if len(queue) > 2 * len(self._residents) + _SLACK:  # mostly stale entries
+            self._queues[plan] = [entry for entry in set(queue) if self._is_true(plan, entry)]
+            heapq.heapify(self._queues[plan])
+
+    def _pop(self, plan: ReaderPlan) -> tuple[int, str]:
+        queue = self._queues[plan]
+        entry = heapq.heappop(queue)
+        if not queue:
+            del self._queues[plan]
+        return entry
+
+    def _is_true(self, plan: ReaderPlan, entry: tuple[int, str]) -> bool:
+        resident = self._residents.get(entry[1])
+        return resident is not None and resident.plan is plan and resident.position == -entry[0]
+
+    def _is_lost(self, key: str) -> bool:
+        resident = self._residents.get(key)
+        return resident is not None and resident.plan is not None and resident.plan.ended
+
+    def _settle(self) -> None:
+        """Requeue a batch of shards whose plan has ended: all at once would block the event loop."""
+        for _, key in self._orphans[-_BATCH:]:
+            if self._is_lost(key):
+                self._queue(self._residents[key])
+        del self._orphans[-_BATCH:]
 
     # Decisions
 
     def next_use_s(self, key: str) -> float:
         """Return when a shard is needed next, NEVER if no plan contains it."""
-        use = self._timeline.next_use(self._aliases.names(key))
+        use = self.next_use(self._aliases.names(key))
         return NEVER if use is None else use[0]
 
-    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing[Session] | None:
-        """Return the shard to fetch next, or None if there is nothing to fetch.
-
-        Args:
-            cared_for: returns True for a shard that is cached, being fetched, or not worth an attempt.
-        """
-        return self._timeline.next_missing(cared_for)
-
-    def ahead(self, session: Session, until_s: float, limit: int) -> Iterator[tuple[float, int, str]]:
-        """Yield (time, position, name) of the shards that a session needs until a time, in order, at most `limit`."""
-        return self._timeline.ahead(session, until_s, limit)
-
-    def covered_until_s(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
-        """Return when a session needs its first shard that is not cached, NEVER if all are.
-
-        Args:
-            cared_for: as for `next_missing`.
-            coming: names for which it is True only because they are being fetched.
-        """
-        return self._timeline.covered_until(session, cared_for, coming)
-
-    def shards_per_s(self, session: Session) -> float:
-        """Return a session's pace, without waits; 0 if it is unknown."""
-        reader_plan = self._timeline.reader_plan(session)
-        return 1 / reader_plan.pace_s if reader_plan is not None and reader_plan.measures else 0.0
-
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
-        """Return the keys to evict for a shard of `wanted_bytes` needed at `needed_at_s`, or None if it has to wait."""
-        early = needed_at_s > self._timeline.now_s + lead_s
-        return self._residents.victims(wanted_bytes, needed_at_s, spare_planned=early)
+        """Return keys to evict for a shard needed at `needed_at_s`, or None if they cannot free `wanted_bytes` yet.
+
+        Unplanned shards come first, in the policy's order, then those with the furthest next use; chosen shards whose
+        bytes turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at
+        the same time: that would only move the miss. Earlier than `lead_s` before the need, no planned one is.
+        """
+        chosen: list[Resident] = []
+        missing_bytes, is_early = wanted_bytes, needed_at_s > self.now_s + lead_s
+        if missing_bytes > 0:
+            for resident, use_s in self._furthest():
+                if use_s <= needed_at_s or (is_early and use_s < NEVER):
+                    break
+                chosen.append(resident)
+                missing_bytes -= resident.size_bytes
+                if missing_bytes <= 0:
+                    break
+        return None if missing_bytes > 0 else _without_the_needless(chosen, -missing_bytes)
+
+    def _furthest(self) -> Iterator[tuple[Resident, float]]:
+        """Yield the shards that may be evicted and the times of their next use, furthest first."""
+        given: set[str] = set()
+        while True:
+            for key in self._unplanned.victims():
+                if key not in given:
+                    given.add(key)
+                    yield self._residents[key], NEVER
+            if not self._orphans:
+                break
+            self._settle()
+        yield from self._furthest_planned()
+
+    def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
+        given: dict[str, tuple[ReaderPlan, int]] = {}
+        try:
+            while (end := self._furthest_end()) is not None:
+                use_s, plan = end
+                position, key = self._pop(plan)
+                # Stale and duplicate entries are dropped when they reach the end of their queue.
+                if key in given or not self._is_true(plan, (position, key)):
+                    continue
+                if self.next_use_s(key) < use_s:
+                    self._queue(self._residents[key])
+                    continue
+                given[key] = plan, position
+                yield self._residents[key], use_s
+        finally:
+            for key, (plan, position) in given.items():
+                heapq.heappush(self._queues.setdefault(plan, []), (position, key))
+
+    def _furthest_end(self) -> tuple[float, ReaderPlan] | None:
+        """Return the furthest use among the ends of all queues, and the queue's plan."""
+        ends = ((plan.start_s - plan.pace_s * queue[0][0], plan) for plan, queue in self._queues.items())
+        return max(ends, key=lambda end: end[0], default=None)
+
+
+def _without_the_needless(chosen: list[Resident], spare_bytes: int) -> list[str]:
+    """Return the keys of the chosen without those whose bytes are not needed, sparing the soonest needed first."""
+    kept: list[str] = []
+    for resident in reversed(chosen):
+        if resident.size_bytes <= spare_bytes:
+            spare_bytes -= resident.size_bytes
+        else:
+            kept.append(resident.key)
+    return kept[::-1]

@@ -1,14 +1,38 @@
-"""SIEVE: eviction order for shards that are in no plan. Pure.
+"""Eviction order of the shards that are in no plan: SIEVE, or another policy. Pure.
 
-After Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for
-Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. A key used
-since the hand last passed it is spared once and stays in place; any other is evicted.
+SIEVE is after Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
+Algorithm for Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. A
+key used since the hand last passed it is spared once and stays in place; any other is evicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Policy(Protocol):
+    """Eviction order of the shards that no plan contains.
+
+    A policy knows only what may be evicted: a shard that is in use or planned is gone for it, and arrives again
+    afterwards.
+    """
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a shard has arrived and is not gone."""
+
+    def arrived(self, key: str, *, used: bool = False) -> None:
+        """Add a shard; `used` if it was requested while cached, since it was last gone."""
+
+    def used(self, key: str) -> None:
+        """Record that one of the shards was requested."""
+
+    def gone(self, key: str) -> None:
+        """Remove a shard, if it is one of them."""
+
+    def victims(self) -> Iterator[str]:
+        """Yield all shards, the first to evict first. This alone removes none; the next call yields the same order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +113,8 @@ class Sieve:
         return node
 
     def _circle(self, first: _Node) -> Iterator[_Node]:
-        node = first
-        while True:
+        yield first
+        node = first.newer or self._oldest
+        while node is not None and node is not first:
             yield node
-            following = node.newer or self._oldest
-            assert following is not None
-            node = following
-            if node is first:
-                return
+            node = node.newer or self._oldest

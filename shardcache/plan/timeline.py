@@ -2,38 +2,179 @@
 
 Times are seconds of the caller's clock, set by `tick`. They make fast and slow jobs comparable: a session's measured
 pace converts a distance in its plan, in shards, into a time.
+
+The time between taking two shards does not show the pace until a shard has been released. A reader that mixes shards
+takes its first ones in quick succession, since each yields few samples at first; one that resumes from a checkpoint
+takes all of them together; and the data loader fills its own queues. So the pace is measured when the first shards are
+released: those are read completely, and those still in use are half read on average. From then on, shards are taken as
+fast as they are read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
-
-from shardcache.plan.reader_plan import ReaderPlan
 
 NEVER = math.inf
 
+# Weight of a new measurement in the moving average: it follows a change of pace within a few shards.
+_NEWEST = 0.3
+# Less reading time than this does not show the pace: a loader that fills its queues reads as fast as it can.
+_ENOUGH_S = 1.0
+_POSITIONS: list[int] = []  # int objects shared by all plans, to save a million of them per plan
+_MIN_S = 1e-6  # minimum pace, so that the positions of a plan are at distinct times
 # Pace of a session until it is measured, if neither its job nor other sessions have one.
 _GUESS_S = 1.0
-# Number of jobs whose pace is remembered, including those whose sessions have ended.
-_JOBS = 1_000
-_NO_USES: dict[ReaderPlan, int] = {}
+_JOBS = 1_000  # number of jobs whose pace is remembered, including those whose sessions have ended
 _BATCH = 64
 
-Use = tuple[float, ReaderPlan, int]
-"""A use of a shard: the time, the plan, and the position on it."""
+
+@dataclass(slots=True, eq=False)
+class ReaderPlan:
+    """One session's plan, its position in it, its pace, and the predicted time of every further position.
+
+    Attributes:
+        seconds_per_shard: smoothed time between taking two shards, without waits.
+        job: the session's job, whose sessions are assumed to have the same pace.
+        names: the shards, in reading order.
+        cursor: the latest position that the session has taken or waits for. Earlier positions are done as far as the
+            plan is concerned, though their shards may still be in use.
+        frontier: the first position that may be missing from the cache; all from the cursor to it are cached.
+        measures: number of measurements behind `seconds_per_shard`; 0 while it is a guess.
+        start_s, pace_s: position p will be read at `start_s + pace_s * p`, as of the last `tick`; attributes rather
+            than a method, since each decision looks at every plan several times. `start_s` is NEVER after `end`.
+        steady_until_s: time until which another `tick` changes nothing.
+    """
+
+    seconds_per_shard: float
+    _since_s: float | None  # time of the last event; None while the session waits
+    job: Hashable = None
+    names: list[str] = field(default_factory=list, init=False)
+    cursor: int = field(default=0, init=False)
+    frontier: int = field(default=0, init=False)
+    measures: int = field(default=0, init=False)
+    start_s: float = field(init=False)
+    pace_s: float = field(init=False)
+    steady_until_s: float = field(init=False)
+    _again: list[int] = field(default_factory=list, init=False)  # for each position, the next of the same shard, or 0
+    _last: dict[str, int] = field(default_factory=dict, init=False)  # last position of shards read more than once
+    _waited_s: float = field(default=0.0, init=False)  # total waiting time of the session at `_since_s`
+    _reading: bool = field(default=False, init=False)  # True if the shard at the cursor was taken at `_since_s`
+    _begun: tuple[float, float] | None = field(default=None, init=False)  # first take, and total waiting time then
+    _taken: int = field(default=0, init=False)  # shards taken since then, and released:
+    _given: int = field(default=0, init=False)
+    _settled: bool = field(default=False, init=False)  # True once shards are taken as fast as they are read
+
+    def __post_init__(self) -> None:
+        assert self._since_s is not None
+        self.tick(self._since_s)
+
+    def tick(self, now_s: float) -> None:
+        """Update the prediction to the time `now_s`.
+
+        A reader that exceeds its usual time per shard is taken to be that slow, so the plan of a hanging job recedes
+        into the future, and returns when the job continues.
+        """
+        since_s, pace_s = self._since_s, self.seconds_per_shard
+        if since_s is None:  # the session waits: the shard at the cursor is needed now, at any time
+            since_s = self.steady_until_s = now_s
+        else:
+            self.steady_until_s = since_s + pace_s
+            pace_s = max(pace_s, now_s - since_s)
+        self.pace_s = pace_s
+        self.start_s = since_s - self.cursor * pace_s
+
+    def end(self) -> None:
+        """End the plan: nothing more of it will be read."""
+        self.start_s = NEVER
+
+    @property
+    def ended(self) -> bool:
+        """True after `end`."""
+        return self.start_s == NEVER
+
+    def append(self, name: str, first: int | None) -> int:
+        """Append a shard and return its position; `first` is the next position of the same shard, if there is one."""
+        position = len(self.names)
+        if position == len(_POSITIONS):
+            _POSITIONS.append(position)
+        position = _POSITIONS[position]
+        self.names.append(name)
+        self._again.append(0)
+        if first is None:
+            self._last.pop(name, None)
+        else:
+            self._again[self._last.get(name, first)] = position
+            self._last[name] = position
+        return position
+
+    def again(self, position: int) -> int:
+        """Return the next position of the shard at `position`, 0 if there is none."""
+        return self._again[position]
+
+    def waits(self, position: int, now_s: float, waited_s: float) -> None:
+        """Record that the session reads nothing until the shard at `position` arrives."""
+        self._measure(position, now_s, waited_s)
+        self._since_s, self._reading = None, False
+
+    def reads(self, position: int, now_s: float, waited_s: float) -> None:
+        """Record that the session has taken the shard at `position` and reads it from now on."""
+        self._measure(position, now_s, waited_s)
+        self._taken += 1
+        self._begun = self._begun or (now_s, waited_s)
+        self._settled = self._settled or position < self.cursor  # the session was resumed after a daemon restart
+        if position >= self.cursor or self._since_s is None:  # an older shard, taken again, does not show the pace
+            self._since_s, self._waited_s, self._reading = now_s, waited_s, position >= self.cursor
+
+    def done(self, position: int, now_s: float, waited_s: float) -> None:
+        """Record that the session has released the shard at `position`."""
+        if position == self.cursor:
+            self._measure(position + 1, now_s, waited_s)
+        if position >= 0 and not self._settled:  # a shard of a previous plan does not show the pace of this one
+            self._settle(now_s, waited_s)
+        if position == self.cursor:
+            self._since_s, self._reading = now_s, False
+
+    def believe(self, seconds_per_shard: float) -> None:
+        """Adopt the pace of another session of the job, instead of a guess."""
+        self.seconds_per_shard, self.measures = seconds_per_shard, 1
+
+    def _settle(self, now_s: float, waited_s: float) -> None:
+        """Estimate the pace from all shards so far, once the reading time suffices."""
+        self._given += 1
+        if self._begun is None:
+            return
+        begun_s, waited_before_s = self._begun
+        read_s = now_s - begun_s - (waited_s - waited_before_s)
+        if read_s >= _ENOUGH_S:
+            self._learn(read_s / (self._given + max(0, self._taken - self._given) / 2))
+            self._settled = True
+
+    def _measure(self, position: int, now_s: float, waited_s: float) -> None:
+        """Measure the shard at the cursor, if it was being read until now and the session moves on to `position`."""
+        if self._settled and self._reading and self._since_s is not None and position > self.cursor:
+            self._learn(max(now_s - self._since_s - (waited_s - self._waited_s), _MIN_S))
+
+    def _learn(self, took_s: float) -> None:
+        self.measures += 1
+        self.seconds_per_shard += max(_NEWEST, 1 / self.measures) * (took_s - self.seconds_per_shard)
+
+    def move(self, position: int) -> Iterator[tuple[str, int]]:
+        """Advance the cursor to a position, never back; yield name and position of each shard passed."""
+        while self.cursor < min(position, len(self.names)):
+            yield self.names[self.cursor], self.cursor
+            self.cursor += 1
+        self.frontier = max(self.frontier, self.cursor)
 
 
+_NO_USES: dict[ReaderPlan, int] = {}
 Session = TypeVar("Session", bound=Hashable)
 
 
 class Missing(NamedTuple, Generic[Session]):
-    """A shard that a session needs and that is not cached.
-
-    Attributes:
-        position: its position in the session's plan.
-    """
+    """A shard that a session needs, at a position in its plan, and that is not cached."""
 
     name: str
     needed_at_s: float
@@ -42,204 +183,208 @@ class Missing(NamedTuple, Generic[Session]):
 
 
 class Timeline(Generic[Session]):
-    """The plans of all sessions at the current time.
-
-    Attributes:
-        now_s: the time of the last `tick`.
-    """
+    """The plans of all sessions. All events and queries refer to the time of the last `tick`, `now_s`."""
 
     def __init__(self) -> None:
         self.now_s = -math.inf
-        self._reader_plans: dict[Session, ReaderPlan] = {}
+        self._plans: dict[Session, ReaderPlan] = {}
         self._uses: dict[str, dict[ReaderPlan, int]] = {}  # each shard's next position on each plan
         self._paces_s: dict[Hashable, float] = {}  # last measured pace of each job
         self._ended: list[ReaderPlan] = []  # ended plans that still have entries in `_uses`, all at NEVER
 
     def __repr__(self) -> str:
-        return f"Timeline(sessions={len(self._reader_plans)}, shards={len(self._uses)})"
+        return f"Timeline(sessions={len(self._plans)}, shards={len(self._uses)})"
 
     def tick(self, now_s: float) -> None:
-        """Set the current time, which applies to all events and queries until the next `tick`."""
+        """Set the current time, which must not decrease."""
         if now_s != self.now_s:
             self.now_s = now_s
-            for reader_plan in self._reader_plans.values():
-                if now_s > reader_plan.steady_until_s:
-                    reader_plan.tick(now_s)
+            for plan in self._plans.values():
+                if now_s > plan.steady_until_s:
+                    plan.tick(now_s)
         if self._ended:
             self._sweep()
 
     # Events of sessions
 
     def reader_plan(self, session: Session) -> ReaderPlan | None:
-        """Return the plan of a session that has declared a plan."""
-        return self._reader_plans.get(session)
+        """Return the plan of a session, None before its first `declare`."""
+        return self._plans.get(session)
 
     def declare(
         self, session: Session, seconds_per_shard: float | None = None, job: Hashable | None = None
     ) -> ReaderPlan:
-        """Begin a session's plan, empty, replacing any previous one; the session keeps its pace.
+        """Begin a session's plan, replacing any previous one; `extend` adds its shards.
 
         Args:
+            seconds_per_shard: its pace, if known in advance; otherwise it keeps its former one.
             job: its job, whose sessions, including ended ones, are assumed to have the same pace.
         """
         previous = self.forget(session)
         if seconds_per_shard is None:
             seconds_per_shard = previous.seconds_per_shard if previous else self._usual_pace_s()
-        reader_plan = self._reader_plans[session] = ReaderPlan(seconds_per_shard, self.now_s, job)
+        plan = self._plans[session] = ReaderPlan(seconds_per_shard, self.now_s, job)
         if previous is not None and previous.measures:
-            reader_plan.measures = previous.measures
+            plan.measures = previous.measures
         elif job in self._paces_s:
-            reader_plan.believe(self._paces_s[job])
-        reader_plan.tick(self.now_s)
-        return reader_plan
+            plan.believe(self._paces_s[job])
+        plan.tick(self.now_s)
+        return plan
 
     def _usual_pace_s(self) -> float:
-        plans = self._reader_plans.values()
-        paces_s = [reader_plan.seconds_per_shard for reader_plan in plans if reader_plan.measures]
-        paces_s = paces_s or [reader_plan.seconds_per_shard for reader_plan in plans]
+        plans = self._plans.values()
+        paces_s = [plan.seconds_per_shard for plan in plans if plan.measures]
+        paces_s = paces_s or [plan.seconds_per_shard for plan in plans]
         return sum(paces_s) / len(paces_s) if paces_s else _GUESS_S
 
-    def _remember_pace(self, reader_plan: ReaderPlan) -> None:
+    def _remember_pace(self, plan: ReaderPlan) -> None:
         """Remember a measured pace for the job's later sessions and those that have not read anything yet."""
-        if reader_plan.job is None or not reader_plan.measures:
+        if plan.job is None or not plan.measures:
             return
-        is_first = reader_plan.job not in self._paces_s
-        self._paces_s[reader_plan.job] = reader_plan.seconds_per_shard
+        is_first = plan.job not in self._paces_s
+        self._paces_s[plan.job] = plan.seconds_per_shard
         if is_first:
-            for other in self._reader_plans.values():
-                if other.job == reader_plan.job and not other.measures:
-                    other.believe(reader_plan.seconds_per_shard)
+            for other in self._plans.values():
+                if other.job == plan.job and not other.measures:
+                    other.believe(plan.seconds_per_shard)
                     other.tick(self.now_s)
         if len(self._paces_s) > _JOBS:
             del self._paces_s[next(iter(self._paces_s))]
 
-    def extend(self, session: Session, names: Iterable[str]) -> None:
-        """Append shards to a session's plan."""
-        reader_plan, all_uses = self._reader_plans[session], self._uses
+    def extend(self, session: Session, names: Collection[str]) -> None:
+        """Append shards to a session's plan, in reading order."""
+        plan, all_uses = self._plans[session], self._uses
         for name in names:
             uses = all_uses.get(name)
             if uses is None:
-                all_uses[name] = {reader_plan: reader_plan.append(name, None)}
+                all_uses[name] = {plan: plan.append(name, None)}
             else:
-                position = reader_plan.append(name, uses.get(reader_plan))
-                uses.setdefault(reader_plan, position)
+                position = plan.append(name, uses.get(plan))
+                uses.setdefault(plan, position)
 
     def forget(self, session: Session) -> ReaderPlan | None:
-        """Drop a session's plan; return its plan, now ended, or None if it had none."""
-        reader_plan = self._reader_plans.pop(session, None)
-        if reader_plan is not None:
-            reader_plan.end()
-            self._ended.append(reader_plan)
-        return reader_plan
+        """Drop a session and its plan; return the plan, now ended, or None if it had none."""
+        plan = self._plans.pop(session, None)
+        if plan is not None:
+            plan.end()
+            self._ended.append(plan)
+        return plan
 
     def _sweep(self) -> None:
         """Drop a batch of an ended plan's uses: all at once would block the event loop."""
-        reader_plan = self._ended[-1]
-        for name, _ in reader_plan.move(reader_plan.cursor + _BATCH):
-            self._drop(name, reader_plan)
-        if reader_plan.cursor == len(reader_plan.names):
+        plan = self._ended[-1]
+        for name, _ in plan.move(plan.cursor + _BATCH):
+            self._drop(name, plan)
+        if plan.cursor == len(plan.names):
             self._ended.pop()
 
     # `waited_s` is the session's total waiting time so far, which does not count as reading.
 
-    def waits(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
-        """Record that a session has nothing to read until it gets `position`; return the shards passed."""
-        reader_plan = self._reader_plans[session]
-        reader_plan.waits(position, self.now_s, waited_s)
-        return self._move(reader_plan, position)
+    def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
+        """Record that a session has nothing to read until it gets the shard at `position`."""
+        plan = self._plans[session]
+        plan.waits(position, self.now_s, waited_s)
+        self._move(plan, position)
 
-    def reads(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
-        """Record that a session takes `position`; return the shards passed."""
-        reader_plan = self._reader_plans[session]
-        reader_plan.reads(position, self.now_s, waited_s)
-        return self._move(reader_plan, position)
+    def reads(self, session: Session, position: int, waited_s: float = 0.0) -> None:
+        """Record that a session takes the shard at `position`; it may keep others that it took before."""
+        plan = self._plans[session]
+        plan.reads(position, self.now_s, waited_s)
+        self._move(plan, position)
 
-    def done(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
-        """Record that a session releases `position`; return the shards passed."""
-        reader_plan = self._reader_plans[session]
-        reader_plan.done(position, self.now_s, waited_s)
-        return self._move(reader_plan, position + 1)
+    def done(self, session: Session, position: int, waited_s: float = 0.0) -> None:
+        """Record that a session releases the shard at `position`."""
+        plan = self._plans[session]
+        plan.done(position, self.now_s, waited_s)
+        self._move(plan, position + 1)
 
-    def _move(self, reader_plan: ReaderPlan, position: int) -> list[str]:
-        self._remember_pace(reader_plan)
-        over = list(reader_plan.move(position))
-        reader_plan.tick(self.now_s)
-        for name, at in over:
-            again = reader_plan.again(at)
-            if again is None:
-                self._drop(name, reader_plan)
+    def _move(self, plan: ReaderPlan, position: int) -> list[str]:
+        """Advance a plan's cursor; return the shards passed."""
+        self._remember_pace(plan)
+        passed = list(plan.move(position))
+        plan.tick(self.now_s)
+        for name, at in passed:
+            if again := plan.again(at):
+                self._uses[name][plan] = again
             else:
-                self._uses[name][reader_plan] = again
-        return [name for name, _ in over]
+                self._drop(name, plan)
+        return [name for name, _ in passed]
 
-    def _drop(self, name: str, reader_plan: ReaderPlan) -> None:
+    def _drop(self, name: str, plan: ReaderPlan) -> None:
         uses = self._uses.get(name)
         if uses is not None:  # else it was already dropped at an earlier position
-            uses.pop(reader_plan, None)
+            uses.pop(plan, None)
             if not uses:
                 del self._uses[name]
 
+    def missed(self, name: str) -> None:
+        """Record that a shard is no longer cached, or does not arrive as expected."""
+        for plan, position in self._uses.get(name, _NO_USES).items():
+            plan.frontier = min(plan.frontier, position)
+
     # Queries
 
-    def next_use(self, names: Collection[str]) -> Use | None:
-        """Return the soonest use of a shard under any of its names, or None if no plan contains it."""
+    def next_use(self, names: Collection[str]) -> tuple[float, ReaderPlan, int] | None:
+        """Return time, plan and position of a shard's soonest use under any of its names, None without a use."""
         soonest, soonest_s = None, NEVER
         for name in names:
-            for reader_plan, position in self._uses.get(name, _NO_USES).items():
-                use_s = reader_plan.start_s + reader_plan.pace_s * position
+            for plan, position in self._uses.get(name, _NO_USES).items():
+                use_s = plan.start_s + plan.pace_s * position
                 if use_s < soonest_s:
-                    soonest, soonest_s = (reader_plan, position), use_s
+                    soonest, soonest_s = (plan, position), use_s
         return None if soonest is None else (soonest_s, *soonest)
 
-    def evicted(self, name: str) -> None:
-        """Record that a shard is no longer cached."""
-        for reader_plan, position in self._uses.get(name, _NO_USES).items():
-            reader_plan.frontier = min(reader_plan.frontier, position)
+    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing[Session] | None:
+        """Return the missing shard that is needed soonest, which is to be fetched next, or None if there is none.
 
-    def next_missing(self, present: Callable[[str], bool]) -> Missing[Session] | None:
-        """Return the missing shard that is needed soonest, or None if all are present."""
+        Args:
+            cared_for: returns True for a shard that is cached, being fetched, or not worth an attempt.
+        """
         soonest, soonest_s = None, NEVER
-        for session, reader_plan in self._reader_plans.items():
-            # The first gap is at the frontier or after it, so most plans can be ruled out without `present`.
-            if reader_plan.start_s + reader_plan.pace_s * reader_plan.frontier < soonest_s:
-                need_s = self._first_gap(reader_plan, present)
+        for session, plan in self._plans.items():
+            # The first gap is at the frontier or after it, so most plans can be ruled out without `cared_for`.
+            if plan.start_s + plan.pace_s * plan.frontier < soonest_s:
+                need_s = self._first_gap(plan, cared_for)
                 if need_s is not None and need_s < soonest_s:
-                    soonest_s, at = need_s, reader_plan.frontier
-                    soonest = Missing(reader_plan.names[at], need_s, session, at)
+                    soonest_s, at = need_s, plan.frontier
+                    soonest = Missing(plan.names[at], need_s, session, at)
         return soonest
 
     def ahead(self, session: Session, until_s: float, limit: int) -> Iterator[tuple[float, int, str]]:
         """Yield (time, position, name) of a session's shards from its cursor to a time, in order, at most `limit`."""
-        reader_plan = self._reader_plans.get(session)
-        if reader_plan is None:
+        plan = self._plans.get(session)
+        if plan is None:
             return
-        for position in range(reader_plan.cursor, min(reader_plan.cursor + limit, len(reader_plan.names))):
-            use_s = reader_plan.start_s + reader_plan.pace_s * position
+        for position in range(plan.cursor, min(plan.cursor + limit, len(plan.names))):
+            use_s = plan.start_s + plan.pace_s * position
             if use_s > until_s:
                 return
-            yield use_s, position, reader_plan.names[position]
+            yield use_s, position, plan.names[position]
 
-    def covered_until(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
+    def covered_until_s(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:
-            cared_for: returns True for a shard that is cached or among those in `coming`.
-            coming: shards that are being fetched.
+            cared_for: as for `next_missing`.
+            coming: names for which it is True only because they are being fetched.
         """
-        reader_plan = self._reader_plans.get(session)
-        if reader_plan is None:
+        plan = self._plans.get(session)
+        if plan is None:
             return NEVER
-        gap_s = self._first_gap(reader_plan, cared_for)
-        positions = (self._uses.get(name, _NO_USES).get(reader_plan) for name in coming)
-        needs_s = [
-            reader_plan.start_s + reader_plan.pace_s * position for position in positions if position is not None
-        ]
+        gap_s = self._first_gap(plan, cared_for)
+        positions = (self._uses.get(name, _NO_USES).get(plan) for name in coming)
+        needs_s = [plan.start_s + plan.pace_s * position for position in positions if position is not None]
         return min([NEVER if gap_s is None else gap_s, *needs_s])
 
+    def shards_per_s(self, session: Session) -> float:
+        """Return a session's pace, without waits; 0 if it is unknown."""
+        plan = self._plans.get(session)
+        return 1 / plan.pace_s if plan is not None and plan.measures else 0.0
+
     @staticmethod
-    def _first_gap(reader_plan: ReaderPlan, present: Callable[[str], bool]) -> float | None:
-        names, frontier = reader_plan.names, reader_plan.frontier
-        while frontier < len(names) and present(names[frontier]):
+    def _first_gap(plan: ReaderPlan, cared_for: Callable[[str], bool]) -> float | None:
+        names, frontier = plan.names, plan.frontier
+        while frontier < len(names) and cared_for(names[frontier]):
             frontier += 1
-        reader_plan.frontier = frontier
-        return reader_plan.start_s + reader_plan.pace_s * frontier if frontier < len(names) else None
+        plan.frontier = frontier
+        return plan.start_s + plan.pace_s * frontier if frontier < len(names) else None

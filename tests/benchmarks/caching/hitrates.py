@@ -20,8 +20,7 @@ from benchmarks.caching.policies import LRU, OfflineMin, StaticSubset, hits
 from benchmarks.picture import Panel, draw
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache.plan.residents import Policy
-from shardcache.plan.sieve import Sieve
+from shardcache.plan.sieve import Policy, Sieve
 from support.shards.replay import Job, Replay, all_reads
 
 SHARDS = 400

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from shardcache.plan.residents import Policy
+from shardcache.plan.sieve import Policy
 from support.shards.replay import Read
 
 

@@ -52,35 +52,14 @@ def test_next_use_is_the_soonest_of_any_session(plans: Plans, shard: str) -> Non
     assert use_s(timeline_of(plans), shard) == pytest.approx(next_use_s(plans, shard))
 
 
-@given(PLANS, st.sets(SHARDS))
-def test_next_missing_is_the_soonest_needed(plans: Plans, present: set[str]) -> None:
-    """No missing shard is needed sooner than the one named; nothing is named when all are here."""
-    found = timeline_of(plans).next_missing(present.__contains__)
-    missing = {name: next_use_s(plans, name) for plan, at, _ in plans for name in plan[at:] if name not in present}
-    if found is None:
-        assert not missing
-    else:
-        assert found[1] == pytest.approx(min(missing.values()))
-        assert missing[found.name] == pytest.approx(found.needed_at_s)
-        plan, at, _ = plans[found.session]
-        assert plan[found.position] == found.name and found.position >= at
-
-
 @given(PLANS, st.sets(SHARDS), st.sets(SHARDS))
 def test_a_session_is_covered_until_its_first_missing_shard(plans: Plans, here: set[str], coming: set[str]) -> None:
     """A shard on its way does not count as cached, although it is cared for."""
-    found = timeline_of(plans).covered_until(0, (here | coming).__contains__, coming - here)
+    found = timeline_of(plans).covered_until_s(0, (here | coming).__contains__, coming - here)
     plan, at, _ = plans[0]
     assert found == pytest.approx(
         min((next_use_s(plans[:1], name) for name in plan[at:] if name not in here), default=NEVER)
     )
-
-
-def test_a_reader_never_goes_back() -> None:
-    """A late word of an earlier position moves nothing."""
-    timeline = timeline_of([(["a", "b", "c"], 2, 1.0)])
-    timeline.waits(0, 1)
-    assert use_s(timeline, "b") == NEVER
 
 
 def test_a_shard_is_needed_under_each_of_its_names() -> None:
