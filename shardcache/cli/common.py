@@ -104,6 +104,28 @@ def socket_option(command: Command) -> Command:
     return option(command)
 
 
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a daemon thread, which is not joined at exit: a disk or daemon that hangs must not block a command.
+
+    If the caller is cancelled, the thread is abandoned.
+    """
+    import asyncio
+    from concurrent.futures import Future
+    from threading import Thread
+
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # so that it accepts a result even after its waiter was cancelled
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exn:  # noqa: BLE001  # raised where the result is awaited
+            future.set_exception(exn)
+
+    Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
 def print_json(value: object) -> None:
     """Print a JSON value on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+import os
+import sys
+import termios
+import tty
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +16,13 @@ from rich.console import Console
 from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import print_json
-from shardcache.cli.event_loop import in_thread, on_key
-from shardcache.cli.frame import Moment, frame, rates_between
+from shardcache.cli.common import in_thread, print_json
 from shardcache.cli.output import make_console
+from shardcache.cli.page import Moment, draw, rates_between
 from shardcache.errors import DaemonError
 
 _ANSWER_LIMIT_S = 10.0
+_MAX_KEY_BYTES = 64
 
 
 async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
@@ -27,13 +31,22 @@ async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path |
     Raises DaemonError if it does not answer.
     """
     console = make_console()
+    is_single = once or not (as_json or console.is_terminal)
     async with aclosing(_watch(AdminClient(socket, _ANSWER_LIMIT_S), interval_s)) as moments:
-        if once or not (as_json or console.is_terminal):
-            _print_moment(await _first_with_rates(moments), console, as_json)
-        elif as_json:
-            await _print_lines(moments)
-        else:
+        if not (is_single or as_json):
             await _show_until_q(moments, console)
+            return
+        async for moment in moments:
+            if is_single and moment.trouble:
+                raise moment.trouble
+            if not (moment.rates or moment.trouble):
+                continue
+            if as_json:
+                print_json(moment.to_json())
+            else:
+                console.print(draw(moment, console.width))
+            if is_single:
+                return
 
 
 async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
@@ -53,35 +66,39 @@ async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Momen
             yield Moment(page, rates_between(former, page))
 
 
-async def _first_with_rates(moments: AsyncIterator[Moment]) -> Moment:
-    while True:
-        moment = await anext(moments)
-        if moment.trouble:
-            raise moment.trouble
-        if moment.rates:
-            return moment
-
-
-def _print_moment(moment: Moment, console: Console, as_json: bool) -> None:
-    if as_json:
-        print_json(moment.to_json())
-    else:
-        console.print(frame(moment, console.width))
-
-
-async def _print_lines(moments: AsyncIterator[Moment]) -> None:
-    async for moment in moments:
-        if moment.rates or moment.trouble:
-            print_json(moment.to_json())
-
-
 async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
     try:
         async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
             end = partial(limit.reschedule, 0.0)
-            with Live(console=console, screen=True, auto_refresh=False) as live, on_key("q", end):
+            with Live(console=console, screen=True, auto_refresh=False) as live, _on_key("q", end):
                 async for moment in moments:
-                    live.update(frame(moment, console.width, console.height), refresh=True)
+                    live.update(draw(moment, console.width, console.height), refresh=True)
     except TimeoutError:
         if not limit.expired():
             raise
+
+
+@contextmanager
+def _on_key(key: str, action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` when `key` is pressed or the terminal hangs up; do nothing if stdin is not a terminal.
+
+    Ctrl-C works as usual.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    former = termios.tcgetattr(fd)
+
+    def pressed() -> None:
+        typed = os.read(fd, _MAX_KEY_BYTES)
+        if not typed or key in typed.decode(errors="replace"):
+            action()
+
+    tty.setcbreak(fd)
+    loop.add_reader(fd, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, former)

@@ -11,7 +11,7 @@ from shardcache.cli.cluster import cluster
 from shardcache.cli.common import INTERRUPTED, Family, report
 from shardcache.cli.config import config
 from shardcache.cli.dashboard import dashboard
-from shardcache.cli.demo.command import demo
+from shardcache.cli.demo import demo
 from shardcache.cli.doctor.command import doctor
 from shardcache.cli.index import index
 from shardcache.cli.serve import serve, stop

@@ -33,9 +33,9 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=_PIPE_COLUMNS, color_system=None)
 
 
-def make_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
+def make_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe."""
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column in numbers
         table.add_column(

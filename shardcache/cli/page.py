@@ -1,29 +1,51 @@
-"""The status page as text, and the texts of its facts, which `top` shows too.
+"""The status page as people see it: printed once by `status`, drawn again and again by `top`. Pure.
 
-Fields that an older daemon does not report are left blank.
+A screen of limited height gets as many jobs and transfers as fit, each fact on one line; else nothing is cut. Jobs have
+their names whole, and as many other columns as the width has room for. Fields that an older daemon does not report are
+left blank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.cells import cell_len, chop_cells
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.output import count, make_table, one_line
+from shardcache.cli.output import Tail, count, make_table, one_line
 from shardcache.cluster.tier import expiry_warning
+from shardcache.errors import ShardcacheError
 from shardcache.units import duration, size, user_name
 
+Json = dict[str, Any]
 Row = Mapping[str, Any]
+Columns = dict[str, list[RenderableType]]
 
-
+_BAR_COLUMNS = 12
+# A narrower screen needs the columns of the transfers' bars for their names.
+_BAR_FROM_COLUMNS = 100
+# A table's heading and the blank line above it.
+_HEADING_LINES = 2
+_GAP_COLUMNS = 2
+_BAR = ""
+_NUMBERS = ("readers", "shards read", "shards/s", "ahead", "waits", "bytes", "rate", "needed in", "waiting")
+# Given up one after another until the rest fits.
+_DISPENSABLE = ("waited", _BAR, "shards/s", "waits", "readers")
+# Cut rather than given up, down to this width.
+_ELASTIC = "waiting now"
+_MIN_ELASTIC_COLUMNS = 12
+# For longer names no column is given up: they are folded, whatever the screen's width leaves them.
+_USUAL_NAME_COLUMNS = 32
+_MIN_NAME_COLUMNS = 16
 # A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
 _SOON_S = 10.0
-
-_HELD = {"leased_bytes": "leased", "reserved_bytes": "reserved"}
+_RATES = ("origin_bytes", "origin_requests", "tier_bytes", "hits", "misses")
 # What matters most comes first: a narrow screen cuts the end.
 _COUNTERS = {
     "corrupt": "corrupt",
@@ -35,24 +57,145 @@ _COUNTERS = {
 }
 
 
-def bar(done: float, total: float | None, width: int = 40) -> ProgressBar | str:
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The data of one frame.
+
+    Attributes:
+        page: the latest status page.
+        rates: the rates since the previous page; None without one.
+        trouble: the reason that there is no newer page; None while the daemon answers.
+    """
+
+    page: Json
+    rates: Json | None = None
+    trouble: ShardcacheError | None = None
+
+    def to_json(self) -> Json:
+        """Return the JSON that `shardcache top --json` prints."""
+        return {"error": self.trouble.to_json()} if self.trouble else self.page | {"rates": self.rates}
+
+
+def rates_between(former: Json | None, page: Json) -> Json | None:
+    """Return the rates between two pages, as JSON; None if they come from different daemons or the same moment.
+
+    `waiting_share` is, for each job with readers, the fraction of the interval in which these waited for data, 0 to 1.
+    """
+    if former is None or former["pid"] != page["pid"] or former["uptime_s"] >= page["uptime_s"]:
+        return None
+    interval_s = page["uptime_s"] - former["uptime_s"]
+    before, now = former["counters"], page["counters"]
+    rates = {f"{name}_per_s": round((now.get(name, 0) - before.get(name, 0)) / interval_s, 3) for name in _RATES}
+    before_s = {_job_key(job): job["waited_s"] for job in former["jobs"]}
+    jobs = []
+    for job in (job for job in page["jobs"] if job["sessions"]):
+        waited_s = job["waited_s"] - before_s.get(_job_key(job), 0.0)
+        # Readers that joined or left in between make the sum inexact: keep the share between 0 and 1.
+        share = min(1.0, max(0.0, waited_s / (interval_s * job["sessions"])))
+        jobs.append({"name": job["name"], "uid": job["uid"], "waiting_share": round(share, 4)})
+    return {"interval_s": round(interval_s, 3), **rates, "jobs": jobs}
+
+
+def _job_key(job: Row) -> tuple[str, int]:
+    return job["name"], job["uid"]
+
+
+def draw(moment: Moment, width: int, height: int | None = None) -> RenderableType:
+    """Return the page for a width, at most `height` lines of it if given."""
+    page, is_cut = moment.page, height is not None
+    facts = _facts(moment, is_cut=is_cut)
+    jobs = sorted(page["jobs"], key=_job_order)
+    columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
+    heights = [str(name).count("\n") + 1 for name in columns["job"]]
+    ended = [job["name"] for job in jobs if not job["sessions"]]
+    idle: list[RenderableType] = [*([] if heights else [""]), _without_readers(ended, width)] if ended else []
+    transfers = sorted(page["transfers"], key=_transfer_order)
+    headings = sum(_HEADING_LINES for rows in (heights, transfers) if rows)
+    room = None if height is None else max(0, height - 1 - facts.row_count - headings - len(idle))
+    for_jobs, for_transfers = share(room, sum(heights), len(transfers))
+    return Group(
+        _headline(page),
+        facts,
+        *_list(columns, heights, for_jobs, is_cut=is_cut),
+        *idle,
+        *_list(_transfer_columns(transfers, width, is_cut=is_cut), [1] * len(transfers), for_transfers, is_cut=is_cut),
+    )
+
+
+def share(lines: int | None, jobs: int, transfers: int) -> tuple[int, int]:
+    """Divide lines between two lists: half for each, plus any that the other does not need; None means no limit."""
+    if lines is None:
+        return jobs, transfers
+    for_jobs = min(jobs, max(lines // 2, lines - transfers))
+    return for_jobs, min(transfers, lines - for_jobs)
+
+
+def _list(columns: Columns, heights: Sequence[int], lines: int, *, is_cut: bool) -> list[RenderableType]:
+    """Return a table of the rows that fit below the heading; if some do not, the last line says how many are hidden."""
+    if not heights or not lines:
+        return []
+    left = lines if sum(heights) <= lines else lines - 1
+    shown = next((n for n in range(len(heights), 0, -1) if sum(heights[:n]) <= left), 0)
+    table = make_table(*columns, numbers=_NUMBERS)
+    for column in table.columns:
+        column.no_wrap = is_cut and str(column.header) != _ELASTIC  # rich narrows this one alone
+    for row in list(zip(*columns.values(), strict=True))[:shown]:
+        table.add_row(*row)
+    hidden = len(heights) - shown
+    return ["", table, *([Text(f"… and {hidden:,} more", "dim")] if hidden else [])]
+
+
+# The facts about the daemon
+
+
+def _headline(page: Row) -> Text:
+    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
+    return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
+
+
+def _facts(moment: Moment, *, is_cut: bool) -> Table:
+    page, rates = moment.page, moment.rates
+    cache, counters = page["cache"], page["counters"]
+    disk = _disk(page)
+    facts: list[tuple[str | Text, str | Text | ProgressBar | None]] = [
+        ("cache", str(cache["dir"])),
+        ("", _bar(cache["used_bytes"], cache["capacity_bytes"], 40)),
+        ("", _fill(cache)),
+        ("pinned", _pins(page.get("pins"))),
+        (Text("disk", "red"), disk),
+        ("origin", _origin(counters, rates)),
+        (Text("retrying", "yellow"), _retrying(page)),
+        ("tier", _tier(page)),
+        ("leases", _leases(counters, rates)),
+        ("since start", _troubles(counters)),
+        ("scrub", _scrub(page.get("scrub"))),
+        (Text("daemon", "red"), Text(f"{moment.trouble.message}; retrying", "red") if moment.trouble else None),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for heading, fact in facts:
+        if fact is None:
+            continue
+        text = Text(fact) if isinstance(fact, str) else fact
+        if is_cut and isinstance(text, Text):
+            text.no_wrap, text.overflow = True, "ellipsis"
+        table.add_row(heading, text)
+    return table
+
+
+def _bar(done: float, total: float | None, width: int) -> ProgressBar | str:
     """Return a progress bar; empty if the total is unknown."""
     return ProgressBar(total=total, completed=min(done, total), width=width) if total else ""
 
 
-def fill(cache: Row) -> str:
-    """Describe how full the cache is, and with what."""
+def _fill(cache: Row) -> str:
+    held = {"leased_bytes": "leased", "reserved_bytes": "reserved"}
     parts = [f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}", count(cache["shards"], "shard")]
-    parts += [f"{size(cache[key])} {what}" for key, what in _HELD.items() if cache.get(key)]
+    parts += [f"{size(cache[key])} {what}" for key, what in held.items() if cache.get(key)]
+    parts += [] if cache["free_bytes"] is None else [f"{size(cache['free_bytes'])} free on disk"]
     return " · ".join(parts)
 
 
-def free(cache: Row) -> str:
-    """Describe the space that is left on the cache disk; empty if it is unknown."""
-    return "" if cache["free_bytes"] is None else f"{size(cache['free_bytes'])} free on disk"
-
-
-def disk(page: Row) -> Text | None:
+def _disk(page: Row) -> Text | None:
     """Describe what is wrong with the cache disk; None while it is healthy."""
     state = page.get("disk") or {"error": None}
     if error := state["error"]:
@@ -63,15 +206,7 @@ def disk(page: Row) -> Text | None:
     return None
 
 
-def retrying(page: Row) -> Text | None:
-    """Describe the requests that are being repeated, by the latest error; None if there are none."""
-    errors = [row["last_error"] for row in page["transfers"] if row.get("last_error")]
-    return Text(f"{count(len(errors), 'transfer')} · {errors[0]}", "yellow") if errors else None
-
-
-def pins(page: Row) -> str | None:
-    """Describe how much is pinned; None if nothing is."""
-    state = page.get("pins")
+def _pins(state: Row | None) -> str | None:
     if not state or not state["shards"]:
         return None
     missing = f", {state['missing']:,} of them missing" if state["missing"] else ""
@@ -79,22 +214,20 @@ def pins(page: Row) -> str | None:
     return f"{count(state['shards'], 'shard')}{missing} · {held}"
 
 
-def scrub(page: Row) -> str | None:
-    """Describe the scrubber's progress; None if it is turned off."""
-    state = page.get("scrub")
-    if not state or not state["rate_bytes_per_s"]:
-        return None
-    found = f", {state['corrupt']:,} corrupt" if state["corrupt"] else ""
-    return f"{size(state['scrubbed_bytes'])} checked since start{found} · {state['round_share']:.0%} of this round"
+def _origin(counters: Row, rates: Row | None) -> str:
+    now = (
+        f"{_speed(rates['origin_bytes_per_s'])} · {rates['origin_requests_per_s']:,.1f} requests/s · " if rates else ""
+    )
+    return f"{now}{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')} since start"
 
 
-def troubles(counters: Row) -> str:
-    """List the counters since start that may be worth a look, but for zeros."""
-    counted = [f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if counters.get(key)]
-    return " · ".join(counted) or "nothing evicted, corrupt or retried"
+def _retrying(page: Row) -> Text | None:
+    """Describe the requests that are being repeated, by the latest error; None if there are none."""
+    errors = [row["last_error"] for row in page["transfers"] if row.get("last_error")]
+    return Text(f"{count(len(errors), 'transfer')} · {errors[0]}", "yellow") if errors else None
 
 
-def tier(page: Row) -> Text | None:
+def _tier(page: Row) -> Text | None:
     """Describe what the cluster's tier delivered; None without a tier."""
     if not page.get("tiers"):
         return None
@@ -114,22 +247,130 @@ def _tier_troubles(state: Row) -> Iterator[str]:
         yield warning
 
 
-def leases(counters: Row) -> str:
-    """Describe how many leases found their shard cached."""
+def _leases(counters: Row, rates: Row | None) -> str:
     hits, misses = counters["hits"], counters["misses"]
+    now = f"{rates['hits_per_s'] + rates['misses_per_s']:,.1f}/s · " if rates else ""
     ratio = f" ({hits / (hits + misses):.0%})" if hits + misses else ""
-    return f"{hits:,} hits{ratio} · {misses:,} misses"
+    return f"{now}{hits:,} hits{ratio} · {misses:,} misses"
 
 
-def amount(transfer: Row) -> str:
-    """Describe how much of a shard has arrived."""
-    total = transfer["total_bytes"]
-    return f"{size(transfer['done_bytes'])} of {size(total) if total else '?'}"
+def _troubles(counters: Row) -> str:
+    """List the counters that may be worth a look, but for zeros."""
+    counted = [f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if counters.get(key)]
+    return " · ".join(counted) or "nothing evicted, corrupt or retried"
 
 
-def speed(bytes_per_s: float | None) -> str:
-    """Return `312.0 MB/s`."""
-    return "" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
+def _scrub(state: Row | None) -> str | None:
+    if not state or not state["rate_bytes_per_s"]:
+        return None
+    found = f", {state['corrupt']:,} corrupt" if state["corrupt"] else ""
+    return f"{size(state['scrubbed_bytes'])} checked since start{found} · {state['round_share']:.0%} of this round"
+
+
+# Jobs: waiting ones first, those without readers in a line below
+
+
+def _job_order(job: Row) -> tuple[bool, float, str]:
+    ahead_s = job.get("ahead_s")
+    return not job.get("waiting"), math.inf if ahead_s is None else ahead_s, job["name"]
+
+
+def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
+    """Return the columns that fit, by heading; the names are folded into lines."""
+    shares = {_job_key(job): f"{job['waiting_share']:.0%}" for job in rates["jobs"]} if rates else {}
+    columns: Columns = {
+        "job": [Text(job["name"]) for job in jobs],
+        "user": [one_line(user_name(job["uid"])) for job in jobs],
+        "readers": [f"{job['sessions']:,}" for job in jobs],
+        _BAR: [_bar(job["shards_done"], job["shards_planned"], _BAR_COLUMNS) for job in jobs],
+        "shards read": [f"{job['shards_done']:,} of {job['shards_planned']:,}" for job in jobs],
+        "shards/s": [f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else "" for job in jobs],
+        "ahead": [ahead(job) for job in jobs],
+        "waits": [shares.get(_job_key(job), "") for job in jobs],
+        "waited": [one_line(_waited(job)) for job in jobs],
+        _ELASTIC: [one_line(_waiting_now(job)) for job in jobs],
+    }
+    nobody_waits = not any(map(str, columns[_ELASTIC]))
+    for heading in (*([_ELASTIC] if nobody_waits else []), *_DISPENSABLE):
+        if _min_width(columns, _USUAL_NAME_COLUMNS) <= width:
+            break
+        del columns[heading]
+    for_names = max(_MIN_NAME_COLUMNS, width - _min_width(columns, 0))
+    return columns | {"job": [Text("\n".join(chop_cells(job["name"], for_names))) for job in jobs]}
+
+
+def _min_width(columns: Columns, max_for_names: int) -> int:
+    """Return the width of the columns with their gaps."""
+    most = {"job": max_for_names, _ELASTIC: _MIN_ELASTIC_COLUMNS}
+    widths = {
+        heading: max(
+            _BAR_COLUMNS if isinstance(cell, ProgressBar) else cell_len(str(cell)) for cell in (heading, *cells)
+        )
+        for heading, cells in columns.items()
+    }
+    return sum(min(width, most.get(heading, width)) + _GAP_COLUMNS for heading, width in widths.items()) - _GAP_COLUMNS
+
+
+def ahead(job: Row) -> Text:
+    """Return the time until a job needs a missing shard, coloured by urgency."""
+    if "ahead_s" not in job:
+        return Text()
+    ahead_s = job["ahead_s"]
+    if ahead_s is None:
+        return Text("all cached", "green")
+    if ahead_s > 0:
+        return Text(duration(ahead_s), "yellow" if ahead_s < _SOON_S else "green")
+    return Text("0 s", "red" if job["waiting"] else "yellow")
+
+
+def _waited(job: Row) -> str:
+    """Describe how long a job's readers waited, and for what: `2.5 s: network 2.0 s, disk 500 ms`."""
+    causes = {cause.removesuffix("_s"): seconds for cause, seconds in job.get("waited", {}).items() if seconds > 0}
+    parts = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes.items())
+    return f"{duration(job['waited_s'])}{': ' if parts else ''}{parts}"
+
+
+def _waiting_now(job: Row) -> str:
+    readers = job.get("waiting", 0)
+    what = f": {job['waiting_for']}" if readers and job["waiting_for"] else ""
+    return f"{count(readers, 'reader')}{what}" if readers else ""
+
+
+def _without_readers(names: Sequence[str], width: int) -> Text:
+    """Return one line about jobs that have ended or are between two epochs, with as many whole names as fit."""
+    head = f"{count(len(names), 'job')} without readers"
+    for shown in range(len(names), 0, -1):
+        rest = f" and {len(names) - shown:,} more" if shown < len(names) else ""
+        line = f"{head}: {', '.join(names[:shown])}{rest}"
+        if cell_len(line) <= width:
+            return one_line(line, "dim")
+    return one_line(head, "dim")
+
+
+# Transfers: those being waited for first, then by when they are needed
+
+
+def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
+    needed_in_s = transfer.get("needed_in_s")
+    needed_s = math.inf if needed_in_s is None else needed_in_s
+    return transfer["class"] != "waiting", transfer["class"] == "warm", needed_s, transfer["url"]
+
+
+def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Columns:
+    columns: Columns = {
+        "transfer": [Tail(row["url"]) if is_cut else Text(row["url"]) for row in rows],
+        _BAR: [_bar(row["done_bytes"], row["total_bytes"], _BAR_COLUMNS) for row in rows],
+        "bytes": [
+            f"{size(row['done_bytes'])} of {size(row['total_bytes']) if row['total_bytes'] else '?'}" for row in rows
+        ],
+        "rate": [_speed(row.get("rate_bytes_per_s")) for row in rows],
+        "class": [one_line(row["class"]) for row in rows],
+        "needed in": [needed_in(row) for row in rows],
+        "waiting": [f"{row['waiters']:,}" for row in rows],
+    }
+    if width < _BAR_FROM_COLUMNS:
+        del columns[_BAR]
+    return columns
 
 
 def needed_in(transfer: Row) -> str:
@@ -140,105 +381,5 @@ def needed_in(transfer: Row) -> str:
     return duration(needed_in_s) if needed_in_s > 0 else "now"
 
 
-def user(job: Row) -> str:
-    """Return the name of a job's user; the id if this node has no such user."""
-    return user_name(job["uid"])
-
-
-def progress(job: Row) -> str:
-    """Describe how many shards of its plan a job has read."""
-    return f"{job['shards_done']:,} of {job['shards_planned']:,}"
-
-
-def pace(job: Row) -> str:
-    """Return a job's shards per second as text."""
-    return f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else ""
-
-
-def ahead(job: Row) -> Text:
-    """Return the time until a job needs a missing shard, coloured by urgency."""
-    if "ahead_s" not in job or not job["sessions"]:
-        return Text()
-    ahead_s = job["ahead_s"]
-    if ahead_s is None:
-        return Text("all cached", "green")
-    if ahead_s > 0:
-        return Text(duration(ahead_s), "yellow" if ahead_s < _SOON_S else "green")
-    return Text("0 s", "red" if job["waiting"] else "yellow")
-
-
-def waited(job: Row) -> str:
-    """Describe how long a job's readers waited, and for what: `2.5 s: network 2.0 s, disk 500 ms`."""
-    causes = {cause.removesuffix("_s"): seconds for cause, seconds in job.get("waited", {}).items() if seconds > 0}
-    parts = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes.items())
-    return f"{duration(job['waited_s'])}{': ' if parts else ''}{parts}"
-
-
-def waiting_now(job: Row) -> str:
-    """Describe how many readers are waiting now, and for what."""
-    readers = job.get("waiting", 0)
-    if not readers:
-        return ""
-    return f"{count(readers, 'reader')}: {job['waiting_for']}" if job["waiting_for"] else count(readers, "reader")
-
-
-def show_page(console: Console, page: Row) -> None:
-    """Print a status page as returned by `GET /v1/status`."""
-    console.print(headline(page))
-    console.print()
-    console.print(_facts(page))
-    for block in (transfer_table(page["transfers"]), _jobs(page["jobs"])):
-        if block.row_count:
-            console.print()
-            console.print(block)
-
-
-def headline(page: Row) -> Text:
-    """Return the line that identifies the daemon."""
-    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
-    return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
-
-
-def _facts(page: Row) -> Table:
-    cache, counters = page["cache"], page["counters"]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row("cache", Text(str(cache["dir"])))
-    facts.add_row("", bar(cache["used_bytes"], cache["capacity_bytes"]))
-    facts.add_row("", " · ".join(filter(None, (fill(cache), free(cache)))))
-    if pinned := pins(page):
-        facts.add_row("pinned", pinned)
-    if trouble := disk(page):
-        facts.add_row(Text("disk", "red"), trouble)
-    facts.add_row("origin", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
-    if trouble := retrying(page):
-        facts.add_row(Text("retrying", "yellow"), trouble)
-    if delivered := tier(page):
-        facts.add_row("tier", delivered)
-    facts.add_row("leases", leases(counters))
-    facts.add_row("since start", troubles(counters))
-    if checked := scrub(page):
-        facts.add_row("scrub", checked)
-    return facts
-
-
-def transfer_table(rows: Sequence[Row], bar_columns: int = 40, url: Callable[[str], RenderableType] = Text) -> Table:
-    """Return a table with one line per transfer; `url` renders its name; without columns for it, there is no bar."""
-    numbers = ("bytes", "rate", "needed in", "waiting")
-    bars = ("",) if bar_columns else ()
-    table = make_table("transfer", *bars, "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
-    for row in rows:
-        done = [bar(row["done_bytes"], row["total_bytes"], bar_columns)] if bar_columns else []
-        done.append(amount(row))
-        rate, klass = speed(row.get("rate_bytes_per_s")), one_line(row["class"])
-        table.add_row(url(row["url"]), *done, rate, klass, needed_in(row), f"{row['waiters']:,}")
-    return table
-
-
-def _jobs(rows: Sequence[Row]) -> Table:
-    numbers = ("readers", "shards read", "shards/s", "ahead")
-    table = make_table("job", "user", *numbers, "waited", "waiting now", numbers=numbers)
-    for row in rows:
-        who = Text(row["name"]), Text(user(row)), f"{row['sessions']:,}"
-        times = ahead(row), waited(row), waiting_now(row)
-        table.add_row(*who, progress(row), pace(row), *times)
-    return table
+def _speed(bytes_per_s: float | None) -> str:
+    return "" if bytes_per_s is None else f"{size(bytes_per_s)}/s"

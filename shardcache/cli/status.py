@@ -13,7 +13,6 @@ from shardcache.cli import probing
 from shardcache.cli.common import ask, fail, json_option, print_json, socket_option
 from shardcache.errors import NoDaemonError
 
-_SHORTEST_INTERVAL_S = 0.1
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2
 
@@ -28,16 +27,17 @@ def status(as_json: bool, socket: Path | None) -> None:
         print_json(page)
     else:
         from shardcache.cli.output import make_console
-        from shardcache.cli.page import show_page
+        from shardcache.cli.page import Moment, draw
 
-        show_page(make_console(), page)
+        console = make_console()
+        console.print(draw(Moment(page), console.width))
 
 
 @click.command()
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=_SHORTEST_INTERVAL_S),
+    type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

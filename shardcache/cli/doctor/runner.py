@@ -6,9 +6,9 @@ from asyncio import timeout
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from shardcache.cli.common import in_thread
 from shardcache.cli.doctor import daemon, node, stores, tier
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
-from shardcache.cli.event_loop import in_thread
 from shardcache.errors import ShardcacheError
 
 Outcome = Finding | Sequence[Finding] | None

@@ -1,7 +1,7 @@
 """A user's training script; specific to shardcache are only the dataset, and the loader's state in the checkpoint.
 
 shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
-torchrun --nproc-per-node=2 train.py index.json --job first
+torchrun --nproc-per-node=2 demo_training.py index.json --job first
 """
 
 from __future__ import annotations

@@ -1,0 +1,441 @@
+"""`shardcache demo`: two training jobs on one cache, without external services, and a check of what they read.
+
+The user's part is `demo_training.py`; this is the world around it, each process of which ends when its context exits.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardcache.cli.common import fail, in_thread, json_option, print_json
+from shardcache.errors import NoDaemonError, ShardcacheError
+from shardcache.protocol import SOCKET_ENV
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+Json = dict[str, Any]
+
+# Uneven, as in practice: neither the shards' samples nor their sum are divisible by the number of ranks or workers.
+IMAGES_OF_SHARDS = (31, 64, 52, 40, 71, 48, 25, 59, 44, 66, 37, 40)
+_SHAPES = (3, 4, 30)  # the corners of triangles, squares and what looks like circles
+_PIXELS = 64
+_RANKS = 2
+_EPOCHS = 2
+_BUCKET = "shapes"
+_S3 = {"aws_access_key_id": "demo", "aws_secret_access_key": "demo"}
+_REGION = "us-east-1"
+_GRACE_S = 10
+_TRY_AGAIN_S = 0.05
+_LOG_LINES = 60
+
+
+@click.command()
+@json_option
+def demo(as_json: bool) -> None:
+    """Run a complete example on this machine, without external services.
+
+    Starts an S3 server with a small dataset of JPEG images and a daemon with an empty cache, writes an index, and runs
+    two training jobs concurrently, each with 2 ranks of 2 DataLoader workers, for 2 epochs; one job is stopped midway
+    and resumes from its checkpoint with 1 rank. Exits 1 unless every job saw each sample exactly once per epoch (apart
+    from padding), all ranks took the same number of steps, and the dataset was downloaded only once. Removes all its
+    files at the end.
+    """
+    missing = [name for name in ("torch", "moto", "flask", "boto3", "PIL") if find_spec(name) is None]
+    if missing:
+        raise ShardcacheError(
+            f"the demo needs packages that are not installed: {', '.join(missing)}",
+            remedy="pip install 'shardcache[demo]'",
+        )
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
+    import asyncio
+
+    from shardcache.cli.output import make_console
+
+    say: Callable[[str], object] = (lambda _line: None) if as_json else make_console().print
+    with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
+        outcome = asyncio.run(_run(Path(folder), say))
+    if as_json:
+        print_json(outcome.to_json())
+    else:
+        _show(outcome)
+    if not outcome.ok:
+        fail()
+
+
+async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
+    """Run the demo in a folder, and describe each step; return its outcome."""
+    import asyncio
+
+    node, uneven = _Node(folder), IMAGES_OF_SHARDS
+    say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
+    keys = [[f"{number:02d}-{index:03d}" for index in range(images)] for number, images in enumerate(uneven)]
+    rng = random.Random(0)
+    shards = {f"train-{number:04d}.tar": _tar(names, rng) for number, names in enumerate(keys)}
+    with _s3_server() as endpoint:
+        say(f"uploading them to an S3 server at {endpoint}, and starting a daemon with an empty cache")
+        await asyncio.to_thread(_upload, endpoint, shards)
+        async with node.daemon(endpoint):
+            pattern = f"s3://{_BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
+            say(f"counting their samples: shardcache index '{pattern}' -o index.json")
+            await asyncio.to_thread(_upload, endpoint, {"index.json": await node.index(pattern)})
+            say(f"training 2 concurrent jobs from s3://{_BUCKET}/index.json: {_RANKS} ranks × 2 workers each;")
+            say("the second is stopped midway through its last epoch, and resumes from its checkpoint with 1 rank")
+            epochs = await _train(node, f"s3://{_BUCKET}/index.json")
+            fetched_bytes = (await node.status())["counters"]["origin_bytes"]
+    size_bytes = sum(map(len, shards.values()))
+    return Outcome(frozenset(chain(*keys)), len(shards), size_bytes, epochs, fetched_bytes)
+
+
+async def _train(node: _Node, urls: str) -> list[Epoch]:
+    import asyncio
+
+    async def first() -> list[list[Any]]:
+        return [await node.train(urls, "first", "first", seed=0)]
+
+    async def second() -> list[list[Any]]:
+        stopped = await node.train(urls, "second", "second", seed=1, stop_after=8)
+        return [stopped, await node.train(urls, "resumed", "second", seed=1, ranks=1)]
+
+    try:
+        async with asyncio.TaskGroup() as group:  # different seeds, so different orders: one download still serves both
+            jobs = {job.__name__: group.create_task(job()) for job in (first, second)}
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [epoch for job, runs in jobs.items() for epoch in epochs_of(job, runs.result())]
+
+
+# The dataset: small JPEG images of shapes in tar shards, drawn on each run
+
+
+def _tar(keys: Iterable[str], rng: random.Random) -> bytes:
+    """Return a shard in which each sample is `<key>.jpg` and `<key>.cls`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for key in keys:
+            label = rng.randrange(len(_SHAPES))
+            for name, body in ((f"{key}.jpg", _jpeg(_SHAPES[label], rng)), (f"{key}.cls", str(label).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+def _jpeg(corners: int, rng: random.Random) -> bytes:
+    from PIL import Image, ImageDraw
+
+    def colour(low: int, high: int) -> tuple[int, int, int]:
+        return rng.randint(low, high), rng.randint(low, high), rng.randint(low, high)
+
+    image = Image.new("RGB", (_PIXELS, _PIXELS), colour(0, 90))
+    radius = rng.randint(_PIXELS // 6, _PIXELS // 3)
+    x, y = (rng.randint(radius, _PIXELS - radius) for _ in range(2))
+    ImageDraw.Draw(image).regular_polygon((x, y, radius), corners, fill=colour(140, 255))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+# The object store, and the node
+
+
+@contextmanager
+def _s3_server() -> Iterator[str]:
+    """Serve S3 with an empty bucket from this process's memory; yield its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no log line per request
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        with _client(endpoint) as s3:
+            s3.create_bucket(Bucket=_BUCKET)
+        yield endpoint
+    finally:
+        server.stop()
+
+
+def _upload(endpoint: str, objects: dict[str, bytes]) -> None:
+    with _client(endpoint) as s3:
+        for name, body in objects.items():
+            s3.put_object(Bucket=_BUCKET, Key=name, Body=body)
+
+
+@contextmanager
+def _client(endpoint: str) -> Iterator[Any]:
+    import boto3
+
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_S3)
+    try:
+        yield s3
+    finally:
+        s3.close()
+
+
+class _Node:
+    """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = folder / "shardcache.sock"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SHARDCACHE_", "AWS_"))}
+        self._env = kept | {"PYTHONSAFEPATH": "1"}  # modules of the working folder shadow none of its own
+
+    @asynccontextmanager
+    async def daemon(self, endpoint: str) -> AsyncIterator[None]:
+        """Run `shardcache serve` on an empty cache; the daemon is ready when the context is entered."""
+        import asyncio
+
+        config = self._folder / "shardcache.toml"
+        config.touch()  # so that the machine's own config file is not read
+        command: list[Any] = ["shardcache", "serve", "--config", config, "--socket", self._socket]
+        command += ["--cache-dir", self._folder / "cache", "--capacity", "1GB", "--min-free", "0"]
+        env = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_DEFAULT_REGION": _REGION,
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "NO_PROXY": "127.0.0.1",
+            **{name.upper(): value for name, value in _S3.items()},
+        }
+        async with self._running("daemon", command, env) as process:
+            while True:
+                if process.returncode is not None:
+                    raise self._failure("daemon", "the daemon did not start")
+                try:
+                    await self.status()
+                    break
+                except NoDaemonError:  # not listening yet
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _TRY_AGAIN_S)
+            yield
+
+    async def index(self, urls: str) -> bytes:
+        """Run `shardcache index`; return the index that it wrote."""
+        path = self._folder / "index.json"
+        await self._job("index", ["shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{_BUCKET}/"])
+        return path.read_bytes()
+
+    async def train(
+        self, urls: str, name: str, job: str, *, seed: int, ranks: int = _RANKS, stop_after: int | None = None
+    ) -> list[Any]:
+        """Run a training job, from its checkpoint if there is one, until it ends or stops; return each rank's report.
+
+        Args:
+            name: name of the folder for the reports of this run.
+            stop_after: batches of the last epoch after which it writes a checkpoint and stops.
+        """
+        reports = self._folder / name
+        reports.mkdir()
+        command: list[Any] = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command += [f"--nproc-per-node={ranks}", Path(__file__).with_name("demo_training.py"), urls, f"--job={job}"]
+        command += [f"--seed={seed}", f"--epochs={_EPOCHS}", f"--reports={reports}"]
+        command += [f"--checkpoint={self._folder / job}.pt"]
+        await self._job(name, command + ([] if stop_after is None else [f"--stop-after={stop_after}"]))
+        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+    async def status(self) -> Json:
+        """Return the daemon's status page."""
+        from shardcache.cli.admin_client import AdminClient
+
+        return await in_thread(AdminClient(self._socket).status)
+
+    async def _job(self, name: str, command: list[Any]) -> None:
+        """Run a command that reads through the daemon, and thus needs no credentials."""
+        env = {SOCKET_ENV: str(self._socket), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        async with self._running(name, command, env) as process:
+            if await process.wait():
+                raise self._failure(name, f"{name} failed with exit code {process.returncode}")
+
+    @asynccontextmanager
+    async def _running(self, name: str, command: list[Any], env: dict[str, str]) -> AsyncIterator[Process]:
+        """Run a Python module; when the context exits, its process has ended."""
+        import asyncio
+
+        with self._log(name).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *map(str, command),
+                env=self._env | env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops its processes in order
+            )
+        try:
+            yield process
+        finally:
+            try:
+                if process.returncode is None:
+                    process.terminate()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _GRACE_S)
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _failure(self, name: str, message: str) -> ShardcacheError:
+        tail = self._log(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))
+
+
+# The outcome: the samples that each job read, and the checks on them
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of one job.
+
+    Attributes:
+        legs: the reports that `demo_training.py` wrote, of each rank for each run of the job that read some of the
+            epoch: several runs if it was stopped and resumed.
+    """
+
+    job: str
+    number: int
+    legs: Sequence[Sequence[Json]]
+
+    @property
+    def keys(self) -> list[str]:
+        """The samples seen, all ranks and legs together."""
+        return [key for leg in self.legs for rank in leg for key in rank["keys"]]
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """Steps of each rank, by leg."""
+        return [[rank["steps"] for rank in leg] for leg in self.legs]
+
+    def padding(self, dataset: frozenset[str]) -> int:
+        """Return the number of samples repeated so that all ranks of the last leg get the same number."""
+        *before, last = self.legs
+        return -(len(dataset) - sum(len(rank["keys"]) for leg in before for rank in leg)) % len(last)
+
+    def wrong_samples(self, dataset: frozenset[str]) -> str:
+        """Describe what is wrong with the samples seen; empty if each came once, and the padding twice."""
+        seen = set(self.keys)
+        counts = {"lost": len(dataset - seen), "unknown": len(seen - dataset)}
+        problems = [f"{number} {name}" for name, number in counts.items() if number]
+        repeated, padding = len(self.keys) - len(seen), self.padding(dataset)
+        if repeated != padding:
+            problems.append(f"{repeated} repeated, expected {padding} as padding")
+        return ", ".join(problems)
+
+    def wrong_steps(self) -> str:
+        """Describe what is wrong with the ranks' steps; empty if all took the same number, as many as promised."""
+        for steps in self.steps:
+            if len(set(steps)) > 1:
+                return f"the ranks took {', '.join(map(str, steps))} steps"
+        first, *others = self.legs
+        if not others and any(rank["steps"] != rank["promised"] for rank in first):
+            return f"{first[0]['steps']} steps, but the loader's length is {first[0]['promised']}"
+        return ""
+
+    def to_json(self, dataset: frozenset[str]) -> Json:
+        """Return its row of the outcome; the loss is a mean over samples, the waiting time of the slowest ranks."""
+        loss = sum(rank["loss"] * len(rank["keys"]) for leg in self.legs for rank in leg) / max(len(self.keys), 1)
+        return {
+            "job": self.job,
+            "epoch": self.number,
+            "samples": len(self.keys),
+            "padding": self.padding(dataset),
+            "legs": [{"ranks": len(steps), "steps": steps} for steps in self.steps],
+            "problem": "; ".join(filter(None, (self.wrong_samples(dataset), self.wrong_steps()))) or None,
+            "loss": loss,
+            "waited_s": sum(max(rank["waited_s"] for rank in leg) for leg in self.legs),
+        }
+
+
+def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]:
+    """Join the reports of a job's runs: for each run and rank, the list of epochs written by `demo_training.py`."""
+    legs: dict[int, list[Sequence[Json]]] = {}
+    for ranks in runs:
+        for rows in zip(*ranks, strict=True):
+            legs.setdefault(rows[0]["epoch"], []).append(rows)
+    return [Epoch(job, number, reports) for number, reports in sorted(legs.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The demo's measurements and verdicts.
+
+    Attributes:
+        samples: keys of the dataset's samples.
+        size_bytes: size of its shards.
+        origin_bytes: bytes that the daemon fetched.
+    """
+
+    samples: frozenset[str]
+    shards: int
+    size_bytes: int
+    epochs: Sequence[Epoch]
+    origin_bytes: int
+
+    @property
+    def checks(self) -> dict[str, bool]:
+        """The verdicts.
+
+        Whether every job saw each sample once per epoch, and the padding twice; all ranks of a job took the same number
+        of steps, as many as their loaders promised; the dataset was downloaded once for the index and all jobs.
+        """
+        return {
+            "exactly_once": not any(epoch.wrong_samples(self.samples) for epoch in self.epochs),
+            "equal_steps": not any(epoch.wrong_steps() for epoch in self.epochs),
+            "fetched_once": self.origin_bytes == self.size_bytes,
+        }
+
+    @property
+    def ok(self) -> bool:
+        """True if all checks passed."""
+        return all(self.checks.values())
+
+    def to_json(self) -> Json:
+        """Return one JSON object: sizes in bytes, times in seconds."""
+        dataset = {"shards": self.shards, "samples": len(self.samples), "size_bytes": self.size_bytes}
+        head = {"ok": self.ok, "checks": self.checks, "dataset": dataset, "origin_bytes": self.origin_bytes}
+        return {**head, "epochs": [epoch.to_json(self.samples) for epoch in self.epochs]}
+
+
+def _show(outcome: Outcome) -> None:
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import duration, size
+
+    def verdict(problem: str) -> str:
+        return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
+
+    columns = ("job", "epoch", "samples", "padding", "each once", "steps by rank", "equal", "loss", "data wait")
+    table = make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
+    for epoch in outcome.epochs:
+        row, samples = epoch.to_json(outcome.samples), len(outcome.samples & set(epoch.keys))
+        counts = (row["job"], str(row["epoch"]), f"{samples:,}", str(row["padding"]))
+        steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
+        verdicts = (verdict(epoch.wrong_samples(outcome.samples)), steps, verdict(epoch.wrong_steps()))
+        table.add_row(*counts, *verdicts, f"{row['loss']:.2f}", duration(row["waited_s"]))
+    console, fetched, whole = make_console(), outcome.origin_bytes, outcome.size_bytes
+    console.print("", table, sep="\n")
+    once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"
+    console.print(f"\nfrom the origin: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")
+    console.print(f"read by the jobs: {size(len(outcome.epochs) * whole)}, from the node's disk")

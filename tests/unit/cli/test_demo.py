@@ -1,0 +1,94 @@
+"""The demo's judgement of what its jobs saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardcache.cli.demo import Epoch, Outcome, epochs_of
+
+SAMPLES = frozenset("abc")
+
+
+def leg(keys: str, *steps: int, promised: int = 2) -> list[dict[str, Any]]:
+    """Return the reports of ranks that took these steps, whose samples, a letter each, the first one lists."""
+    ranks: list[dict[str, Any]] = [
+        {"keys": "", "steps": each, "promised": promised, "loss": 1.0, "waited_s": 0.1} for each in steps
+    ]
+    ranks[0]["keys"] = keys
+    return ranks
+
+
+def outcome(*legs: list[dict[str, Any]], origin_bytes: int = 100) -> Outcome:
+    """Return the outcome of a demo with one good epoch and one of these legs."""
+    return Outcome(SAMPLES, 1, 100, [Epoch("job", 0, [leg("abca", 2, 2)]), Epoch("job", 1, legs)], origin_bytes)
+
+
+def test_reports_of_ranks_and_runs_are_joined_by_epoch() -> None:
+    """The loss is weighted by samples, the longest wait of each leg counts, and an epoch may have two legs."""
+
+    def row(epoch: int, keys: str, loss: float, waited_s: float) -> dict[str, Any]:
+        return {"epoch": epoch, "keys": keys, "steps": 1, "promised": 1, "loss": loss, "waited_s": waited_s}
+
+    stopped = [[row(0, "ab", 1.0, 0.1), row(1, "a", 1.0, 0.25)], [row(0, "c", 4.0, 0.5), row(1, "", 0.0, 0.0)]]
+    first, second = epochs_of("job", [stopped, [[row(1, "bc", 1.0, 0.25)]]])
+    assert ("".join(first.keys), len(first.legs)) == ("abc", 1)
+    assert ("".join(second.keys), second.steps) == ("abc", [[1, 1], [1]])
+    assert [(each.to_json(SAMPLES)["loss"], each.to_json(SAMPLES)["waited_s"]) for each in (first, second)] == [
+        (2.0, 0.5),
+        (1.0, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("abca", ""),
+        ("aba", "1 lost"),
+        ("abc", "0 repeated, expected 1 as padding"),
+        ("abaa", "1 lost, 2 repeated, expected 1 as padding"),
+        ("aaxy", "2 lost, 2 unknown"),
+    ],
+)
+def test_violations_of_exactly_once_are_named(keys: str, problem: str) -> None:
+    """Lost, foreign and repeated samples are told apart, the padding of two ranks allowed for; any fails the demo."""
+    seen = outcome(leg(keys, 2, 2))
+    assert seen.epochs[1].wrong_samples(SAMPLES) == problem
+    assert seen.checks["exactly_once"] is seen.ok is not bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("legs", "problem"),
+    [
+        ((leg("abca", 2, 2),), ""),
+        ((leg("abca", 2, 1),), "the ranks took 2, 1 steps"),
+        ((leg("abca", 1, 1),), "1 steps, but the loader's length is 2"),
+        ((leg("ab", 1, 1), leg("c", 1)), ""),
+        ((leg("a", 1, 0), leg("bc", 2)), "the ranks took 1, 0 steps"),
+    ],
+)
+def test_steps_are_equal_and_as_many_as_promised(legs: tuple[Any, ...], problem: str) -> None:
+    """Ranks that took unequal steps fail the demo, and so does a loader whose length was wrong for a whole epoch."""
+    seen = outcome(*legs)
+    assert seen.epochs[1].wrong_steps() == problem
+    assert seen.checks["equal_steps"] is seen.ok is not bool(problem)
+
+
+def test_padding_is_that_of_the_ranks_that_end_the_epoch() -> None:
+    """Where a job resumed with other ranks, these share the remainder, whatever the first ones were."""
+    for legs, padding in [
+        ((leg("ab", 1, 1), leg("c", 1)), 0),
+        ((leg("ab", 1, 1), leg("cc", 1, 1)), 1),
+        ((leg("a", 1), leg("bc", 1, 1)), 0),
+    ]:
+        seen = outcome(*legs)
+        assert seen.epochs[1].padding(SAMPLES) == padding and seen.checks["exactly_once"]
+
+
+@pytest.mark.parametrize("origin_bytes", [99, 101])
+def test_bytes_from_the_store_must_be_exactly_the_dataset(origin_bytes: int) -> None:
+    """More or fewer bytes than the dataset's fail the demo: with fewer, something else served the samples."""
+    seen = outcome(leg("abca", 2, 2), origin_bytes=origin_bytes)
+    checks = seen.to_json()["checks"]
+    assert not seen.ok and checks == {"exactly_once": True, "equal_steps": True, "fetched_once": False}
