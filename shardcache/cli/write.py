@@ -96,17 +96,15 @@ def write(
     from shardcache.cli.output import ByteProgress, count, make_console
     from shardcache.config import Settings
     from shardcache.units import size
-    from shardcache.writing.conversion import ShardSettings, convert
-    from shardcache.writing.inputs import Reading
-    from shardcache.writing.plan import ShardNames
+    from shardcache.writing.conversion import convert
+    from shardcache.writing.inputs import WriteOptions
+    from shardcache.writing.shards import ShardNames
 
-    settings = ShardSettings(
-        shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens
-    )
+    options = WriteOptions(shard_size, ShardNames(names), tokens, field, pack, columns, split, classes, shuffle)
     processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     tables = Settings.load({}, config).origin
     with ByteProgress(make_console(stderr=True), "writing") as bar:
-        work = convert(sources, destination, settings, workers=processes, tables=tables, tell=bar.update)
+        work = convert(sources, destination, options, workers=processes, tables=tables, progress=bar.update)
         summary = asyncio.run(work)
     if as_json:
         print_json(summary)

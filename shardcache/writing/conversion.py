@@ -1,68 +1,50 @@
-"""Writing of a whole input to shards, in parallel, so that an interrupted run can be resumed."""
+"""Writing of a whole input to shards, in parallel processes, so that an interrupted run can be resumed.
+
+As a program it is one of these processes. It reads JSON from standard input, one value per line: first the arguments of
+`_serve`, then name, first and last position of one shard after another; it writes one answer per line. It ends with its
+input, hence with the command, however that ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shardcache.config import OriginTable
-from shardcache.errors import InputError, ShardcacheError
+from shardcache.errors import NO_PROCESS_REMEDY, CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.base import RemoteObject
+from shardcache.store.indexing import end_with_parent
 from shardcache.tarindex import TokenMember
-from shardcache.writing.destination import INDEX, Destination, check_empty
-from shardcache.writing.inputs import Reading, open_source, recognize
-from shardcache.writing.plan import JOURNAL, Cut, Journal, ShardNames, cut, resume
-from shardcache.writing.sample import as_json
-from shardcache.writing.source import Input
-from shardcache.writing.worker import WritingProcess
+from shardcache.writing.inputs import WriteOptions, open_source, recognize
+from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
+from shardcache.writing.sources import Input, Json, Source
+from shardcache.writing.writer import INDEX, Destination, ShardFile, check_empty
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
 
-Json = dict[str, Any]
-Tell = Callable[[Json], object]
+Progress = Callable[[Json], object]
 """Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned."""
 
-
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """Settings that determine the bytes of the shards, together with the input.
-
-    Attributes:
-        shard_size_bytes: most bytes of a shard, unless one sample is larger.
-        names: names of the shards.
-        reading: how the input is read.
-        tokens: the member whose tokens to count.
-    """
-
-    shard_size_bytes: int
-    names: ShardNames = field(default_factory=ShardNames)
-    reading: Reading = field(default_factory=Reading)
-    tokens: TokenMember | None = None
-
-    def recorded(self, found: Input) -> Json:
-        """Return everything that the bytes of the shards depend on, for the journal."""
-        settings = {
-            "input": f"{found.kind} {found.identity}",
-            "shard_size_bytes": self.shard_size_bytes,
-            "names": self.names.pattern,
-            **asdict(self.reading),
-        }
-        return settings if self.tokens is None else settings | {"tokens": str(self.tokens)}
+_LINE_BYTES = 1024**2  # of a process's answer, which may be an error
 
 
 async def convert(
     names: Sequence[str],
     destination: str,
-    settings: ShardSettings,
+    options: WriteOptions,
     *,
     workers: int,
     tables: Sequence[OriginTable] = (),
-    tell: Tell = lambda _event: None,
+    progress: Progress = lambda _event: None,
 ) -> Json:
     """Write files, folders or a dataset to shards with an index, and return a summary.
 
@@ -72,7 +54,6 @@ async def convert(
     Args:
         names: the input, as for `recognize`.
         workers: number of processes.
-        tell: called with the progress.
 
     Raises:
         ConfigError: an option is wrong, or the destination holds other shards, or those of other input or settings.
@@ -81,20 +62,24 @@ async def convert(
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-listing-") as scratch:
         async with Destination(destination, tables) as target:
-            found = await asyncio.to_thread(recognize, names, settings.reading, Path(scratch))
-            processes = [WritingProcess(found, target.url, tables, settings.tokens) for _ in range(workers)]
-            return await _Conversion(found, target, settings, tell).run(processes)
+            found = await asyncio.to_thread(recognize, names, options, Path(scratch))
+            member = None if options.tokens is None else str(options.tokens)
+            setup = (found.kind, found.arguments, target.url, [table.model_dump() for table in tables], member)
+            return await _Conversion(found, target, options, setup, progress).run(workers)
 
 
 class _Conversion:
-    """One run: a task that plans shards, and one per process that writes them."""
+    """One run: a task that plans shards, and one per process that writes them, which `setup` is sent to."""
 
-    def __init__(self, found: Input, target: Destination, settings: ShardSettings, tell: Tell) -> None:
+    def __init__(
+        self, found: Input, target: Destination, options: WriteOptions, setup: tuple[object, ...], progress: Progress
+    ) -> None:
         self._input = found
         self._target = target
-        self._settings = settings
-        self._tell = tell
-        self._journal = Journal({})
+        self._options = options
+        self._setup = setup
+        self._progress = progress
+        self._journal = Journal(options.recorded(found))
         self._objects: dict[str, RemoteObject] = {}
         self._queue: asyncio.Queue[tuple[str, Cut] | None] = asyncio.Queue()
         self._planned: list[str] = []
@@ -105,13 +90,13 @@ class _Conversion:
         self._unsaved = 0
         self._failure: ShardcacheError | None = None
 
-    async def run(self, processes: Sequence[WritingProcess]) -> Json:
+    async def run(self, workers: int) -> Json:
         """Write what is missing; return the summary. After a failure, only the shards in progress are completed."""
         await self._begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan())
-            for process in processes:
-                group.create_task(self._write(process))
+            for _ in range(workers):
+                group.create_task(self._write())
         if self._failure is not None:
             raise self._failure
         return await self._finish()
@@ -119,22 +104,20 @@ class _Conversion:
     async def _begin(self) -> None:
         """Read the journal of an interrupted run, or begin one."""
         self._objects = await self._target.objects()
-        settings = self._settings.recorded(self._input)
         if JOURNAL in self._objects:
-            self._journal = resume(await self._target.read(JOURNAL), settings, self._target.url)
-            check_empty(self._settings.names.foreign(self._objects), self._target.url)
+            self._journal = resume(await self._target.read(JOURNAL), self._journal.settings, self._target.url)
+            check_empty(self._options.names.foreign(self._objects), self._target.url)
         else:
             check_empty(self._objects, self._target.url)
-            self._journal = Journal(settings)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     async def _plan(self) -> None:
         """Cut the input into shards, ahead of the writing: a planned shard takes next to no memory."""
         try:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
-            cuts = cut(source.positions(), self._settings.shard_size_bytes)
+            cuts = cut(source.positions(), self._options.shard_size_bytes)
             while self._failure is None and (shard := await asyncio.to_thread(next, cuts, None)) is not None:
-                name = self._settings.names.name(len(self._planned))
+                name = self._options.names.name(len(self._planned))
                 self._planned.append(name)
                 self._planned_bytes += shard.size_bytes
                 self._queue.put_nowait((name, shard))
@@ -145,15 +128,18 @@ class _Conversion:
             self._failure = self._failure or exn
         self._queue.put_nowait(None)
 
-    async def _write(self, process: WritingProcess) -> None:
-        async with process:
+    async def _write(self) -> None:
+        """Have a process of its own write shards, as long as there are any."""
+        process: Process | None = None
+        try:
             while (planned := await self._queue.get()) is not None and self._failure is None:
                 name, shard = planned
                 try:
                     if self._is_complete(name, shard):
                         self._done["kept"] += 1
                     else:
-                        self._journal.shards[name] = await process.write(name, shard)
+                        process = process or await _start(self._setup)
+                        self._journal.shards[name] = await _ask(process, name, shard)
                         self._done["written"] += 1
                         self._unsaved += 1
                         await self._save()
@@ -162,6 +148,11 @@ class _Conversion:
                 self._done_bytes += shard.size_bytes
                 self._show()
             self._queue.put_nowait(None)  # for the next that waits
+        finally:
+            if process is not None:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
 
     def _is_complete(self, name: str, shard: Cut) -> bool:
         found, recorded = self._objects.get(name), self._journal.shards.get(name)
@@ -179,7 +170,7 @@ class _Conversion:
     def _show(self) -> None:
         done, planned = sum(self._done.values()), len(self._planned)
         sizes = {"done_bytes": self._done_bytes, "total_bytes": self._planned_bytes}
-        self._tell({**sizes, "done_shards": done, "shards": planned})
+        self._progress({**sizes, "done_shards": done, "shards": planned})
 
     async def _finish(self) -> Json:
         """Store the index, which readers take for the end; return the summary."""
@@ -193,7 +184,79 @@ class _Conversion:
             "shards": len(shards),
             **self._done,
             "samples": sum(shard.samples for shard in shards.values()),
-            **({} if self._settings.tokens is None else {"tokens": tokens}),
+            **({} if self._options.tokens is None else {"tokens": tokens}),
             "bytes": sum(shard.size_bytes for shard in shards.values()),
             "skipped_files": self._input.skipped,
         }
+
+
+async def _start(setup: tuple[object, ...]) -> Process:
+    """Start a process. Raises CacheError."""
+    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
+    command = (sys.executable, "-P", "-m", "shardcache.writing.conversion", str(os.getpid()))
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_LINE_BYTES
+        )
+    except OSError as exn:
+        raise CacheError(f"cannot start a process ({exn.strerror})", remedy=NO_PROCESS_REMEDY) from exn
+    await _send(process, setup)  # not as an argument: it may contain credentials
+    return process
+
+
+async def _ask(process: Process, name: str, shard: Cut) -> Stored:
+    """Have a process write a shard. Raises what it raises; CacheError if it ended."""
+    assert process.stdout is not None
+    await _send(process, (name, shard.first, shard.last))
+    if not (answer := await process.stdout.readline()):
+        raise CacheError(
+            "a process that writes shards ended",
+            url=name,
+            remedy="if it printed no traceback, look for the OOM killer in dmesg, and try fewer --workers; "
+            "the same command again resumes",
+        )
+    found = json.loads(answer)
+    if isinstance(found, dict):
+        raise from_json(found["error"])
+    return Stored(*found)
+
+
+async def _send(process: Process, value: object) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # if it was killed, its answer will be missing
+        process.stdin.write(json.dumps(value).encode() + b"\n")
+        await process.stdin.drain()
+
+
+async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None) -> None:
+    source: Source | None = None
+    member = None if tokens is None else TokenMember.parse(tokens)
+    async with Destination(url, [OriginTable.model_validate(table) for table in tables]) as destination:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            name, first, last = json.loads(line)
+            try:
+                source = source or open_source(kind, arguments)
+                shard = ShardFile(destination.draft(name), member)
+                try:
+                    for sample in source.read(first, last):
+                        shard.add(sample)
+                    shard.finish()
+                    answer: Any = await destination.store_shard(shard, name)
+                finally:
+                    shard.discard()
+            except ShardcacheError as exn:
+                answer = {"error": exn.to_json()}
+            print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Write shards until the input ends; the only argument is the pid of the command.
+
+    When the command is killed, so is this process: the next run may write the same shard.
+    """
+    end_with_parent(int(sys.argv[1]))
+    asyncio.run(_serve(*json.loads(sys.stdin.readline())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,28 +1,44 @@
-"""Recognition of the format of an input."""
+"""Options of a run, and recognition of the format of its input."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
-from shardcache.writing.folder import FolderSource, list_folders
-from shardcache.writing.jsonl import SUFFIXES as _LINES
-from shardcache.writing.jsonl import JsonLines
-from shardcache.writing.source import HUB, Input, Json, Source, fact_of, identity_of, missing, unreadable
+from shardcache.tarindex import TokenMember
+from shardcache.writing.shards import ShardNames
+from shardcache.writing.sources import (
+    HUB,
+    LINE_SUFFIXES,
+    FolderSource,
+    Input,
+    Json,
+    JsonLines,
+    Source,
+    fact_of,
+    list_folders,
+    missing,
+    unreadable,
+)
 
 _PARQUET = (".parquet",)
 _SAVED = ("state.json", "dataset_dict.json")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
-    """Options for reading an input.
+class WriteOptions:
+    """Options that determine the bytes of the shards, together with the input.
 
     Attributes:
+        shard_size_bytes: most bytes of a shard, unless one sample is larger.
+        names: names of the shards.
+        tokens: the member whose tokens to count.
         field: of JSONL, the field that becomes a sample's text; None for whole lines.
         pack: of JSONL, write many lines per member.
         columns: of tables, column → extension; all columns if empty.
@@ -31,6 +47,9 @@ class Reading:
         shuffle: seed of a random order, of folders and tables; None for the input's own.
     """
 
+    shard_size_bytes: int
+    names: ShardNames = ShardNames()  # noqa: RUF009  # immutable
+    tokens: TokenMember | None = None
     field: str | None = None
     pack: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -38,8 +57,14 @@ class Reading:
     classes: bool = False
     shuffle: int | None = None
 
+    def recorded(self, found: Input) -> Json:
+        """Return everything that the bytes of the shards depend on, for the journal."""
+        tokens = None if self.tokens is None else str(self.tokens)
+        values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
+        return {"input": f"{found.kind} {found.identity}", **values}
 
-def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
+
+def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> Input:
     """Return the input of these files, folders or one dataset. Blocks: folders are listed.
 
     Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files stands for these.
@@ -52,30 +77,29 @@ def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
         InputError: something cannot be read.
         MissingPackageError: the format needs a package that is not installed.
     """
-    if any("://" in name for name in names):
-        raise ConfigError(
-            "inputs are local files", url=next(name for name in names if "://" in name), remedy="download them first"
-        )
+    if remote := next((name for name in names if "://" in name), None):
+        raise ConfigError("inputs are local files", url=remote, remedy="download them first")
     paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
     kind, *others = kinds
     if others:
         raise ConfigError(f"the inputs are of several kinds: {', '.join(kinds)}", remedy="write one kind at a time")
-    _check(kind, reading)
-    table = {"columns": dict(reading.columns), "seed": reading.shuffle}
+    _check(kind, options)
+    table = {"columns": dict(options.columns), "seed": options.shuffle}
     if kind == "folder":
-        return list_folders(list(map(Path, paths)), scratch, seed=reading.shuffle, classes=reading.classes)
+        return list_folders(list(map(Path, paths)), scratch, seed=options.shuffle, classes=options.classes)
     if kind == "datasets":
         if len(paths) > 1:
             raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
-        arguments: Json = {"name": paths[0], "split": reading.split, **table}
+        arguments: Json = {"name": paths[0], "split": options.split, **table}
         with _needing(kind):
             from shardcache.writing.tables import HuggingFace
 
             return Input(kind, arguments, HuggingFace(**arguments).identity)
     facts = [fact_of(Path(path)) for path in paths]
-    options = table if kind == "parquet" else {"field": reading.field, "pack": reading.pack}
-    return Input(kind, {"files": facts, **options}, identity_of(facts))
+    identity = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
+    arguments = {"files": facts, **(table if kind == "parquet" else {"field": options.field, "pack": options.pack})}
+    return Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16])
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> Source:
@@ -111,10 +135,8 @@ def _files_of(name: str) -> list[str]:
         inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
     except OSError as exn:
         raise unreadable(exn, path) from exn
-    for suffixes in (_PARQUET, _LINES):
-        if inside and all(entry.name.endswith(suffixes) for entry in inside):
-            return [str(entry) for entry in inside]
-    return [name]
+    is_files = any(all(entry.name.endswith(suffixes) for entry in inside) for suffixes in (_PARQUET, LINE_SUFFIXES))
+    return [str(entry) for entry in inside] if inside and is_files else [name]
 
 
 def _kind(name: str) -> str:
@@ -123,7 +145,7 @@ def _kind(name: str) -> str:
         return "datasets"
     if path.is_dir():
         return "folder"
-    if path.name.endswith(_LINES):
+    if path.name.endswith(LINE_SUFFIXES):
         return "jsonl"
     if path.suffix in _PARQUET:
         return "parquet"
@@ -136,20 +158,19 @@ def _kind(name: str) -> str:
     )
 
 
-def _check(kind: str, reading: Reading) -> None:
-    if reading.pack and reading.field is not None:
+def _check(kind: str, options: WriteOptions) -> None:
+    """Raise ConfigError for an option of other inputs."""
+    if options.pack and options.field is not None:
         raise ConfigError("--pack does not apply to a --field, which may contain line feeds", remedy="omit one of them")
     given = {
-        "--field": (reading.field is not None, {"jsonl"}),
-        "--pack": (reading.pack, {"jsonl"}),
-        "--columns": (bool(reading.columns), {"parquet", "datasets"}),
-        "--split": (reading.split is not None, {"datasets"}),
-        "--classes": (reading.classes, {"folder"}),
-        "--shuffle": (reading.shuffle is not None, {"folder", "parquet", "datasets"}),
+        "--field": (options.field is not None, {"jsonl"}),
+        "--pack": (options.pack, {"jsonl"}),
+        "--columns": (bool(options.columns), {"parquet", "datasets"}),
+        "--split": (options.split is not None, {"datasets"}),
+        "--classes": (options.classes, {"folder"}),
+        "--shuffle": (options.shuffle is not None, {"folder", "parquet", "datasets"}),
     }
     for option, (is_given, kinds) in given.items():
         if is_given and kind not in kinds:
-            raise ConfigError(
-                f"{option} does not apply to this input ({kind})",
-                remedy="ShardDataset shuffles lines when it reads them" if option == "--shuffle" else "omit it",
-            )
+            remedy = "ShardDataset shuffles lines when it reads them" if option == "--shuffle" else "omit it"
+            raise ConfigError(f"{option} does not apply to this input ({kind})", remedy=remedy)

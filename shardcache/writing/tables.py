@@ -8,22 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardcache.errors import ConfigError, InputError
-from shardcache.writing.sample import Sample, as_json, checked, encoded, member_bytes, utf8
-from shardcache.writing.source import HUB, fact_of, open_unchanged, unreadable
+from shardcache.writing.shards import Sample, as_json, as_npy, checked, encoded, member_bytes, utf8
+from shardcache.writing.sources import HUB, fact_of, open_unchanged, unreadable
 
 if TYPE_CHECKING:
     import datasets
 
 _BLOCK_ROWS = 1024
 _KEY = "%09d"
-_KEY_CHARS = 9
 _TYPICAL_NUMBER_BYTES = 8
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xd8\xff", "jpg"),
@@ -38,7 +37,6 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"ID3", "mp3"),
     (4, b"ftyp", "mp4"),
 )
-
 
 ColumnKind = Literal["file", "bytes", "text", "number", "json"]
 """Kind of a column's values, which decides how they are written: "file" is bytes, or the path of a file, as in the
@@ -73,10 +71,8 @@ class Column:
             return self.extension, as_json(value)
         if self.kind == "text":  # JSON in a column of texts is JSON already
             return self.extension, utf8(value)
-        if self.dtype is not None and suffix == "npy":
-            import numpy  # only users of arrays need it
-
-            value = numpy.asarray(value, self.dtype)  # the type of an empty list does not show in its values
+        if self.dtype is not None and suffix == "npy":  # the type of an empty list does not show in its values
+            return self.extension, as_npy(value, self.dtype)
         return self.extension, encoded(key, self.extension, value)
 
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
@@ -86,7 +82,8 @@ class Column:
         if self.kind == "file":
             inline = pc.binary_length(pc.struct_field(values, "bytes")).to_pylist()
             paths = pc.struct_field(values, "path").to_pylist() if None in inline else inline
-            return [_file_size(path) if size is None else size for size, path in zip(inline, paths, strict=True)]
+            found = zip(inline, paths, strict=True)
+            return [fact_of(Path(path))[1] if size is None and path else size for size, path in found]
         mean = _TYPICAL_NUMBER_BYTES if self.kind == "number" else values.nbytes // max(1, len(values))
         return [None if null else mean for null in values.is_null().to_pylist()]
 
@@ -99,11 +96,9 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[C
 
     Raises ConfigError for a column that does not exist, or whose name is no extension.
     """
-    unknown = sorted(wanted.keys() - set(schema.names))
-    if unknown:
-        raise ConfigError(
-            f"there is no column {unknown[0]!r}", url=url, remedy=f"the columns are: {', '.join(schema.names)}"
-        )
+    if unknown := sorted(wanted.keys() - set(schema.names)):
+        remedy = f"the columns are: {', '.join(schema.names)}"
+        raise ConfigError(f"there is no column {unknown[0]!r}", url=url, remedy=remedy)
     if not wanted and (misleading := [name for name in schema.names if "/" in name or name.startswith("__")]):
         raise ConfigError(
             f"readers would not find a member named after the column {misleading[0]!r}",
@@ -133,7 +128,7 @@ def samples(rows: pa.Table, columns: Sequence[Column], numbers: Iterable[int]) -
 def _sizes(rows: pa.Table, columns: Sequence[Column]) -> Iterator[int]:
     """Yield the size of each row's sample in a tar, in bytes; JSON's is estimated by Arrow's."""
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
-    names = [len(column.extension or f"{column.name}.jpeg") + _KEY_CHARS + 1 for column in columns]
+    names = [len(f"{_KEY % 0}.{column.extension or f'{column.name}.jpeg'}") for column in columns]
     for row in zip(*lengths, strict=True):
         yield sum(member_bytes(name, size) for name, size in zip(names, row, strict=True) if size is not None)
 
@@ -154,59 +149,73 @@ def _dtype(type_: pa.DataType) -> str | None:
     return str(type_.value_type) if is_list and pa.types.is_integer(type_.value_type) else None
 
 
-def _file_size(path: str | None) -> int | None:
-    return None if path is None else fact_of(Path(path))[1]
-
-
 def _file_content(value: Mapping[str, Any]) -> bytes:
     if value["bytes"] is not None:
         return bytes(value["bytes"])
+    if value["path"] is None:
+        raise InputError("a value has neither bytes nor a path", remedy="drop such rows")
     try:
         return Path(value["path"]).read_bytes()
     except OSError as exn:
         raise unreadable(exn, Path(value["path"])) from exn
-    except TypeError:
-        raise InputError("a value has neither bytes nor a path", remedy="drop such rows") from None
-
-
-Batch: TypeAlias = "tuple[pa.Table, list[Column], Sequence[int]]"
-"""Rows, their columns, and their numbers in the input."""
 
 
 class _Table(ABC):
-    """Rows in blocks; a position is (place of the block, row in it). A sample's key is its row's number."""
+    """Rows in blocks; a position is (place of the block, row in it). A sample's key is its row's number.
 
-    _blocks: Sequence[Any]
+    With a seed, the blocks come in random order, and the rows of each, too; each is then in memory as a whole.
+    """
+
+    def __init__(self, blocks: list[range], seed: int | None) -> None:
+        self._blocks = blocks  # numbers of the rows of each
+        self._seed = seed
+        if seed is not None:
+            random.Random(seed).shuffle(self._blocks)
 
     @abstractmethod
-    def _batches(self, place: int, skip: int) -> Iterator[Batch]:
-        """Yield the rows of a block after the first `skip`."""
+    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+        """Yield the rows of a block, in their order, a few at a time if not `at_once`."""
+
+    def _batches(self, place: int) -> Iterator[tuple[list[Column], pa.Table, Sequence[int]]]:
+        """Yield columns, rows, and the numbers of these, of a block in its order."""
+        block = self._blocks[place]
+        if self._seed is None:
+            at = block.start
+            for columns, rows in self._rows(block, at_once=False):
+                yield columns, rows, range(at, at + rows.num_rows)
+                at += rows.num_rows
+            return
+        order = list(range(len(block)))
+        random.Random(f"{self._seed}/{block.start}").shuffle(order)
+        for columns, rows in self._rows(block, at_once=True):
+            for start in range(0, len(order), _BLOCK_ROWS):
+                chosen = order[start : start + _BLOCK_ROWS]
+                yield columns, rows.take(chosen), [block[row] for row in chosen]
 
     def positions(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """As `Source.positions`."""
         for place in range(len(self._blocks)):
             row = 0
-            for batch, columns, _ in self._batches(place, 0):
-                for size_bytes in _sizes(batch, columns):
+            for columns, rows, _ in self._batches(place):
+                for size_bytes in _sizes(rows, columns):
                     yield size_bytes, (place, row)
                     row += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
         """As `Source.read`."""
         for place in range(first[0], last[0] + 1):
-            row = first[1] if place == first[0] else 0
-            for batch, columns, numbers in self._batches(place, row):
-                used = min(batch.num_rows, last[1] + 1 - row) if place == last[0] else batch.num_rows
-                yield from samples(batch.slice(0, used), columns, numbers[:used])
-                row += used
-                if place == last[0] and row > last[1]:
+            skip = first[1] if place == first[0] else 0
+            left = last[1] + 1 if place == last[0] else len(self._blocks[place])
+            for columns, rows, numbers in self._batches(place):
+                begin, end = min(skip, len(numbers)), min(left, len(numbers))
+                yield from samples(rows.slice(begin, end - begin), columns, numbers[begin:end])
+                skip, left = skip - begin, left - end
+                if left == 0:
                     break
 
 
 class Parquet(_Table):
     """The rows of parquet files, one after another, counted from 0 through all files; a block is a row group.
-
-    With a seed, the row groups come in random order, and the rows of each, too; each is then in memory as a whole.
 
     Args:
         files: facts of each file.
@@ -215,41 +224,27 @@ class Parquet(_Table):
     """
 
     def __init__(self, files: Sequence[Sequence[Any]], columns: Mapping[str, str], seed: int | None) -> None:
-        self._files = files
         self._wanted = columns
-        self._seed = seed
-        self._blocks: list[tuple[int, int, int, int]] = []  # file, row group, number of its first row, rows
+        self._groups: dict[range, tuple[Sequence[Any], int]] = {}  # by the rows, file and row group
         number = 0
-        for file, fact in enumerate(files):
+        for fact in files:
             with _opened(fact) as parquet:
                 for group in range(parquet.num_row_groups):
                     rows = parquet.metadata.row_group(group).num_rows
-                    self._blocks.append((file, group, number, rows))
+                    self._groups[range(number, number + rows)] = fact, group
                     number += rows
-        if seed is not None:
-            random.Random(seed).shuffle(self._blocks)
+        super().__init__(list(self._groups), seed)
 
-    def _batches(self, place: int, skip: int) -> Iterator[Batch]:
-        file, group, number, rows = self._blocks[place]
-        with _opened(self._files[file]) as parquet:
-            columns = columns_of(parquet.schema_arrow, self._wanted, self._files[file][0])
+    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+        fact, group = self._groups[block]
+        with _opened(fact) as parquet:
+            columns = columns_of(parquet.schema_arrow, self._wanted, fact[0])
             names = [column.name for column in columns]
-            if self._seed is not None:
-                order = list(range(rows))
-                random.Random(f"{self._seed}/{number}").shuffle(order)
-                table = parquet.read_row_group(group, columns=names)
-                for start in range(skip, rows, _BLOCK_ROWS):
-                    chosen = order[start : start + _BLOCK_ROWS]
-                    yield table.take(chosen), columns, [number + row for row in chosen]
+            if at_once:
+                yield columns, parquet.read_row_group(group, columns=names)
                 return
-            at = 0
             for batch in parquet.iter_batches(_BLOCK_ROWS, row_groups=[group], columns=names):
-                behind = at + batch.num_rows
-                if behind > skip:
-                    dropped = max(0, skip - at)
-                    rest = pa.Table.from_batches([batch.slice(dropped)])
-                    yield rest, columns, range(number + at + dropped, number + behind)
-                at = behind
+                yield columns, pa.Table.from_batches([batch])
 
 
 @contextmanager
@@ -267,8 +262,6 @@ def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
 class HuggingFace(_Table):
     """The rows of one split of a dataset, read from mapped Arrow files.
 
-    With a seed, blocks of rows come in random order, and the rows of each, too.
-
     Args:
         name: folder of a dataset written by `save_to_disk`, or `hf:` and a name on the hub.
         split: the split, if there are several.
@@ -281,20 +274,12 @@ class HuggingFace(_Table):
         self.identity = str(found._fingerprint)
         rows = found.with_format("arrow")
         self._columns = columns_of(rows.features.arrow_schema, columns, name)
-        self._rows = rows.select_columns([column.name for column in self._columns])
-        self._seed = seed
-        self._blocks = list(range(0, len(self._rows), _BLOCK_ROWS))
-        if seed is not None:
-            random.Random(seed).shuffle(self._blocks)
+        self._dataset = rows.select_columns([column.name for column in self._columns])
+        numbers = range(len(self._dataset))
+        super().__init__([numbers[at : at + _BLOCK_ROWS] for at in numbers[::_BLOCK_ROWS]], seed)
 
-    def _batches(self, place: int, skip: int) -> Iterator[Batch]:
-        start = self._blocks[place]
-        numbers: Sequence[int] = range(start, min(start + _BLOCK_ROWS, len(self._rows)))
-        if self._seed is not None:
-            numbers = random.Random(f"{self._seed}/{start}").sample(numbers, len(numbers))
-        numbers = numbers[skip:]
-        rows = self._rows[numbers.start : numbers.stop] if isinstance(numbers, range) else self._rows[numbers]
-        yield rows, self._columns, numbers
+    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+        yield self._columns, self._dataset[block.start : block.stop]
 
 
 def _loaded(name: str, split: str | None) -> datasets.Dataset:

@@ -1,22 +1,233 @@
-"""`ShardWriter`: shards from the samples of a program."""
+"""`ShardWriter`: shards from the samples of a program; and the folder or prefix that a dataset is written to."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping
+import random
+import tempfile
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
-from shardcache.config import MIB, Settings
-from shardcache.errors import ConfigError
-from shardcache.tarindex import TokenMember
-from shardcache.writing.destination import Destination, ShardFile, check_empty
-from shardcache.writing.plan import SHARD_NAMES, ShardNames, Stored
-from shardcache.writing.sample import sample_of
+from shardcache import shardlist
+from shardcache.access.urls import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
+from shardcache.config import MIB, OriginTable, Settings
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DiskError,
+    NotFoundError,
+    OriginUnavailableError,
+    SampleError,
+)
+from shardcache.fetch.retry import BACKOFF
+from shardcache.origin.base import WRITABLE, RemoteObject, read_object
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.tarindex.tokens import TokenMember, tokens_in
+from shardcache.transport.flow import Free, nothing
+from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, sample_of, shown
+
+INDEX = "index.json"
+"""Name of the index in the destination."""
 
 T = TypeVar("T")
+
+_ATTEMPTS = 4
+_CONNECTIONS = 8
+
+
+class ShardFile:
+    """A local tar that grows by samples. Raises DiskError if the file cannot be written.
+
+    Attributes:
+        path: where it lies; an older file there is replaced.
+        samples: number of samples so far.
+        tokens: number of tokens so far, if they are counted; else None.
+
+    Args:
+        member: the member whose tokens to count.
+    """
+
+    def __init__(self, path: Path, member: TokenMember | None = None) -> None:
+        self.path = path
+        self.samples = 0
+        self.tokens = None if member is None else 0
+        self._member = member
+        self._last_key: str | None = None
+        with _writing(path):
+            self._file: BinaryIO = path.open("wb", buffering=MIB)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size that the tar would have if it ended here."""
+        return self._file.tell() + len(END)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample. Raises SampleError for one with the key of the one before, TokensError for a bad array."""
+        if sample.key == self._last_key:
+            raise SampleError(
+                f"two samples in succession have the key {shown(sample.key)}; readers would take them for one",
+                remedy="give each sample its own key",
+            )
+        self._last_key = sample.key
+        if self._member is not None and self.tokens is not None:
+            self.tokens += sum(
+                tokens_in(data, self._member, sample.key)
+                for extension, data in sample.members
+                if extension.lower() == self._member.extension.lower()
+            )
+        with _writing(self.path):
+            self._file.writelines(sample.tar())
+        self.samples += sample.count
+
+    def finish(self) -> None:
+        """Write the end of the archive, and close the file."""
+        with _writing(self.path):
+            self._file.write(END)
+            self._file.close()
+
+    def discard(self) -> None:
+        """Remove the file, finished or not."""
+        with suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Destination:
+    """A folder or prefix of an object store; an asynchronous context manager.
+
+    Every object appears under its name whole or not at all.
+
+    Args:
+        url: the folder: a path or a url, relative paths included.
+        tables: `[[origin]]` tables for its access.
+
+    Raises:
+        ConfigError: the url is malformed, or cannot be written to.
+    """
+
+    def __init__(self, url: str, tables: Sequence[OriginTable]) -> None:
+        self.url = from_here(url).rstrip("/") + "/"
+        self._tables = tables
+        self._is_local = protocol_of(self.url) in LOCAL
+        checked(self.url)
+        if protocol_of(self.url) in WEB:
+            raise ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
+
+    async def __aenter__(self) -> Self:
+        self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
+        self._folder = None if self._is_local else tempfile.TemporaryDirectory(prefix="shardcache-write-")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._origins.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def draft(self, name: str) -> Path:
+        """Return the local path where an object is made before it is stored: next to it, if the destination is local.
+
+        Raises DiskError if the folder cannot be made.
+        """
+        if self._folder is not None:
+            return Path(self._folder.name) / name
+        folder = Path(local_path(self.url) or self.url)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / f".{name}.part"
+
+    async def objects(self) -> dict[str, RemoteObject]:
+        """Return the objects in the destination, by name, those in folders below it excluded."""
+        try:
+            with _for_this_user():
+                found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
+        except NotFoundError:
+            if not self._is_local:
+                raise
+            return {}  # the folder will be made
+        names = {obj.url.removeprefix(self.url): obj for obj in found}
+        return {name: obj for name, obj in names.items() if "/" not in name}
+
+    async def read(self, name: str) -> bytes:
+        """Return the bytes of a small object. Raises the origin's errors."""
+        origin = self._origins.origin(self.url)
+        return await read_object(origin, await origin.stat(self.url + name), Free())
+
+    async def store_shard(self, shard: ShardFile, name: str) -> Stored:
+        """Store a finished shard under its name, and remove the file.
+
+        Raises AccessDeniedError, ConfigError; OriginUnavailableError after several attempts.
+        """
+        stored = await self._store(shard.path, name)
+        return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
+
+    async def store_bytes(self, data: bytes, name: str) -> None:
+        """Store bytes under a name. Raises as `store_shard`."""
+        draft = self.draft(name)
+        with _writing(draft):
+            draft.write_bytes(data)
+        await self._store(draft, name)
+
+    async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
+        """Store the index of the shards, by name and in their order.
+
+        Names are relative. Versions are left out for local files, whose version changes when they are copied elsewhere.
+        """
+        rows = [
+            ShardRef(self.url + name, None if self._is_local else version, size_bytes, samples, tokens)
+            for name, (size_bytes, version, samples, tokens) in shards
+        ]
+        await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+
+    async def _store(self, draft: Path, name: str) -> RemoteObject:
+        url, failures = self.url + name, 0
+        try:
+            with _for_this_user():
+                while True:
+                    try:
+                        return await self._origins.uploads(url).upload(draft, url)
+                    except OriginUnavailableError:
+                        failures += 1
+                        if failures == _ATTEMPTS:
+                            raise
+                    await asyncio.sleep(BACKOFF.pause_s(failures, random.random()))
+        finally:
+            draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
+
+
+def check_empty(objects: Iterable[str], url: str) -> None:
+    """Raise ConfigError if a new dataset would mix with shards that are there already."""
+    taken = [name for name in objects if name == INDEX or name.endswith(SHARD_SUFFIXES)]
+    if taken:
+        raise ConfigError(
+            f"the destination already holds other shards or their index, such as {min(taken)}",
+            url=url,
+            remedy="choose an empty folder or prefix, or delete what is there",
+        )
+
+
+@contextmanager
+def _for_this_user() -> Iterator[None]:
+    """Give errors a remedy for the user who writes, with credentials of their own."""
+    try:
+        yield
+    except AccessDeniedError as exn:
+        remedy = "log in, or name a profile that may write there: AWS_PROFILE, or an [[origin]] table of --config"
+        raise AccessDeniedError(exn.message, url=exn.url, remedy=remedy) from exn
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Translate the errors of a local file that cannot be written."""
+    try:
+        yield
+    except OSError as exn:
+        remedy = "free space there; unfinished shards for an object store lie in $TMPDIR"
+        raise DiskError(f"cannot write the file ({exn.strerror})", url=str(path), remedy=remedy) from exn
 
 
 class ShardWriter:

@@ -209,7 +209,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     with start(photos, out, *SIZE, "--workers", "2") as run:
         try:
             eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
-            workers = running(run.pid, "shardcache.writing.worker")
+            workers = running(run.pid, "shardcache.writing.conversion")
         finally:
             run.send_signal(signal.SIGKILL)
     for pid in workers:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.members import parse_header
-from shardcache.writing.plan import Cut, Journal, ShardNames, Stored, cut, resume
-from shardcache.writing.sample import END, Sample, header, sample_of
+from shardcache.writing.shards import END, Cut, Journal, Sample, ShardNames, Stored, cut, header, resume, sample_of
 
 URL = "s3://bucket/train/"
 

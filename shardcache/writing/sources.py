@@ -1,0 +1,366 @@
+"""Inputs that shards are made from, and two of them: folders of files, and files of lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
+from shardcache.store.partial import Codec, codec_errors
+from shardcache.tarindex.grouping import FOLDER, split_name
+from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8
+
+HUB = "hf:"
+"""Prefix of a dataset's name on Hugging Face's hub."""
+
+Json = dict[str, Any]
+Position = Any
+"""A place in the input, as JSON: a tuple arrives as a list in another process."""
+
+FileFact = tuple[str, int, int]
+"""A file of the input: its path, size in bytes and modification time in nanoseconds, for noticing that it changed."""
+
+
+class Source(Protocol):
+    """Samples in a fixed order, any stretch of which can be read in another process. Both methods block.
+
+    Constructed from a JSON object, the `arguments` of an `Input`.
+    """
+
+    def positions(self) -> Iterator[tuple[int, Position]]:
+        """Yield the size in a tar, in bytes, and the position of each sample, in order.
+
+        The size may be an estimate, if it is the same one each time. Raises InputError.
+        """
+
+    def read(self, first: Position, last: Position) -> Iterator[Sample]:
+        """Yield the samples from one position to another, which is included.
+
+        Raises InputError for a file that is malformed or has changed, SampleError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input whose format is known.
+
+    Attributes:
+        kind: "folder", "jsonl", "parquet" or "datasets".
+        arguments: of the `Source`, as JSON, for any process.
+        identity: short name of its contents, as far as names, sizes and modification times tell.
+        skipped: number of files that belong to no sample.
+        classes: names of the classes, by number.
+    """
+
+    kind: str
+    arguments: Json
+    identity: str
+    skipped: int = 0
+    classes: tuple[str, ...] = ()
+
+
+def fact_of(path: Path) -> FileFact:
+    """Return the facts of a file. Raises InputError if there is none."""
+    try:
+        found = path.stat()
+    except OSError as exn:
+        raise unreadable(exn, path) from exn
+    return str(path), found.st_size, found.st_mtime_ns
+
+
+def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
+    """Open a file of the input. Raises InputError if it is not the file that it was when the run began."""
+    path, size_bytes, mtime_ns = fact
+    try:
+        file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
+    except OSError as exn:
+        raise unreadable(exn, Path(path)) from exn
+    found = os.fstat(file.fileno())
+    if (found.st_size, found.st_mtime_ns) != (size_bytes, mtime_ns):
+        file.close()
+        raise InputError(
+            "the file changed while shards were being written from it",
+            url=path,
+            remedy="wait until nothing writes to it; then empty the destination, and start again",
+        )
+    return file
+
+
+def missing(path: Path) -> InputError:
+    """Return the error for a file or folder that does not exist, with one that may have been meant."""
+    if any(sign in str(path) for sign in "*?["):
+        return InputError("no file matches", url=str(path), remedy=f"give the folder itself: {path.parent}")
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return InputError("there is no such folder", url=str(path.parent), remedy="check the path")
+    same = [name for name in names if Path(name).stem == path.stem]
+    hint = did_you_mean(path.name, same or names, 0 if same else 0.6)
+    return InputError(f"there is no such file or folder{hint}", url=str(path), remedy="check the path")
+
+
+def unreadable(exn: OSError, path: Path) -> InputError:
+    """Return the error for a file or folder that cannot be read."""
+    if isinstance(exn, FileNotFoundError):
+        return missing(path)
+    remedy = "check the path and the permissions of this user"
+    return InputError(f"cannot read it ({exn.strerror})", url=str(path), remedy=remedy)
+
+
+# Folders
+
+_LISTING, _OFFSETS, _SIZES = "listing.jsonl", "offsets", "sizes"
+
+
+class FolderSource:
+    """The samples of folders, in the order of a listing that `list_folders` has made; a position is a number.
+
+    Args:
+        listing: the folder of the listing.
+    """
+
+    def __init__(self, listing: str) -> None:
+        self._listing = Path(listing)
+
+    def positions(self) -> Iterator[tuple[int, int]]:
+        """As `Source.positions`; sizes are exact."""
+        for number, size_bytes in enumerate(array("Q", (self._listing / _SIZES).read_bytes())):
+            yield size_bytes, number
+
+    def read(self, first: int, last: int) -> Iterator[Sample]:
+        """As `Source.read`."""
+        with open(self._listing / _OFFSETS, "rb") as file:
+            offsets = array("Q", os.pread(file.fileno(), 8 * (last + 1 - first), 8 * first))
+        with open(self._listing / _LISTING, "rb") as rows:
+            for offset in offsets:
+                rows.seek(offset)
+                key, members, label = json.loads(rows.readline())
+                found = [(extension, _content(fact)) for extension, fact in members]
+                yield checked(Sample(key, (*found, *([] if label is None else [("cls", b"%d" % label)]))))
+
+
+def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool) -> Input:
+    """List the files of folders, sorted, or shuffled by a seed.
+
+    A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
+    folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;
+    hidden files and folders are left out. Memory: 16 bytes per sample.
+
+    Args:
+        scratch: an empty folder for the listing, which has to stay.
+        classes: add a member `cls` to each sample: the number of its folder among all first-level folders, sorted.
+
+    Raises:
+        ConfigError: folders have the same name, or a sample is below no class, or in a loop of links.
+        InputError: a folder cannot be read, or there is no sample.
+    """
+    names = [root.resolve().name for root in roots]
+    if len(set(names)) < len(names):
+        raise ConfigError("two of the folders have the same name", remedy="rename one, or write them separately")
+    labels = {name: number for number, name in enumerate(_class_names(roots))} if classes else {}
+    offsets, sizes, skipped, digest = array("Q"), array("Q"), 0, hashlib.sha256()
+    with open(scratch / _LISTING, "wb") as rows:
+        for root, name in zip(roots, names, strict=True):
+            prefix = f"{name}/" if len(roots) > 1 else ""
+            for key, group in groupby(_walk(root, ""), key=lambda file: _key(file[0])):
+                if not key:
+                    skipped += len(list(group))
+                    continue
+                members = [(file[len(key) + 1 :], fact) for file, fact in group]
+                label = _label(key, labels, root) if classes else None
+                offsets.append(rows.tell())
+                cls = [] if label is None else [("cls", len(str(label)))]
+                sizes.append(tar_bytes(prefix + key, [(extension, fact[1]) for extension, fact in members] + cls))
+                rows.write(json.dumps((prefix + key, members, label)).encode() + b"\n")
+                facts = [(extension, fact[1:]) for extension, fact in members]
+                digest.update(json.dumps((prefix + key, facts, label)).encode())
+    if not offsets:
+        raise InputError(
+            "there are no files here that readers could take for samples",
+            url=str(roots[0]),
+            remedy="name files KEY.EXTENSION, such as 000017.jpg",
+        )
+    for table, file in ((offsets, _OFFSETS), (sizes, _SIZES)):
+        if seed is not None:
+            random.Random(seed).shuffle(table)  # both in the same order
+        (scratch / file).write_bytes(table.tobytes())
+    return Input("folder", {"listing": str(scratch)}, digest.hexdigest()[:16], skipped, tuple(labels))
+
+
+def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, FileFact]]:
+    """Yield the path below the root, and the facts, of every file, so that files with the same key come together."""
+    try:
+        here = folder.stat()
+        if (here.st_dev, here.st_ino) in above:
+            raise ConfigError("this folder contains a link to itself", url=str(folder), remedy="remove the link")
+        above |= {(here.st_dev, here.st_ino)}
+        entries = [(entry.is_dir(), entry.name) for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        for is_folder, name in sorted(entries, key=lambda entry: (entry[1].partition(".")[0], entry)):
+            if is_folder:
+                yield from _walk(folder / name, f"{below}{name}/", above)
+            else:
+                yield f"{below}{name}", fact_of(folder / name)
+    except OSError as exn:
+        raise unreadable(exn, Path(exn.filename or folder)) from exn
+
+
+def _key(path: str) -> str:
+    """Return the key that readers will find in a member's name; empty if they will find none."""
+    key = split_name(os.fsencode(path))[0]
+    return "" if key.startswith(b"__") else os.fsdecode(key)
+
+
+def _class_names(roots: Sequence[Path]) -> list[str]:
+    try:
+        found = {entry.name for root in roots for entry in os.scandir(root) if entry.is_dir()}
+    except OSError as exn:
+        raise unreadable(exn, Path(exn.filename)) from exn
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def _label(key: str, labels: dict[str, int], root: Path) -> int:
+    name, is_below, _ = key.partition("/")
+    if not is_below:
+        raise ConfigError(
+            f"the sample {key!r} is not in a class folder", url=str(root), remedy="move it into one, or omit --classes"
+        )
+    return labels[name]
+
+
+def _content(fact: Sequence[Any]) -> bytes:
+    with open_unchanged(fact) as file:
+        data = file.read()
+    if len(data) != fact[1]:
+        raise InputError("the file became shorter while it was read", url=fact[0], remedy="start again")
+    return data
+
+
+# Lines
+
+_CODECS = {".gz": Codec.GZIP, ".zst": Codec.ZSTD, ".bz2": Codec.BZIP2}
+LINE_SUFFIXES = tuple(name + compression for name in (".jsonl", ".ndjson") for compression in ("", *_CODECS))
+_KEY = "%09d"
+_LINE_NAME_BYTES = len("000000000.json")
+_BLOCK_BYTES = 1024**2
+_MIN_BYTES = 64  # what a line's entry in the index takes on a reader's disk
+
+
+class JsonLines:
+    """The lines of JSONL files, one after another; a position is (file, offset in bytes, number of the line).
+
+    Each line becomes a sample, whose key is its number. Lines are counted from 0 through all files. Blank lines are
+    counted, and skipped. A compressed file stays open after reading from it: reads whose positions ascend decompress it
+    once, as no offset in it can be reached otherwise.
+
+    Args:
+        files: facts of each file.
+        field: if given, each sample is the text of this field as `txt`, otherwise the line, unchanged, as `json`.
+        pack: write members of many lines, instead of a member for each.
+    """
+
+    def __init__(self, files: Sequence[Sequence[Any]], field: str | None, pack: bool) -> None:
+        self._files = files
+        self._field = field
+        self._pack = pack
+        self._inflated: tuple[int, BinaryIO] | None = None  # the compressed file read last, by number
+
+    def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """As `Source.positions`; sizes are those of the lines, of which the field is a part, or a little more."""
+        number = 0
+        for file in range(len(self._files)):
+            at = 0
+            with self._opened(file, at) as lines:
+                for line in lines:
+                    size_bytes = len(line)
+                    if not line.isspace():
+                        yield self._space(size_bytes), (file, at, number)
+                    at += size_bytes
+                    number += 1
+
+    def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
+        """As `Source.read`."""
+        lines = self._lines(first, last)
+        if self._pack:
+            yield from _packed(lines)
+            return
+        for number, line, path in lines:
+            if not line.isspace():
+                yield Sample(_KEY % number, (self._member(line, number, path),))
+
+    def _space(self, line_bytes: int) -> int:
+        """Return the space of a line in a shard; packed, with its share of a block's header and padding."""
+        if self._pack:
+            return max(_MIN_BYTES, line_bytes + line_bytes // 512 + 1)
+        return member_bytes(_LINE_NAME_BYTES, line_bytes)
+
+    def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
+        """Yield number, line and file of each line from one position to another, blank lines included."""
+        file, at, number = first
+        for each in range(file, last[0] + 1):
+            with self._opened(each, at) as lines:
+                for line in lines:
+                    yield number, line, self._files[each][0]
+                    if number == last[2]:
+                        return
+                    number += 1
+            at = 0
+
+    @contextmanager
+    def _opened(self, file: int, at: int) -> Iterator[BinaryIO]:
+        """Yield the lines of a file from an offset. Raises InputError."""
+        fact = self._files[file]
+        codec = _CODECS.get(Path(fact[0]).suffix.lower())
+        if codec is None:
+            with open_unchanged(fact) as lines:
+                lines.seek(at)
+                yield lines
+            return
+        if self._inflated is None or self._inflated[0] != file:
+            if self._inflated is not None:
+                self._inflated[1].close()
+            open_unchanged(fact).close()
+            self._inflated = file, codec.open(Path(fact[0]))
+        try:
+            with codec_errors(codec, fact[0]):
+                self._inflated[1].seek(at)
+                yield self._inflated[1]
+        except ShardError as exn:
+            raise InputError(exn.message, url=fact[0], remedy="compress the file again, or leave it out") from exn
+
+    def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
+        if self._field is None:
+            return "json", line.rstrip(b"\r\n")
+        try:
+            text = json.loads(line)[self._field]
+            if isinstance(text, str):
+                return "txt", utf8(text)
+            reason = f"its {self._field!r} is not a text"
+        except (KeyError, TypeError):
+            reason = f"it has no field {self._field!r}"
+        except ValueError as exn:
+            reason = f"it is not JSON ({exn})"
+        raise InputError(
+            f"line {number:,}, counted from 0 through all files, cannot be used: {reason}",
+            url=path,
+            remedy="correct the line, or write whole lines, without --field",
+        )
+
+
+def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
+    """Yield lines in blocks of about a mebibyte; blank ones as empty ones, which readers count and leave out."""
+    for first, line, _ in lines:
+        block, size_bytes = [line], len(line)
+        while size_bytes < _BLOCK_BYTES and (following := next(lines, None)) is not None:
+            block.append(following[1])
+            size_bytes += len(following[1])
+        texts = [b"" if each.isspace() else each.rstrip(b"\r\n") for each in block]
+        yield Sample(f"{FOLDER}/{_KEY % first}", (("json", b"\n".join(texts) + b"\n"),), sum(map(bool, texts)))
