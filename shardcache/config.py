@@ -244,6 +244,11 @@ class OriginTable(BaseModel):
     )
 
 
+def config_file(given: Path | None = None) -> Path:
+    """Return the config file: the one given, else that of `$SHARDCACHE_CONFIG`, else the node's, if it exists."""
+    return given or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+
+
 def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
     """Return `/var/cache/shardcache` for root, a folder in the user's own cache directory otherwise."""
     if os.getuid() == 0:
@@ -349,10 +354,10 @@ class Settings(BaseSettings):
 
         Raises ConfigError naming every invalid option, or a config file that cannot be read.
         """
-        path = config or (Path(os.environ[CONFIG_ENV]) if os.environ.get(CONFIG_ENV) else None)
-        if path is not None:
+        path = config_file(config)
+        if config or os.environ.get(CONFIG_ENV):
             _must_be_file(path)
-        return cls._build(Sources(flags, os.environ, path or DEFAULT_CONFIG))
+        return cls._build(Sources(flags, os.environ, path))
 
     @classmethod
     def _build(cls, sources: Sources) -> Self:

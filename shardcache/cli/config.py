@@ -10,7 +10,6 @@ import click
 
 from shardcache.cli.common import Family, json_option, print_json
 from shardcache.cli.serve import SettingsCommand, config_option, given
-from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -34,11 +33,11 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
     values of storage_options.
     """
-    from shardcache.config import Settings, Sources, unknown_variables
+    from shardcache.config import Settings, Sources, config_file, unknown_variables
 
     options = given(flags)
     settings = Settings.load(options, config)
-    path = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+    path = config_file(config)
     rows = list(_rows(settings, Sources(options, os.environ, path)))
     unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
     if as_json:
@@ -142,9 +141,9 @@ def check(file: Path | None, as_json: bool) -> None:
     Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables are ignored. For the
     effects of valid options on this node, run `shardcache doctor --config FILE`.
     """
-    from shardcache.config import FileSettings
+    from shardcache.config import FileSettings, config_file
 
-    path = file or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+    path = config_file(file)
     settings = FileSettings.read(path)
     names = [name for name in type(settings).model_fields if name in settings.model_fields_set]
     if as_json:

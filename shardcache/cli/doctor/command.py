@@ -41,11 +41,11 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     """
     import asyncio
 
-    from shardcache.cli.doctor.context import gather
+    from shardcache.cli.doctor.context import Context
     from shardcache.cli.doctor.runner import examine
     from shardcache.cli.output import make_console
 
-    context = gather(given(flags), config, tuple(map(from_here, urls)), quick=quick)
+    context = Context(given(flags), config, tuple(map(from_here, urls)), quick=quick)
     with make_console(stderr=True).status("checking"):  # on a terminal alone
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state for finding in findings)
@@ -90,5 +90,4 @@ def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
 
 
 def _heading(finding: Finding) -> tuple[str, str]:
-    family = finding.check.partition(".")[0]
-    return ("store" if finding.subject else family, finding.subject)
+    return ("store" if finding.subject else finding.check.partition(".")[0], finding.subject)

@@ -1,22 +1,23 @@
-"""Findings, and what all checks share: the options that a daemon here would have, and the daemon that answers."""
+"""Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
 
 from __future__ import annotations
 
+import grp
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.config import Settings
+from shardcache.config import Settings, config_file
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.private import tool_socket
-from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG
 from shardcache.redact import printable, redact
+from shardcache.units import user_name
 from shardcache.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
@@ -55,24 +56,17 @@ class Finding:
         return replace(self, check=self.check or check, subject=self.subject or printable(redact(subject)))
 
 
-def ok(found: str, **figures: float) -> Finding:
-    """Return a finding that nothing is wrong."""
-    return _finding("ok", found, "", "", figures)
+def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures: float) -> Finding:
+    """Return a finding without a name, whose texts are redacted and printable."""
+    found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
+    return Finding("", state, found, cause, remedy, figures=figures)
 
 
-def skipped(why: str) -> Finding:
-    """Return a finding that the check was skipped, with the reason."""
-    return _finding("skipped", why, "", "", {})
-
-
-def warning(found: str, cause: str, remedy: str, **figures: float) -> Finding:
-    """Return a finding of something that works, but poorly or not for long."""
-    return _finding("warning", found, cause, remedy, figures)
-
-
-def failed(found: str, cause: str, remedy: str, **figures: float) -> Finding:
-    """Return a finding of something that keeps shards from being fetched, kept or read."""
-    return _finding("failed", found, cause, remedy, figures)
+ok = partial(finding, "ok")
+skipped = partial(finding, "skipped")
+# It works, but poorly or not for long; or it keeps shards from being fetched, kept or read.
+warning = partial(finding, "warning")
+failed = partial(finding, "failed")
 
 
 def of_error(error: ShardcacheError, cause: str = "") -> Finding:
@@ -80,38 +74,53 @@ def of_error(error: ShardcacheError, cause: str = "") -> Finding:
     return failed(error.message, cause, error.remedy)
 
 
-def _finding(state: str, found: str, cause: str, remedy: str, figures: Mapping[str, float]) -> Finding:
-    found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
-    return Finding("", state, found, cause, remedy, figures=figures)
-
-
-@dataclass(frozen=True)
 class Context:
     """The context that all checks share.
 
     Attributes:
         flags: options given on the command line.
         config: the config file that is, or would be, read.
-        settings: options from flags, environment and file, or the reason that there are none.
+        settings: options from flags, environment and file; None if they are invalid, which is `config_error`.
         socket: path at which the daemon is expected.
-        status: status page of the daemon there, or the reason that none answers.
+        status: status page of the daemon there; None if none answers, for the reason `daemon_error`.
         uid: id of the user that the daemon runs as; None if unknown.
         pid: the daemon's process id; None if it is not visible from this PID namespace.
         urls: urls to probe.
         quick: True to skip measurements.
     """
 
-    flags: Mapping[str, Any]
-    config: Path
-    settings: Settings | None
-    config_error: ConfigError | None
-    socket: Path
-    status: Mapping[str, Any] | None
-    daemon_error: ShardcacheError | None
-    uid: int | None
-    pid: int | None
-    urls: tuple[str, ...]
-    quick: bool
+    def __init__(
+        self, flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False
+    ) -> None:
+        """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
+        self.flags, self.config, self.urls, self.quick = flags, config_file(config), urls, quick
+        self.settings: Settings | None = None
+        self.status: Mapping[str, Any] | None = None
+        self.config_error: ConfigError | None = None
+        self.daemon_error: ShardcacheError | None = None
+        self.uid: int | None = None
+        self.pid: int | None = None
+        try:
+            self.settings = Settings.load(flags, config)
+        except ConfigError as exn:
+            self.config_error = exn
+        self.socket = tool_socket(flags.get("socket") if self.settings is None else self.settings.socket)
+        try:
+            self.status = AdminClient(self.socket, _ANSWER_LIMIT_S).status()
+        except ShardcacheError as exn:
+            self.daemon_error = exn
+        else:
+            self._find_process(self.status["pid"])
+
+    def _find_process(self, pid: int) -> None:
+        """Find the daemon's process; in another PID namespace, its pid may belong to another process here."""
+        listener_pid = None
+        with suppress(OSError):  # the daemon has stopped since
+            listener_pid, self.uid = connect(self.socket)
+        process = Path(f"/proc/{pid}")
+        with suppress(OSError):
+            if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
+                self.uid, self.pid = process.stat().st_uid, pid
 
     @property
     def is_operator(self) -> bool:
@@ -142,37 +151,55 @@ class Context:
         return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def gather(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False) -> Context:
-    """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
-    settings, config_error, status, daemon_error = None, None, None, None
-    try:
-        settings = Settings.load(flags, config)
-    except ConfigError as exn:
-        config_error = exn
-    socket = tool_socket(flags.get("socket") if settings is None else settings.socket)
-    try:
-        status = AdminClient(socket, _ANSWER_LIMIT_S).status()
-    except ShardcacheError as exn:
-        daemon_error = exn
-    uid, pid = (None, None) if status is None else _process(status["pid"], socket)
-    file = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
-    return Context(flags, file, settings, config_error, socket, status, daemon_error, uid, pid, tuple(urls), quick)
-
-
-def _process(pid: int, socket: Path) -> tuple[int | None, int | None]:
-    """Return the daemon's uid and pid; in another PID namespace, its pid may belong to another process here."""
-    listener_pid, listener_uid = None, None
-    with suppress(OSError):  # the daemon has stopped since
-        listener_pid, listener_uid = connect(socket)
-    process = Path(f"/proc/{pid}")
-    with suppress(OSError):
-        if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
-            return process.stat().st_uid, pid
-    return listener_uid, None
-
-
 def connect(socket: Path) -> tuple[int, int]:
     """Connect to a socket; return the pid and uid of the process that bound it: the daemon or its service manager."""
     with connected(socket, _ANSWER_LIMIT_S) as probe:
         pid, uid, _gid = credentials(probe)
     return pid, uid
+
+
+# Facts about paths: who may access them
+
+
+def me() -> str:
+    """Return the current user's name."""
+    return user_name(os.geteuid())
+
+
+def who_may(path: Path) -> str:
+    """Return a path's owner, group and mode, such as `owner:group 0750`."""
+    found = path.stat()
+    return f"{user_name(found.st_uid)}:{_group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
+
+
+def barrier(path: Path, mode: int) -> Path | None:
+    """Return the folder on the way, or the path itself, that the current user may not access; None if there is none.
+
+    Args:
+        mode: access mode of `os.access` for the path itself.
+    """
+    closed = (folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK))
+    return next(closed, None if os.access(path, mode) else path)
+
+
+def way_in(path: Path) -> tuple[str, str]:
+    """Return the reason that the current user may not access a path, and the command that fixes it."""
+    found = path.stat()
+    # Joining root's group is not a fix.
+    if found.st_gid == 0 or not found.st_mode & 0o070:
+        cause = f"only its owner may access {path} ({who_may(path)})"
+        return cause, "shardcache serve --group NAME   # the group of the training users"
+    cause = f"{path} is {who_may(path)}, and {me()} is neither its owner nor in its group"
+    return cause, f"usermod -aG {_group_name(found.st_gid)} {me()}   # as root; then log in again"
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def nearest(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,4 +1,4 @@
-"""Checks of the node: the cache folder, its filesystem's space, its disk's speed, and the kernel's limits."""
+"""Checks of the node: socket and daemon, options, the cache's folder, space and disk, and the kernel's limits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,36 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from shardcache.cli.doctor.context import Context, Finding, failed, of_error, ok, skipped, warning
-from shardcache.cli.doctor.paths import barrier, me, nearest, way_in, who_may
+from shardcache.cli.doctor.context import (
+    STORE_VARIABLES,
+    Context,
+    Finding,
+    barrier,
+    connect,
+    failed,
+    me,
+    nearest,
+    of_error,
+    ok,
+    skipped,
+    warning,
+    way_in,
+    who_may,
+)
 from shardcache.config import Settings
-from shardcache.errors import CacheFormatError
+from shardcache.errors import CacheFormatError, DaemonError
+from shardcache.private import tool_socket
+from shardcache.protocol import SOCKET_ENV
 from shardcache.server.connection_limit import own_files
 from shardcache.store.disk import mount_of
 from shardcache.store.folder import Layout
-from shardcache.units import size, user_name
+from shardcache.units import duration, size, user_name
+
+_MAX_SOCKET_BYTES = 107
+_SILENT_S = 10.0
 
 _LOCAL = "shardcache serve --cache-dir /path/on/local/disk"
 
@@ -32,6 +52,108 @@ _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
 
 
+# Socket, daemon and options
+
+
+def socket_place(context: Context) -> Finding:
+    """Check the socket's path, and that clients look for the socket there."""
+    socket = context.socket
+    length = len(os.fsencode(socket))
+    if length > _MAX_SOCKET_BYTES:
+        cause = f"the path has {length} bytes; the kernel's limit is {_MAX_SOCKET_BYTES}"
+        return failed(f"{socket} is too long for a socket", cause, "shardcache serve --socket /run/user/$UID/s.sock")
+    if "socket" in context.flags:
+        return ok(f"{socket} (--socket)")
+    theirs = None
+    with suppress(DaemonError):
+        theirs = tool_socket()
+    if theirs != socket:
+        cause = "only the config file names it, which training processes do not read"
+        remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"
+        return warning(f"{socket}, but clients look at {theirs}", cause, remedy)
+    return ok(f"{socket} ({f'${SOCKET_ENV}' if os.environ.get(SOCKET_ENV) else 'where clients look by default'})")
+
+
+def listener(context: Context) -> Finding:
+    """Connect to the socket as clients do."""
+    socket, start = context.socket, _start(context)
+    try:
+        connect(socket)
+    except PermissionError:
+        closed = barrier(socket, os.W_OK)
+        cause, remedy = way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(socket))}")
+        return failed(f"you may not use {socket}", cause, remedy)
+    except FileNotFoundError:
+        cause = "none was started; or, in a container, the socket's folder is not mounted"
+        return warning(f"no daemon: there is no socket at {socket}", cause, start)
+    except ConnectionRefusedError:
+        if not socket.is_socket():
+            return failed(f"{socket} is not a socket", "another file is there", f"rm {shlex.quote(str(socket))}")
+        cause = "it was left behind by a daemon that was killed; the next one replaces it"
+        return warning(f"no daemon listens at {socket}", cause, start)
+    except OSError as exn:
+        return failed(f"cannot connect to {socket}", exn.strerror or str(exn), start)
+    if context.status is None:
+        cause = "" if context.daemon_error is None else context.daemon_error.message
+        remedy = "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
+        return failed(f"the server at {socket} returns no status", cause, remedy)
+    user = "an unknown user" if context.uid is None else user_name(context.uid)
+    version, pid = context.status["version"], context.status["pid"]
+    return ok(f"shardcache {version}, pid {pid}, run by {user}; {who_may(socket)}")
+
+
+def _start(context: Context) -> str:
+    words = ["shardcache", "serve"]
+    for flag, value in context.flags.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            words += ["--" + flag.replace("_", "-"), str(each)]
+    return shlex.join(words)
+
+
+def health(context: Context) -> Finding | None:
+    """Read the state of the daemon and of its disk from the status page."""
+    if context.status is None:
+        return None
+    disk = context.status.get("disk") or {}
+    if disk.get("silent_s", 0) > _SILENT_S:
+        found = f"the cache disk has not responded for {duration(disk['silent_s'])}"
+        cause = "a device or a network filesystem hangs; all disk operations are blocked"
+        return failed(found, cause, "dmesg | tail -50")
+    if error := disk.get("error"):
+        return failed(error["message"], "cached shards are served, but nothing new is fetched", error["remedy"])
+    if context.status.get("draining"):
+        cause = "it is shutting down, and finishes running requests"
+        return failed("the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")
+    return ok("it is serving, and its disk is healthy")
+
+
+def options(context: Context) -> Finding:
+    """Check that the options are valid."""
+    config, error = context.config, context.config_error
+    try:
+        exists = config.is_file()
+        readable = not exists or os.access(config, os.R_OK)
+    except PermissionError:  # its folder is closed
+        readable = False
+    if not readable:
+        return skipped(f"you may not read {config}; its contents are not checked")
+    if error is not None:
+        return of_error(error, "the daemon does not start with it")
+    return ok(f"{config} is valid" if exists else f"no file at {config}: options come only from flags and environment")
+
+
+def environment(context: Context) -> Finding | None:
+    """Name the variables that differ from the daemon's; their values may be secrets."""
+    if context.environment is None:
+        return None
+    differing = context.environment.items() ^ os.environ.items()
+    names = sorted({name for name, _ in differing if STORE_VARIABLES.match(name)})
+    return ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}") if names else None
+
+
+# The cache's folder, space and disk
+
+
 def folder(context: Context) -> Finding:
     """Check that the daemon can write to the folder or create it, or that a reader can read it."""
     place = context.cache_dir
@@ -41,7 +163,6 @@ def folder(context: Context) -> Finding:
 
 
 def _readable(place: Path) -> Finding:
-    """Check that the current user can read the folder: training processes open the daemon's files by path."""
     closed = barrier(place, os.R_OK | os.X_OK)
     if closed is None:
         return ok(f"{place} exists, and {me()} may read it")
@@ -107,13 +228,18 @@ def filesystem(context: Context) -> Finding | None:
     return ok(found)
 
 
+def _space_of(path: Path) -> tuple[int, int]:
+    """Return the bytes of a filesystem, and those that are free."""
+    stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+
 def space(context: Context) -> Finding:
     """Compare free space with the cache's capacity and --min-free."""
     place, settings = context.own_cache_dir, context.settings
     if place is None or settings is None:
         return skipped("capacity and --min-free are known to the daemon's operator, with valid options")
-    stat = os.statvfs(nearest(place))
-    total_bytes, free_bytes = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    stat, (total_bytes, free_bytes) = os.statvfs(nearest(place)), _space_of(nearest(place))
     capacity_bytes, min_free_bytes = settings.capacity.of(total_bytes), settings.min_free.of(total_bytes)
     if context.status is None:
         used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
@@ -130,7 +256,7 @@ def space(context: Context) -> Finding:
     if stat.f_files and not stat.f_favail:
         return failed(found, "no inode is free", "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files", **figures)
     if reachable_bytes >= capacity_bytes:
-        return ok(found, **figures)
+        return ok(found, "", "", **figures)
     if total_bytes - min_free_bytes < capacity_bytes:
         cause = f"the filesystem is too small for the capacity: the cache can grow to {size(reachable_bytes)}"
         unit, name = (10**9, "GB") if reachable_bytes >= 10**10 else (10**6, "MB")
@@ -147,11 +273,10 @@ def speed(context: Context) -> Finding | list[Finding]:
     if context.own_cache_dir is None:
         return skipped("you may not write to the cache folder")
     place = nearest(context.own_cache_dir)
-    stat = os.statvfs(place)
-    total_bytes = stat.f_blocks * stat.f_frsize
+    total_bytes, free_bytes = _space_of(place)
     kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
     # Few enough that a running daemon would not evict shards for them.
-    spare_bytes = max(0, stat.f_bavail * stat.f_frsize - kept_bytes) // 4
+    spare_bytes = max(0, free_bytes - kept_bytes) // 4
     max_bytes = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
     if not max_bytes:
         return skipped("not enough free space to measure")
@@ -176,6 +301,9 @@ def _timed(move: Callable[[int], int], max_bytes: int, end: Callable[[], None]) 
     cause = "slower than one hard disk: a network volume, a throttled volume, or a disk kept busy by others"
     remedy = "iostat -x 1 5   # is it busy? if not, use a local NVMe: --cache-dir"
     return done_bytes, warning(f"{size(rate)}/s in one stream", cause, remedy, bytes_per_s=round(rate))
+
+
+# The kernel's limits
 
 
 def open_files(context: Context) -> Finding:
@@ -203,8 +331,7 @@ def shared_memory(_context: Context) -> Finding:
     cause = "DataLoader workers pass tensors through it, and die with 'Bus error' when it is full"
     if not _SHM.is_dir():
         return warning(f"there is no {_SHM}", cause, f"mount -t tmpfs -o size=50% tmpfs {_SHM}")
-    stat = os.statvfs(_SHM)
-    total_bytes, free_bytes = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    total_bytes, free_bytes = _space_of(_SHM)
     found = f"{size(free_bytes)} of {size(total_bytes)} free in {_SHM}"
     if total_bytes < _MIN_SHM_BYTES:
         remedy = f"mount -o remount,size=8g {_SHM}   # docker run --shm-size=8g; in a pod, emptyDir with medium: Memory"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from shardcache.cli.common import in_thread
-from shardcache.cli.doctor import daemon, node, stores, tier
+from shardcache.cli.doctor import node, stores
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
 
@@ -20,11 +20,11 @@ carried out.
 """
 
 CHECKS: Sequence[Check] = (
-    ("socket.path", daemon.path),
-    ("socket.daemon", daemon.listener),
-    ("daemon.health", daemon.health),
-    ("config.file", daemon.config_file),
-    ("config.environment", daemon.environment),
+    ("socket.path", node.socket_place),
+    ("socket.daemon", node.listener),
+    ("daemon.health", node.health),
+    ("config.file", node.options),
+    ("config.environment", node.environment),
     ("cache.folder", node.folder),
     ("cache.format", node.folder_format),
     ("cache.filesystem", node.filesystem),
@@ -32,8 +32,8 @@ CHECKS: Sequence[Check] = (
     ("disk.write", node.speed),
     ("kernel.open_files", node.open_files),
     ("kernel.shared_memory", node.shared_memory),
-    ("tier.bypass", tier.bypasses),
-    ("tier.reach", tier.reach),
+    ("tier.bypass", stores.tier_bypasses),
+    ("tier.reach", stores.tier_reach),
     ("origin.reach", stores.probe),
 )
 

@@ -1,28 +1,33 @@
-"""Checks of the object stores by this process: credentials, time to the first byte, and rate.
+"""Checks of the object stores by this process, and of the cluster's tier in front of them.
 
-Where the caller may read the environment of the running daemon, that of stores and credentials is used in place of the
-caller's own.
+Where the caller may read the environment of the running daemon, its variables of stores and credentials are used in
+place of the caller's own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
+from typing import Any
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, of_error, ok, skipped, warning
-from shardcache.cli.doctor.paths import me
+from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, me, of_error, ok, skipped, warning
+from shardcache.cluster.nginx import PEERS, STATUS
+from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
+from shardcache.origin.tier_client import reason_to_bypass
 from shardcache.redact import HIDDEN, redact
 from shardcache.transport.flow import Free
 from shardcache.transport.parts import Parts
@@ -47,6 +52,10 @@ _REMEDY = (
     "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
 )
 _SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
+
+_TIER_LIMIT_S = 5.0
+_MIN_FREE_BYTES = 1 << 30
+_COMPARE = "shardcache cluster status --nodes /etc/shardcache/tier/nodes   # compares all nodes"
 
 
 async def probe(context: Context) -> list[Finding]:
@@ -187,7 +196,7 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
         cause = "the object store is far away or busy; more concurrent requests make up for it"
         remedy = "shardcache serve --max-connections 32 --shard-connections 16"
         return warning(found, cause, remedy, **figures)
-    return ok(found, **figures)
+    return ok(found, "", "", **figures)
 
 
 async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes: int) -> Finding:
@@ -201,7 +210,7 @@ async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes
     amount = f"{size(done_bytes)} in {duration(elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
     if rate >= _SLOW_BYTES_PER_S or elapsed_s < _TELLING_S:
-        return ok(found, **figures)
+        return ok(found, "", "", **figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
     return warning(found, cause, remedy, **figures)
@@ -239,3 +248,59 @@ async def _read(
                 error = error.exceptions[0]
             raise error from None
     return done_bytes, first_byte_s, time.monotonic() - began_s
+
+
+# The cluster's tier, where an [[origin]] table names one
+
+
+def tier_bypasses(context: Context) -> list[Finding]:
+    """Name the origins that have a tier and cannot use it."""
+    return [
+        warning(
+            f"{table.match} bypasses the tier {table.tier}",
+            reason,
+            f"remove `tier` from the [[origin]] table of {table.match}, or what keeps it from being used",
+        )
+        for table in (() if context.settings is None else context.settings.origin)
+        if table.tier and (reason := reason_to_bypass(table))
+    ]
+
+
+def tier_reach(context: Context) -> list[Finding]:
+    """Ask this node's nginx; `cluster status` compares all nodes."""
+    tables = () if context.settings is None else context.settings.origin
+    addresses = dict.fromkeys(table.tier for table in tables if table.tier)
+    return [finding for address in addresses for finding in _look(address)]
+
+
+def _look(address: str) -> Iterator[Finding]:
+    try:
+        own, figures = _get(address, PEERS), _get(address, STATUS)
+        if not own:
+            raise ValueError("it is not the nginx of a tier")
+    except (OSError, http.client.HTTPException, ValueError) as exn:
+        cause = f"{exn}; shards come from the object store"
+        yield failed(f"the tier at {address} does not answer", cause, "systemctl status shardcache-tier")
+        return
+    view = f"nginx at {address} is one of {own['peers']} nodes, digest {own['digest']}"
+    if not figures:
+        yield warning(view, "it was started without `shardcache cluster run`: no figures", _COMPARE)
+    elif figures["free_bytes"] < _MIN_FREE_BYTES:
+        cause = f"{size(figures['free_bytes'])} are free on its disk: parts are evicted early"
+        yield warning(view, cause, "lower --max-size of the tier, or the daemon's --capacity")
+    else:
+        yield ok(f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free")
+    if reason := figures.get("stale"):
+        yield failed("this node uses a former list of nodes, or former certificates", str(reason), _COMPARE)
+    if expiring := expiry_warning(figures.get("certificate_expires_s")):
+        cause = "without one, no other node gets shards from it, nor it from them"
+        yield warning(f"this node: {expiring}", cause, "shardcache cluster certificates; then copy the nodes' folders")
+
+
+def _get(address: str, path: str) -> dict[str, Any]:
+    """Return a JSON object; empty if there is none. Raises OSError, HTTPException and ValueError."""
+    with closing(http.client.HTTPConnection(address, timeout=_TIER_LIMIT_S)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        found: dict[str, Any] = json.loads(answer.read()) if answer.status == 200 else {}
+        return found

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardcache.cli.doctor import runner
-from shardcache.cli.doctor.context import Context, Finding, gather
+from shardcache.cli.doctor.context import Context, Finding
 from shardcache.cli.main import app
 from shardcache.store.folder import CacheFolder, Layout
 from support.disks.mounts import Tmpfs, may_mount
@@ -42,7 +42,7 @@ def daemon() -> Iterator[Daemon]:
 
 async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
     """Return the findings of a quick look, by their names."""
-    context = await asyncio.to_thread(gather, {name: str(value) for name, value in flags.items()}, config, quick=True)
+    context = await asyncio.to_thread(Context, {name: str(value) for name, value in flags.items()}, config, quick=True)
     found = await runner.examine(context)
     return {finding.check: finding for finding in found}
 
@@ -228,7 +228,7 @@ async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
     def never(_context: Context) -> None:
         hangs.wait()
 
-    context = gather({"socket": str(tmp_path / "s.sock")}, None)
+    context = Context({"socket": str(tmp_path / "s.sock")}, None)
     [found] = await runner.examine(context, [("disk.hung", never)], limit_s=0.01)
     assert found.state == "failed" and "hangs" in found.cause and found.check == "doctor.disk"
     hangs.set()

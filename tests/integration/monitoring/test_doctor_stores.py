@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cli.doctor import runner
-from shardcache.cli.doctor.context import Finding, gather
+from shardcache.cli.doctor.context import Context, Finding
 from support.programs.daemon import Daemon, spawn
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
@@ -26,7 +26,7 @@ async def look(
     """Return what is found of the stores, by check; where there are several stores, of the last one."""
     (folder / "conf.toml").write_text(config)
     flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
-    context = await asyncio.to_thread(gather, flags, folder / "conf.toml", urls, quick=quick)
+    context = await asyncio.to_thread(Context, flags, folder / "conf.toml", urls, quick=quick)
     found = await runner.examine(context, runner.CHECKS[-1:])
     return {finding.check: finding for finding in found}
 
