@@ -25,12 +25,9 @@ from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
-from shardcache.server.app import serving
-from shardcache.server.connection_limit import Limits, raise_open_files
-from shardcache.server.drain import Drain, predecessor_gone
-from shardcache.server.service_manager import ServiceNotifier, liveness
-from shardcache.server.sockets import ActivatedSockets, listening_at
-from shardcache.server.tcp import Listener, listening
+from shardcache.server.app import Listener, listening, serving
+from shardcache.server.connections import ActivatedSockets, Limits, listening_at, raise_open_files
+from shardcache.server.lifecycle import Drain, ServiceNotifier, liveness, predecessor_gone
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.units import duration, size

@@ -385,7 +385,7 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
     from threading import Event
 
     from shardcache.cluster.running import NodeTier
-    from shardcache.server.service_manager import ServiceNotifier
+    from shardcache.server.lifecycle import ServiceNotifier
 
     if nodes == "-":
         raise ConfigError("the list of nodes is read again when it changes", remedy="put it into a file: --nodes FILE")

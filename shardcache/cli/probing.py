@@ -20,7 +20,7 @@ PASSES = {
     "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a restart would fix neither disk nor origin
 }
 LIMIT_S = 5.0
-# A full or broken disk still responds; a restart may help only with one that hangs. As in server/process/liveness.py.
+# A full or broken disk still responds; a restart may help only with one that hangs. As in server/lifecycle.py.
 HUNG_S = 120.0
 
 _FAILED, _USAGE, _NO_DAEMON = 1, 2, 3

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,16 +18,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
-from shardcache.access.peer import peer_of
 from shardcache.cache.waits import Class, Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.metrics import Histogram, Histograms, Measures
-from shardcache.server.admin import LOOP_LAG
-from shardcache.server.drain import DRAIN
-from shardcache.server.load import process_stats
-from shardcache.server.session import CACHE
+from shardcache.server.service import SERVICE, Json, peer_of, process_stats
 
-Json = dict[str, Any]
 Labels = Sequence[str]
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -119,25 +113,32 @@ _JOB = (
 
 def told(page: Json) -> Iterator[Metric]:
     """Yield the metrics made from the status page."""
+    build = {"version": __version__, "python": platform.python_version()}
+    yield _family(GAUGE, "build_info", "Release and Python version.", [([*build.values()], 1)], [*build])
+    for rows, figures in (
+        (_DAEMON, page["process"] | {"draining": page["draining"]}),
+        (_CACHE, page["cache"]),
+        (_COUNTERS, page["counters"]),
+        (_DISK, page["disk"] | {"healthy": page["disk"]["state"] == "ok"}),
+        (_PINS, page["pins"]),
+        (_SCRUB, page["scrub"]),
+    ):
+        yield from _table(rows, [((), figures)])
     origins = [((origin["name"],) * 2, origin) for origin in page["origins"][:_MAX_ORIGINS]]
+    yield from _table(_ORIGIN, origins, ("origin",))
+    # Without an end of its certificates, a tier's is infinitely far away.
+    tiers = [tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf} for tier in page["tiers"]]
+    yield from _table(_TIER, [((tier["address"],), tier) for tier in tiers], ("tier",))
     # Not `job`: that is Prometheus' own label for its scrape targets.
     jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in page["jobs"][:_MAX_JOBS]]
-    yield _family(GAUGE, "build_info", "Release and Python version.", [(_build(), 1)], ("version", "python"))
-    yield from _table(_DAEMON, [((), page["process"] | {"draining": page["draining"]})])
-    yield from _table(_CACHE, [((), page["cache"])])
-    yield from _table(_COUNTERS, [((), page["counters"])])
-    yield from _table(_DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
-    yield from _table(_PINS, [((), page["pins"])])
-    yield from _table(_SCRUB, [((), page["scrub"])])
-    yield from _table(_ORIGIN, origins, ("origin",))
-    yield from _table(_TIER, [((tier["address"],), _with_expiry(tier)) for tier in page["tiers"]], ("tier",))
     yield from _table(_JOB, jobs, ("job_name", "uid"))
-    yield _waits(jobs)
-    yield _transfers(page["transfers"])
-
-
-def _build() -> Labels:
-    return __version__, platform.python_version()
+    waits = [((*job, cause.removesuffix("_s")), s) for job, row in jobs for cause, s in row["waited"].items()]
+    text = "Time that readers spent waiting for data, summed over readers, by cause."
+    yield _family(COUNTER, "job_wait_seconds", text, waits, ("job_name", "uid", "cause"))
+    found = Counter((transfer["class"], transfer["stage"]) for transfer in page["transfers"])
+    kinds = [(klass.name.lower(), stage) for klass in Class for stage in Stage]
+    counts = [((klass, stage.name.lower()), found[klass, stage.value]) for klass, stage in kinds]
+    yield _family(GAUGE, "transfers", "Shards being fetched.", counts, ("class", "stage"))
 
 
 def _with_ahead(job: Json) -> Json:
@@ -146,35 +147,10 @@ def _with_ahead(job: Json) -> Json:
     return job | {"ahead_s": never if job["ahead_s"] is None else job["ahead_s"]}
 
 
-def _with_expiry(tier: Json) -> Json:
-    return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
-
-
 def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: Labels = ()) -> Iterator[Metric]:
     for row in rows:
         samples = [(labels, thing[row.key]) for labels, thing in things]
         yield _family(row.kind, row.name, row.text, samples, names)
-
-
-def _waits(jobs: Iterable[tuple[Labels, Json]]) -> Metric:
-    return _family(
-        COUNTER,
-        "job_wait_seconds",
-        "Time that readers spent waiting for data, summed over readers, by cause.",
-        (
-            ((*labels, cause.removesuffix("_s")), spent_s)
-            for labels, job in jobs
-            for cause, spent_s in job["waited"].items()
-        ),
-        ("job_name", "uid", "cause"),
-    )
-
-
-def _transfers(transfers: Iterable[Json]) -> Metric:
-    found = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
-    kinds = [(klass.name.lower(), stage) for klass in Class for stage in Stage]
-    counts = [((klass, stage.name.lower()), found[klass, stage.value]) for klass, stage in kinds]
-    return _family(GAUGE, "transfers", "Shards being fetched.", counts, ("class", "stage"))
 
 
 def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
@@ -250,9 +226,9 @@ async def _end_writer(app: web.Application) -> None:
 
 async def metrics(request: web.Request) -> web.Response:
     """Return every metric as text, or as OpenMetrics if the request asks for it."""
-    app, cache = request.app, request.app[CACHE]
-    page = cache.status(peer_of(request)) | {"draining": app[DRAIN].began, "process": process_stats()}
-    measures = list(measured(cache.measures, app[LOOP_LAG].since_start))
+    service = request.app[SERVICE]
+    page = service.status(peer_of(request)) | {"process": process_stats()}
+    measures = list(measured(service.cache.measures, service.loop_lag.since_start))
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
 
     def written() -> bytes:
@@ -262,5 +238,5 @@ async def metrics(request: web.Request) -> web.Response:
         return encode(registry)
 
     # In a thread: writing a thousand lines takes too long for the event loop.
-    body = await asyncio.get_running_loop().run_in_executor(app[_WRITER], written)
+    body = await asyncio.get_running_loop().run_in_executor(request.app[_WRITER], written)
     return web.Response(body=body, headers={"Content-Type": content_type})

@@ -19,8 +19,8 @@ from shardcache.config import Settings
 from shardcache.daemon import DaemonRun
 from shardcache.errors import ProtocolError
 from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
-from shardcache.server.service_manager import ServiceNotifier
-from shardcache.server.sockets import ActivatedSockets
+from shardcache.server.connections import ActivatedSockets
+from shardcache.server.lifecycle import ServiceNotifier
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 

@@ -30,7 +30,7 @@ from shardcache.config import Settings
 from shardcache.errors import CacheFormatError, DaemonError
 from shardcache.private import tool_socket
 from shardcache.protocol import SOCKET_ENV
-from shardcache.server.connection_limit import own_files
+from shardcache.server.connections import own_files
 from shardcache.store.disk import mount_of
 from shardcache.store.folder import Layout
 from shardcache.units import duration, size, user_name

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.server.connection_limit import Acceptor, Limits
-from shardcache.server.tcp import listening
+from shardcache.server.app import listening
+from shardcache.server.connections import Acceptor, Limits
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from fuzz.api_schema import document
-from shardcache.server.admin import routes
+from shardcache.server.api import routes
 from support.network.unix_http import BASE_URL, session
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards

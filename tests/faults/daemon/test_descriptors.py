@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ExhaustedError, ShardcacheError, from_json
-from shardcache.server.connection_limit import Acceptor, Limits
+from shardcache.server.connections import Acceptor, Limits
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.websocket import HandshakeError
 from support.disks.cache_rig import SHARDS, CacheRig

@@ -28,7 +28,7 @@ OK = b"HTTP/1.0 200"
 TAKE = """
 import os
 from shardcache.errors import ConfigError
-from shardcache.server.sockets import ActivatedSockets
+from shardcache.server.connections import ActivatedSockets
 try:
     handed = ActivatedSockets.take(os.environ, os.getpid())
     print(handed.unix is not None, len(handed.tcp), [name for name in os.environ if name.startswith("LISTEN")])

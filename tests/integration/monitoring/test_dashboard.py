@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
-from shardcache.server import dashboard
+from shardcache.server import api
 from shardcache_client import ShardDataset
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port
@@ -25,7 +25,7 @@ from support.stores.gated_store import GatedStore
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PART_BYTES = 64 * 1024
-STATIC = Path(dashboard.__file__).with_name("page")
+STATIC = Path(api.__file__).with_name("page")
 
 
 @pytest.fixture(scope="module")

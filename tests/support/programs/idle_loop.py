@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from shardcache.server.load import LoopLag
+from shardcache.server.service import LoopLag
 
 _TESTS = Path(__file__).parents[2]
 

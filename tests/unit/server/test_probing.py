@@ -18,7 +18,7 @@ from aiohttp import web
 from shardcache.cli.probing import HUNG_S, PASSES, ask, passes
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV
-from shardcache.server import service_manager
+from shardcache.server import lifecycle
 from support.programs.guard import GUARD_S
 
 HEAVY = ("click", "aiohttp", "asyncio", "rich", "pydantic")
@@ -91,7 +91,7 @@ async def test_it_waits_for_a_daemon_that_is_not_well_yet(tmp_path: Path) -> Non
 def test_a_disk_that_hangs_ends_a_daemon(silent_s: float, alive: bool) -> None:
     """The liveness probe gives a daemon up by the rule by which it gives itself up under a watchdog."""
     assert passes("live", {"status": "degraded", "disk": {"silent_s": silent_s}}) is alive
-    assert service_manager._HUNG_S == HUNG_S
+    assert lifecycle._HUNG_S == HUNG_S
 
 
 async def test_without_a_daemon(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance of connections within limits on their number, of all users and of each, and on their time.
+"""The daemon's Unix socket, bound or activated, and acceptance of connections within limits on their number and time.
 
 Not the event loop's own acceptance: without a free descriptor, asyncio's stops for a second and uvloop's for good.
 """
@@ -9,32 +9,186 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Self, cast
 
 import structlog
-from aiohttp import web
 
 from shardcache.config import Settings
-from shardcache.errors import ExhaustedError
+from shardcache.errors import ConfigError, DaemonError, ExhaustedError, SocketInUseError
 from shardcache.unix_socket import credentials
 
 log = structlog.get_logger()
+
+_MODE = 0o660  # owner and group may connect; whoever may connect may use the cache
+_OTHERS = 0o007
+_BACKLOG = 1024  # all readers of a node may reconnect together after a restart
+
+
+@contextmanager
+def listening_at(path: Path, group: str | None, handed: socket.socket | None = None) -> Iterator[socket.socket]:
+    """Yield a socket that listens at `path`: the activated one, or a new one that is unlinked at the end.
+
+    A new one replaces one left by a killed daemon. Raises SocketInUseError if a daemon answers there, DaemonError if
+    the socket cannot be bound.
+    """
+    if handed is not None:
+        with handed:
+            yield handed
+        return
+    try:
+        sock = _bound(path, group)
+    except OSError as exn:
+        raise DaemonError(
+            f"cannot listen at {path}: {exn.strerror or exn}",
+            remedy="set --socket to a path of at most 107 bytes in a folder that this user may write to",
+        ) from exn
+    try:
+        yield sock
+    finally:
+        sock.close()
+        if not _is_answered(path):  # else another daemon listens there by now
+            path.unlink(missing_ok=True)
+
+
+def _bound(path: Path, group: str | None) -> socket.socket:
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True)
+        if group is not None:
+            _give_to(path.parent, group)
+            path.parent.chmod(0o750)
+    if path.is_socket():
+        if _is_answered(path, stale=(ConnectionRefusedError,)):
+            raise SocketInUseError("another daemon is listening on the socket", url=str(path))
+        path.unlink()
+    with ExitStack() as failing:
+        sock = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.bind(os.fspath(path))
+        if group is not None:
+            _give_to(path, group)
+        path.chmod(_MODE)  # before listen: nobody can connect while the mode is still the umask's
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        failing.pop_all()
+    return sock
+
+
+def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> bool:
+    """Return whether a connection to the socket is accepted, False for the errors in `stale`. Raises other OSErrors."""
+    with suppress(*stale), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.connect(os.fspath(path))
+        return True
+    return False
+
+
+def _give_to(path: Path, group: str) -> None:
+    try:
+        shutil.chown(path, group=group)
+    except LookupError:
+        raise ConfigError(f"there is no group {group!r}", remedy="correct --group or create the group") from None
+
+
+# Socket activation (sd_listen_fds(3))
+
+_FIRST_FD = 3
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatedSockets:
+    """The sockets that the service manager bound.
+
+    Attributes:
+        unix: the socket for jobs and tools; None if the daemon makes its own.
+        tcp: sockets for read-only status, in place of those that `--http` would bind.
+    """
+
+    unix: socket.socket | None = None
+    tcp: tuple[socket.socket, ...] = ()
+
+    @classmethod
+    def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
+        """Take the sockets that `env` says were passed to the process `pid`, and remove the variables from `env`.
+
+        Raises ConfigError for anything other than a listening stream socket, for a second Unix socket, and for a Unix
+        socket that every user of the node may connect to.
+        """
+        meant_for, count, _names = (env.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+        if meant_for != str(pid) or not count.isdecimal():
+            return cls()
+        sockets = [_adopt(fd) for fd in range(_FIRST_FD, _FIRST_FD + int(count))]
+        unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
+        if len(unix) > 1:
+            raise ConfigError("more than one activated Unix socket", remedy="give the socket unit a single path")
+        for sock in unix:
+            _check_guarded(sock)
+        return cls(unix[0] if unix else None, tuple(sock for sock in sockets if sock not in unix))
+
+    def path(self, asked_for: Path | None) -> Path | None:
+        """Return the path of the activated Unix socket, None without one.
+
+        Raises ConfigError if `asked_for` is another path: clients would look there and find no daemon.
+        """
+        if self.unix is None:
+            return None
+        path = Path(self.unix.getsockname())
+        if asked_for is not None and asked_for.resolve() != path.resolve():
+            raise ConfigError(
+                f"the activated socket is {path}, but --socket says {asked_for}",
+                remedy="omit --socket, or change ListenStream= in the socket unit",
+            )
+        return path
+
+
+def _adopt(fd: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=fd)
+        listens = sock.family in _FAMILIES and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as exn:
+        raise ConfigError(f"activated file descriptor {fd} is not a socket: {exn.strerror}") from exn
+    if not listens or sock.type != socket.SOCK_STREAM:
+        raise ConfigError(
+            f"activated file descriptor {fd} is not a listening stream socket",
+            remedy="use ListenStream= and Accept=no in the socket unit",
+        )
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return sock
+
+
+def _check_guarded(sock: socket.socket) -> None:
+    name = sock.getsockname()
+    try:
+        # An abstract name (bytes) has no mode: every user of the node may connect to it.
+        is_open = not isinstance(name, str) or Path(name).stat().st_mode & _OTHERS
+    except OSError as exn:
+        raise ConfigError(
+            f"the activated socket {name} has no file at its path: {exn.strerror}",
+            remedy="restart the socket unit; RuntimeDirectoryPreserve=yes keeps its folder when the daemon stops",
+        ) from exn
+    if is_open:
+        raise ConfigError(
+            f"every user of this node may connect to the activated socket {name!a}",
+            remedy="give the socket unit a path, SocketMode=0660 and SocketGroup=",
+        )
+
+
+# Limits
 
 # Descriptors for the daemon's own files, processes and TCP connections; for a connection to an origin; for a transfer.
 _OWN_FILES = 160
 _FILES_PER_CONNECTION = 2
 _FILES_PER_TRANSFER = 6
-# A connection takes some 20 KiB.
-_MAX_CONNECTIONS = 8192
-# A client that connects sends its request immediately.
-_FIRST_REQUEST_S = 10.0
+_MAX_CONNECTIONS = 8192  # a connection takes some 20 KiB
+_FIRST_REQUEST_S = 10.0  # a client that connects sends its request immediately
 # Connections accepted in one turn of the event loop, and the pause without a descriptor for the next.
 _AT_ONCE = 64
 _PAUSE_S = 0.2
@@ -47,6 +201,13 @@ def own_files(settings: Settings) -> int:
     """Return how many descriptors the daemon needs for itself."""
     connections, transfers = settings.max_connections, settings.max_transfers
     return _OWN_FILES + _FILES_PER_CONNECTION * connections + _FILES_PER_TRANSFER * transfers
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files as far as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +234,13 @@ class Limits:
         connections = min(possible, settings.socket_connections or _MAX_CONNECTIONS)
         return cls(connections, settings.user_connections or connections // 2, _FIRST_REQUEST_S, first_only=True)
 
-    @property
-    def sessions(self) -> int:
-        """Maximum number of sessions: the rest is for commands, metrics and probes, which soon end."""
-        return self.connections - max(4, self.connections // 8)
-
     def check_sessions(self, sessions: int) -> None:
-        """Raise ExhaustedError if there may be no further session."""
-        if sessions >= self.sessions:
+        """Raise ExhaustedError if there may be no further session.
+
+        Not all connections may be sessions: the rest is for commands, metrics and probes, which soon end.
+        """
+        if sessions >= self.connections - max(4, self.connections // 8):
             raise ExhaustedError(f"the daemon has {sessions} readers, as many as it may have", remedy=_REMEDY)
-
-
-LIMITS: web.AppKey[Callable[[], Limits]] = web.AppKey("LIMITS")
-"""Returns the present limits of the Unix socket."""
 
 
 class Acceptor:
@@ -219,10 +374,3 @@ def _answer(error: ExhaustedError) -> bytes:
     body = json.dumps({"error": error.to_json()}).encode()
     head = "HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"
     return "\r\n".join([*head, "Connection: close", "", ""]).encode() + body
-
-
-def raise_open_files() -> None:
-    """Raise this process's limit of open files as far as it may."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -11,7 +11,7 @@ import pytest
 from shardcache.cache.disk import Health
 from shardcache.cache.waits import Signal
 from shardcache.config import Amount
-from shardcache.server.service_manager import Liveness, ServiceNotifier, liveness
+from shardcache.server.lifecycle import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
