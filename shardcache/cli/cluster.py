@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,29 +23,56 @@ if TYPE_CHECKING:
     from shardcache.cluster.tier import Tier, Tls
     from shardcache.cluster.tier_status import NodeReport
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
 _ENDPOINT = re.compile(r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?")
 _AT_START = "none"
-_USER = re.compile(r"[a-z_][a-z0-9_-]*")
-_FOLDER_NOTE = "`{node}` stands for the node's name."
-_PORT = click.IntRange(1, 65535)
 _FOLDER = "/etc/shardcache/tier"
+_PATH = click.Path(path_type=Path, readable=False)
+
+_HELP = {
+    "--nodes": "All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
+    "node{1..8}; or a file with such a list, or `-` for stdin.",
+    "--store": "Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
+    "connects to these hosts and names below them, and to no other. Repeatable.",
+    "--store-ca": "Certificates of the authorities to trust for https stores.",
+    "--resolver": "DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
+    "[default: those of /etc/resolv.conf]",
+    "--trust-s": "Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
+    "--outage-s": "While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
+    "Signatures cannot be checked then.",
+    "--stall-timeout-s": "The daemons' --stall-timeout-s, which the tier's time limits follow.",
+    "--front": "Where nginx serves the daemon of its node.",
+    "--owner-port": "Port at which nginx serves the other nodes.",
+    "--listen": "Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
+    "--cache-dir": "Folder on a local disk for the parts that a node owns. `{node}` stands for the node's name.",
+    "--run-dir": "Folder in memory (tmpfs) for permissions, whose names hold signatures. `{node}` stands for the "
+    "node's name.",
+    "--max-size": "Maximum size of the parts that a node caches.",
+    "--min-free": "Space always kept free on the filesystem of --cache-dir.",
+    "--spread": "Whether one node owns all parts of a shard, or each part has its own owner.",
+    "--user": "User of nginx's workers if root starts it.  [default: nginx's]",
+    "--workers": "Worker processes of nginx on a node.",
+    "--plain": "Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic.",
+    "--ca": "Certificate of the cluster's authority.",
+    "--certificate": "Certificate of the node.",
+    "--key": "Key of that certificate.",
+}
 
 
 # Values of options
 
 
-def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+def _address(text: str) -> str:
     try:
-        return None if text is None else str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(text))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not an IP address") from None
 
 
-def _host_port(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
+def _host_port(text: str) -> str:
     found = _endpoint(text)
     if found is None or not found[1]:
         raise click.BadParameter(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:9080")
@@ -63,18 +91,16 @@ def _endpoint(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _user(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not _USER.fullmatch(text):
+def _user(text: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]*", text):
         raise click.BadParameter(f"{text!r} is not the name of a user")
     return text
 
 
-def _resolvers(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    return () if given == (_AT_START,) else tuple(map(_resolver, given)) or None
-
-
 def _resolver(text: str) -> str:
-    """Return the address of a DNS server, with or without a port, as nginx writes it. Raises click.BadParameter."""
+    """Return the address of a DNS server, with or without a port, as nginx writes it."""
+    if text == _AT_START:
+        return text
     is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
     found = _endpoint(f"[{text}]" if is_bare_ipv6 else text)
     if found is None:
@@ -85,129 +111,46 @@ def _resolver(text: str) -> str:
 # Options
 
 
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds options in their order."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-def _with_default(
-    flag: str, default: object, metavar: str | None, text: str, **how: Any
-) -> Callable[[Command], Command]:
-    return click.option(flag, default=default, show_default=True, metavar=metavar, help=text, **how)
-
-
-def _nodes_option(*, required: bool) -> Callable[[Command], Command]:
+def _option(
+    flag: str, default: object = None, metavar: str | None = None, *, name: str | None = None, **how: Any
+) -> Decorator:
+    """Return an option, which is the argument `name` if its name is not the flag's."""
+    shown = default is not None
     return click.option(
-        "--nodes",
-        required=required,
-        metavar="LIST",
-        help="All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
-        "node{1..8}; or a file with such a list, or `-` for stdin.",
+        flag, *filter(None, [name]), default=default, show_default=shown, metavar=metavar, help=_HELP[flag], **how
     )
 
 
-_owner_port_option = _with_default(
-    "--owner-port", 9081, "PORT", "Port at which nginx serves the other nodes.", type=_PORT
-)
+def _options(*options: Decorator) -> Decorator:
+    """Return a decorator that adds options in their order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+_nodes_option = _option("--nodes", None, "LIST", required=True)
+_owner_port_option = _option("--owner-port", 9081, "PORT", type=click.IntRange(1, 65535))
 _tls_options = _options(
-    click.option(
-        "--plain", is_flag=True, help="Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic."
-    ),
-    _with_default("--ca", f"{_FOLDER}/ca.pem", "FILE", "Certificate of the cluster's authority."),
-    _with_default("--certificate", f"{_FOLDER}/node.pem", "FILE", "Certificate of the node."),
-    _with_default("--key", f"{_FOLDER}/node.key", "FILE", "Key of that certificate."),
+    _option("--plain", is_flag=True),
+    _option("--ca", f"{_FOLDER}/ca.pem", "FILE"),
+    _option("--certificate", f"{_FOLDER}/node.pem", "FILE"),
+    _option("--key", f"{_FOLDER}/node.key", "FILE"),
 )
 _tier_options = _options(
-    click.option(
-        "--store",
-        "stores",
-        required=True,
-        multiple=True,
-        metavar="URL",
-        help="Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
-        "connects to these hosts and names below them, and to no other. Repeatable.",
-    ),
-    _with_default(
-        "--store-ca",
-        Path("/etc/ssl/certs/ca-certificates.crt"),
-        "FILE",
-        "Certificates of the authorities to trust for https stores.",
-        type=click.Path(path_type=Path, readable=False),
-    ),
-    click.option(
-        "--resolver",
-        "resolvers",
-        multiple=True,
-        metavar="ADDRESS[:PORT]",
-        callback=_resolvers,
-        help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
-        "[default: those of /etc/resolv.conf]",
-    ),
-    _with_default(
-        "--trust-s",
-        300,
-        "SECONDS",
-        "Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
-        type=click.IntRange(0),
-    ),
-    _with_default(
-        "--outage-s",
-        0,
-        "SECONDS",
-        "While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
-        "Signatures cannot be checked then.",
-        type=click.IntRange(0),
-    ),
-    _with_default(
-        "--stall-timeout-s",
-        20.0,
-        "SECONDS",
-        "The daemons' --stall-timeout-s, which the tier's time limits follow.",
-        type=click.FloatRange(1),
-    ),
-    _with_default(
-        "--front", "127.0.0.1:9080", "ADDRESS:PORT", "Where nginx serves the daemon of its node.", callback=_host_port
-    ),
+    _option("--store", None, "URL", name="stores", required=True, multiple=True),
+    _option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=_PATH),
+    _option("--resolver", None, "ADDRESS[:PORT]", name="resolvers", multiple=True, type=_resolver),
+    _option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
+    _option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
+    _option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
+    _option("--front", "127.0.0.1:9080", "ADDRESS:PORT", type=_host_port),
     _owner_port_option,
-    click.option(
-        "--listen",
-        metavar="ADDRESS",
-        callback=_address,
-        help="Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
-    ),
-    _with_default(
-        "--cache-dir",
-        "/var/cache/shardcache-tier",
-        "FOLDER",
-        f"Folder on a local disk for the parts that a node owns. {_FOLDER_NOTE}",
-    ),
-    _with_default(
-        "--run-dir",
-        "/run/shardcache-tier",
-        "FOLDER",
-        f"Folder in memory (tmpfs) for permissions, whose names hold signatures. {_FOLDER_NOTE}",
-    ),
-    _with_default("--max-size", "100GiB", "SIZE", "Maximum size of the parts that a node caches.", callback=parse_size),
-    _with_default(
-        "--min-free", "5GiB", "SIZE", "Space always kept free on the filesystem of --cache-dir.", callback=parse_size
-    ),
-    _with_default(
-        "--spread",
-        "shard",
-        None,
-        "Whether one node owns all parts of a shard, or each part has its own owner.",
-        type=click.Choice(["shard", "part"]),
-    ),
-    click.option(
-        "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
-    ),
-    _with_default("--workers", 4, "N", "Worker processes of nginx on a node.", type=click.IntRange(1, 256)),
+    _option("--listen", None, "ADDRESS", type=_address),
+    _option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
+    _option("--run-dir", "/run/shardcache-tier", "FOLDER"),
+    _option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=parse_size),
+    _option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=parse_size),
+    _option("--spread", "shard", type=click.Choice(["shard", "part"])),
+    _option("--user", None, "NAME", type=_user),
+    _option("--workers", 4, "N", type=click.IntRange(1, 256)),
     _tls_options,
 )
 
@@ -235,35 +178,17 @@ def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, 
     return Tls(Path(ca), Path(certificate), Path(key))
 
 
-def _tier_of(
-    nodes: str,
-    stores: tuple[str, ...],
-    *,
-    plain: bool,
-    ca: str,
-    certificate: str,
-    key: str,
-    resolvers: tuple[str, ...] | None,
-    max_size: int,
-    min_free: int,
-    **options: Any,
-) -> Tier:
+def _tier_of(nodes: str, stores: tuple[str, ...], resolvers: tuple[str, ...], **options: Any) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
     from shardcache.cluster.tier import Tier, Upstream
 
-    found, parsed = _nodes_of(nodes), tuple(map(Upstream.parse, stores))
-    if resolvers is None:
-        resolvers = () if all(store.is_address for store in parsed) else _system_resolvers()
-    return Tier(
-        nodes=found,
-        stores=parsed,
-        tls=_tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key),
-        resolvers=resolvers,
-        ipv6=_has_ipv6_route(),
-        max_size_bytes=max_size,
-        min_free_bytes=min_free,
-        **options,
-    )
+    found, upstreams = _nodes_of(nodes), tuple(map(Upstream.parse, stores))
+    tls = _tls_of(found, **{name: options.pop(name) for name in ("plain", "ca", "certificate", "key")})
+    if resolvers == (_AT_START,) or (not resolvers and all(store.is_address for store in upstreams)):
+        resolvers = ()
+    elif not resolvers:
+        resolvers = _system_resolvers()
+    return Tier(nodes=found, stores=upstreams, tls=tls, resolvers=resolvers, ipv6=_has_ipv6_route(), **options)
 
 
 def _has_ipv6_route() -> bool:
@@ -277,10 +202,7 @@ def _has_ipv6_route() -> bool:
 
 
 def _system_resolvers() -> tuple[str, ...]:
-    try:
-        found = _NAMESERVER.findall(_RESOLV_CONF.read_text())
-    except OSError:
-        found = []
+    found = _NAMESERVER.findall(_RESOLV_CONF.read_text()) if _RESOLV_CONF.is_file() else []
     if not found:
         remedy = "name a DNS server with --resolver, or resolve the store's name when nginx starts: --resolver none"
         raise ConfigError("no DNS server is known here", url=str(_RESOLV_CONF), remedy=remedy)
@@ -291,17 +213,14 @@ def _system_resolvers() -> tuple[str, ...]:
 
 
 @click.command(short_help="Write the nginx.conf of each node.")
-@_nodes_option(required=True)
+@_nodes_option
 @click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path, readable=False),
-    help="Folder for the files, as NODE/nginx.conf; with --node, the file.",
+    "--out", required=True, type=_PATH, help="Folder for the files, as NODE/nginx.conf; with --node, the file."
 )
 @click.option("--node", metavar="NAME", help="Write the file of this node alone.")
 @_tier_options
 @json_option
-def render(nodes: str, stores: tuple[str, ...], out: Path, node: str | None, as_json: bool, **options: Any) -> None:
+def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     """Write the nginx.conf of each node of a cluster.
 
     Run it again with another list when nodes join or leave, and reload nginx: each shard that moves to another owner is
@@ -310,7 +229,7 @@ def render(nodes: str, stores: tuple[str, ...], out: Path, node: str | None, as_
     """
     from shardcache.cluster.nginx import render as nginx_conf
 
-    tier = _tier_of(nodes, stores, **options)
+    tier = _tier_of(**options)
     if node is not None:
         texts = {out: nginx_conf(tier, tier.node(node))}
     else:
@@ -328,7 +247,7 @@ def render(nodes: str, stores: tuple[str, ...], out: Path, node: str | None, as_
 
 
 @click.command(short_help="Write the certificates of the nodes, signed by the cluster's own authority.")
-@_nodes_option(required=False)
+@_option("--nodes", None, "LIST")
 @click.option(
     "--out",
     required=True,
@@ -364,17 +283,16 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     if as_json:
         rows = [{"node": each.node, "folder": str(each.folder), "expires": each.expires.isoformat()} for each in issued]
         print_json({"certificates": rows})
-        return
-    for each in issued:
-        click.echo(f"{each.folder}: valid until {each.expires:%Y-%m-%d}")
+    else:
+        click.echo("".join(f"{each.folder}: valid until {each.expires:%Y-%m-%d}\n" for each in issued), nl=False)
 
 
 @click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.")
-@_nodes_option(required=True)
+@_nodes_option
 @click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
 @_tier_options
 @json_option
-def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **options: Any) -> None:
+def run(node: str | None, as_json: bool, **options: Any) -> None:
     """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render` would write.
 
     While it runs, changes of the file with the list of nodes, and of the certificates, are put to use within seconds.
@@ -387,51 +305,45 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
     from shardcache.cluster.running import NodeTier
     from shardcache.server.lifecycle import ServiceNotifier
 
-    if nodes == "-":
+    if options["nodes"] == "-":
         raise ConfigError("the list of nodes is read again when it changes", remedy="put it into a file: --nodes FILE")
 
-    def read() -> Tier:
-        return _tier_of(nodes, stores, **options)
-
-    def say(message: str) -> None:
+    def tell(event: str, message: str) -> None:
         if as_json:
-            print_json({"event": "message", "message": message})
+            print_json({"event": event, "message": message})
         else:
-            click.echo(message, err=True)
+            click.echo(f"ready: {message}" if event == "ready" else message, err=event != "ready")
 
     notifier = ServiceNotifier.take(os.environ, os.getpid())
 
     def ready(line: str) -> None:
-        if as_json:
-            print_json({"event": "ready", "message": line})
-        else:
-            click.echo(f"ready: {line}")
+        tell("ready", line)
         asyncio.run(notifier.tell(READY=1, STATUS=line))
 
-    files = (options["ca"], options["certificate"], options["key"], nodes)
-    watched = tuple(Path(file) for file in files if Path(file).is_file())
+    files = [Path(options[name]) for name in ("ca", "certificate", "key", "nodes")]
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    status = NodeTier(read, node or _host_name(), watched, say=say, ready=ready).run(stopping)
-    if status:
+    tier = NodeTier(
+        lambda: _tier_of(**options),
+        node or socket.gethostname().partition(".")[0],
+        tuple(filter(Path.is_file, files)),
+        say=lambda message: tell("message", message),
+        ready=ready,
+    )
+    if status := tier.run(stopping):
         raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
-
-
-def _host_name() -> str:
-    """Return the name under which a list has this node by default."""
-    return socket.gethostname().partition(".")[0]
 
 
 @click.command(
     short_help="Show every node of the tier: what it owns, its hits, and who is down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
 )
-@_nodes_option(required=True)
+@_nodes_option
 @_owner_port_option
 @_tls_options
 @json_option
-def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, key: str, as_json: bool) -> None:
+def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     """Show every node of the tier: its share of all shards, cached files and bytes, hits, bytes by source.
 
     Bytes and hits count since the node's `shardcache cluster run` was started; a node whose nginx was started otherwise
@@ -442,8 +354,7 @@ def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, 
     from shardcache.cluster.tier_status import ask
 
     found = _nodes_of(nodes)
-    tls = _tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key)
-    reports = asyncio.run(ask(found, owner_port, tls))
+    reports = asyncio.run(ask(found, owner_port, _tls_of(found, **tls)))
     digests = {report.peers["digest"] for report in reports if report.peers}
     if as_json:
         print_json({"nodes": [report.to_json() for report in reports], "agree": len(digests) <= 1})

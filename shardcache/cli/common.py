@@ -15,6 +15,7 @@ from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
+    from shardcache.tarindex import MetadataMember, TokenMember
 
 FAILED = 1
 USAGE = 2
@@ -52,25 +53,28 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
     return [CompletionItem(typed, type="file")]
 
 
-def _member(kind: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return the parser of an option that names a member of samples, by a class of `shardcache.tarindex`."""
+def token_member(text: str) -> TokenMember:
+    """Parse the option that names the members with a sample's tokens."""
+    from shardcache.tarindex import TokenMember
 
-    def parse(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any:
-        from shardcache import tarindex
-
-        try:
-            return None if text is None else getattr(tarindex, kind).parse(text)
-        except ConfigError as exn:
-            raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
-
-    return parse
+    return _member(TokenMember.parse, text)
 
 
-token_member = _member("TokenMember")
-metadata_member = _member("MetadataMember")
+def metadata_member(text: str) -> MetadataMember:
+    """Parse the option that names the member with a sample's metadata."""
+    from shardcache.tarindex import MetadataMember
+
+    return _member(MetadataMember.parse, text)
 
 
-def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
+def _member(parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except ConfigError as exn:
+        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+
+
+def parse_size(text: str) -> int:
     """Parse an option's size into bytes. Raises click.BadParameter."""
     from shardcache.config import Amount
 

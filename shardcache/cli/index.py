@@ -67,7 +67,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    callback=token_member,
+    type=token_member,
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
 @click.option(
@@ -79,7 +79,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
-    callback=metadata_member,
+    type=metadata_member,
     help="Keep in that table the JSON object in the member with this extension, or these of its fields.",
 )
 @json_option

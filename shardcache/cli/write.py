@@ -31,7 +31,7 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     default="256MiB",
     show_default=True,
     metavar="SIZE",
-    callback=parse_size,
+    type=parse_size,
     help="Most bytes of a shard.",
 )
 @click.option(
@@ -59,7 +59,7 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    callback=token_member,
+    type=token_member,
     help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index.",
 )
 @click.option(
