@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
@@ -23,9 +24,8 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
-# More characters than any summary has.
-_WHOLE = 10_000
 
+Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -40,12 +40,7 @@ class Family(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; a summary that is too long for its line is wrapped, not cut."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
-
-
-def summary(command: click.Command) -> str:
-    """Return the first sentence of a command's help."""
-    return command.get_short_help_str(limit=_WHOLE)
+            formatter.write_dl([(name, command.get_short_help_str(10_000)) for name, command in self.commands.items()])
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -94,18 +89,26 @@ def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
 
 def json_option(command: Command) -> Command:
     """Add `--json` as the argument `as_json`; errors are then printed as JSON too."""
-    option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
-    return option(command)
+    return click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")(command)
 
 
 def socket_option(command: Command) -> Command:
     """Add `--socket` as the argument `socket`, None if not given."""
-    option = click.option(
-        "--socket",
-        type=click.Path(path_type=Path, readable=False),  # connecting says more about a socket that one may not use
-        help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]",
+    help_text = "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
+    kind = click.Path(path_type=Path, readable=False)  # connecting says more about a socket that one may not use
+    return click.option("--socket", type=kind, help=help_text)(command)
+
+
+def urls_argument(command: Command) -> Command:
+    """Add `URL...` as the argument `urls`, absolute."""
+    add = click.argument(
+        "urls", nargs=-1, required=True, metavar="URL...", callback=_absolute, shell_complete=complete_path
     )
-    return option(command)
+    return add(command)
+
+
+def _absolute(_ctx: click.Context, _param: click.Parameter, urls: tuple[str, ...]) -> list[str]:
+    return [from_here(url) for url in urls]
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -149,11 +152,6 @@ def report(error: ShardcacheError, ctx: click.Context) -> int:
         click.echo(f"  What to do: {error.remedy}", err=True)
     if ctx.meta.get(_JSON_KEY):
         print_json({"error": error.to_json()})
-    return exit_code(error)
-
-
-def exit_code(error: ShardcacheError) -> int:
-    """Return the exit code for an error that ends a command."""
     if isinstance(error, NoDaemonError):
         return NO_DAEMON
     return USAGE if isinstance(error, ConfigError) else FAILED
@@ -172,10 +170,44 @@ def stream(socket: Path | None, request: Callable[[AdminClient], Lines], show: C
         return show(lines)
 
 
-def print_lines(lines: Iterable[dict[str, Any]]) -> int:
+def print_lines(lines: Iterable[Json]) -> int:
     """Print each line of an answer as JSON; return the number of shards that failed."""
     failed = 0
     for line in lines:
         print_json(line)
         failed += line.get("event") == "error" or line.get("ok") is False
     return failed
+
+
+def carry_out(
+    socket: Path | None,
+    request: Callable[[AdminClient], Lines],
+    as_json: bool,
+    label: str,
+    summary: str,
+    *,
+    otherwise: str = "",
+    each_shard: bool = False,
+    stderr: bool = False,
+) -> None:
+    """Have the daemon work on many shards, and show the progress until it is done; exit 1 if a shard failed.
+
+    Args:
+        summary: the last line to print, with the fields of `readable` for the `done` event.
+        otherwise: a line to print after it if a shard failed.
+        each_shard: True to print a line per shard if there is no terminal for a progress bar.
+        stderr: True to leave standard output to what the command prints there.
+    """
+
+    def show(lines: Iterable[Json]) -> int:
+        from shardcache.cli.output import follow, make_console, readable
+
+        console = make_console(stderr=stderr)
+        done, failed = follow(lines, console, label, each_shard=each_shard)
+        console.print(summary.format_map(readable(done)), markup=False)
+        if failed and otherwise:
+            console.print(otherwise, markup=False)
+        return failed
+
+    if stream(socket, request, print_lines if as_json else show):
+        fail()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -12,18 +12,16 @@ import click
 
 from shardcache import shardlist
 from shardcache.cli.common import (
-    complete_path,
-    fail,
+    carry_out,
     json_option,
     metadata_member,
     print_json,
-    print_lines,
     socket_option,
-    stream,
     token_member,
+    urls_argument,
 )
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef, from_here
+from shardcache.protocol import ShardRef
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import Lines
@@ -49,7 +47,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@urls_argument
 @click.option(
     "-o",
     "--output",
@@ -85,7 +83,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @json_option
 @socket_option
 def index(
-    urls: tuple[str, ...],
+    urls: list[str],
     output: Path,
     relative_to: str | None,
     tokens: TokenMember | None,
@@ -109,10 +107,9 @@ def index(
         raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
     from shardcache.tarindex.sample_rows import SUFFIX
 
-    patterns = [from_here(url) for url in urls]
     with _written(output.resolve().with_suffix(SUFFIX)) if with_samples else contextlib.nullcontext() as table:
-        listed = None if table is None else _write_table(patterns, socket, table, metadata, as_json)
-        text = _index(patterns, tokens, socket, output, relative_to, as_json, listed)
+        listed = None if table is None else _write_table(urls, socket, table, metadata, as_json)
+        text = _index(urls, tokens, socket, output, relative_to, as_json, listed)
     if output == _STDOUT:
         click.echo(text, nl=False)
         return
@@ -132,13 +129,16 @@ def _index(
     """Return the content of the index; fail unless it is of the shards listed, if there is a list."""
     found: dict[int, ShardRef] = {}
     member = None if tokens is None else str(tokens)
-    failed = stream(
+    numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
+    carry_out(
         socket,
         lambda daemon: _noted(daemon.index(patterns, member), found),
-        print_lines if as_json else lambda events: _show_events(events, output),
+        as_json,
+        "counting",
+        f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
+        otherwise="no index written: it would lack the failed shards",
+        stderr=output == _STDOUT,
     )
-    if failed:
-        fail()
     refs = [found[number] for number in sorted(found)]
     if listed is not None:
         from shardcache.cli.sample_table import check_same
@@ -168,21 +168,6 @@ def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
                 facts = {name: event.get(name) for name in ("version", "size_bytes", "samples", "tokens")}
                 found[event["number"]] = ShardRef(event["url"], **facts)
             yield event
-
-
-def _show_events(events: Iterable[Json], output: Path) -> int:
-    from shardcache.cli.output import count, follow, make_console
-    from shardcache.units import size
-
-    console = make_console(stderr=output == _STDOUT)
-    done, failed = follow(events, console, "counting")
-    console.print(
-        f"{count(done['shards'], 'shard')}, {count(done['samples'], 'sample')}: {done['fetched']:,} fetched, "
-        f"{done['known']:,} already known, {done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
-    )
-    if failed:
-        console.print("no index written: it would lack the failed shards")
-    return failed
 
 
 @contextlib.contextmanager

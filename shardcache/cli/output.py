@@ -129,6 +129,22 @@ def follow(
     return done, len(failures)
 
 
+def readable(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with sizes and numbers of things as people read them; `intact` are shards that did not fail."""
+    shown: dict[str, Any] = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
+    for name, value in event.items():
+        match value:
+            case dict():
+                shown[name] = readable(value)
+            case int() if name.endswith("bytes"):
+                shown[name] = size(value)
+            case int() if name in ("shards", "samples"):
+                shown[name] = count(value, name.removesuffix("s"))
+            case _:
+                shown[name] = value
+    return shown
+
+
 class FailureList:
     """Errors of single shards: one line each as they occur, and each distinct remedy once at the end."""
 

@@ -10,36 +10,36 @@ from typing import Any
 
 import click
 
-from shardcache.cli.common import ask, complete_path, fail, json_option, print_json, print_lines, socket_option, stream
+from shardcache.cli.common import (
+    ask,
+    carry_out,
+    complete_path,
+    fail,
+    json_option,
+    print_json,
+    print_lines,
+    socket_option,
+    stream,
+    urls_argument,
+)
 from shardcache.protocol import from_here
+
+Json = dict[str, Any]
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@urls_argument
 @json_option
 @socket_option
-def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
     prints one line of JSON per event. Ctrl-C stops waiting.
     """
-    wanted = [from_here(url) for url in urls]
-    if stream(socket, lambda daemon: daemon.warm(wanted), print_lines if as_json else _show_warming):
-        fail()
-
-
-def _show_warming(events: Iterable[dict[str, Any]]) -> int:
-    from shardcache.cli.output import count, follow, make_console
-    from shardcache.units import size
-
-    console = make_console()
-    done, failed = follow(events, console, "warming", each_shard=True)
-    console.print(
-        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already cached, "
-        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
-    )
-    return failed
+    numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
+    summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
+    carry_out(socket, lambda daemon: daemon.warm(urls), as_json, "warming", summary, each_shard=True)
 
 
 @click.command()
@@ -54,7 +54,7 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     stream(socket, lambda daemon: daemon.shards(prefix), print_lines if as_json else _show_shards)
 
 
-def _show_shards(lines: Iterable[dict[str, Any]]) -> None:
+def _show_shards(lines: Iterable[Json]) -> None:
     import humanize
     from rich.text import Text
 
@@ -73,37 +73,17 @@ def _show_shards(lines: Iterable[dict[str, Any]]) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@urls_argument
 @json_option
 @socket_option
-def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Evict shards from the cache; the object store is never modified.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
     pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
     """
-    answer = ask(socket, lambda daemon: daemon.evict([from_here(url) for url in urls]))
-    if as_json:
-        print_json(answer)
-    else:
-        _show_removed(answer, "evicted", "no cached shard matches; see `shardcache ls`")
-    if answer["kept"] or not answer["evicted"]:
-        fail()
-
-
-def _show_removed(answer: dict[str, Any], what: str, nothing: str) -> None:
-    """Print the shards that were kept, with the reason, and the number of those that were not."""
-    from shardcache.cli.output import count, make_console
-    from shardcache.units import size
-
-    console, removed = make_console(), answer[what]
-    for row in answer["kept"]:
-        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
-    if removed or answer["kept"]:
-        freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
-        console.print(f"{count(len(removed), 'shard')} {what}{freed}")
-    else:
-        console.print(nothing, markup=False)
+    answer = ask(socket, lambda daemon: daemon.evict(urls))
+    _report_removed(answer, as_json, "evicted", "no cached shard matches; see `shardcache ls`")
 
 
 @click.command()
@@ -120,25 +100,15 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     if not urls:
         stream(socket, lambda daemon: daemon.pins(), print_lines if as_json else _show_pins)
         return
-    wanted = [from_here(url) for url in urls]
-    if stream(socket, lambda daemon: daemon.pin(wanted), print_lines if as_json else _show_pinning):
-        fail()
+
+    numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
+    total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
+    summary = f"{{intact}} pinned: {numbers}\n{total}"
+    wanted = list(map(from_here, urls))
+    carry_out(socket, lambda daemon: daemon.pin(wanted), as_json, "pinning", summary, each_shard=True)
 
 
-def _show_pinning(events: Iterable[dict[str, Any]]) -> int:
-    from shardcache.cli.output import count, follow, make_console
-    from shardcache.units import size
-
-    console = make_console()
-    done, failed = follow(events, console, "pinning", each_shard=True)
-    pins = done["pins"]
-    outcome = f"{done['fetched']:,} fetched, {done['cached']:,} already cached; {failed:,} failed"
-    console.print(f"{count(done['shards'] - failed, 'shard')} pinned: {outcome}")
-    console.print(f"{size(pins['size_bytes'])} of at most {size(pins['limit_bytes'])} pinned now")
-    return failed
-
-
-def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
+def _show_pins(lines: Iterable[Json]) -> None:
     from rich.text import Text
 
     from shardcache.cli.output import make_console, make_table
@@ -153,21 +123,33 @@ def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@urls_argument
 @json_option
 @socket_option
-def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+def unpin(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Unpin shards, so that they may be evicted.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your
     own pins; root and the daemon's own user remove everybody's. Exits 1 if a shard stayed pinned or nothing matched.
     """
-    answer = ask(socket, lambda daemon: daemon.unpin([from_here(url) for url in urls]))
+    answer = ask(socket, lambda daemon: daemon.unpin(urls))
+    _report_removed(answer, as_json, "unpinned", "no pinned shard matches; see `shardcache pin`")
+
+
+def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> None:
+    """Print the shards that were kept, with the reason, and the number of those removed; exit 1 unless that is all."""
+    removed, kept = answer[what], answer["kept"]
     if as_json:
         print_json(answer)
     else:
-        _show_removed(answer, "unpinned", "no pinned shard matches; see `shardcache pin`")
-    if answer["kept"] or not answer["unpinned"]:
+        from shardcache.cli.output import count, make_console
+        from shardcache.units import size
+
+        lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
+        freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
+        lines.append(f"{count(len(removed), 'shard')} {what}{freed}" if removed or kept else nothing)
+        make_console().print("\n".join(lines), markup=False)
+    if kept or not removed:
         fail()
 
 
@@ -181,15 +163,5 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     With PREFIX, checks only the shards whose url starts with it. A corrupt shard is quarantined, and re-fetched when it
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
-    if stream(socket, lambda daemon: daemon.verify(prefix), print_lines if as_json else _show_verifying):
-        fail()
-
-
-def _show_verifying(events: Iterable[dict[str, Any]]) -> int:
-    from shardcache.cli.output import count, follow, make_console
-    from shardcache.units import size
-
-    console = make_console()
-    done, failed = follow(events, console, "verifying")
-    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
-    return failed
+    summary = "{shards} verified ({bytes}), {corrupt:,} corrupt"
+    carry_out(socket, lambda daemon: daemon.verify(prefix), as_json, "verifying", summary)
