@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 from shardcache.protocol import patterns_from_here
 from shardcache_client.arguments import DAEMONS, OTHER_WORDS, PATH, SECONDS, TEXT, URLS, checked
+from shardcache_client.daemon.choice import DaemonChoice, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice, Which
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import job_name

@@ -25,10 +25,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shardcache.errors import NoDaemonError
 from shardcache.protocol import patterns_from_here
 from shardcache.unix_socket import cached_urls
+from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, ensure_started
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice, Fallback, ensure_started
 from shardcache_client.daemon.session import SessionPool, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest

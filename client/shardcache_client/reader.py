@@ -32,10 +32,9 @@ from shardcache_client.arguments import (
     one_of,
     whole,
 )
+from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice, Fallback, Which
 from shardcache_client.daemon.session import SessionPool, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
 from shardcache_client.files.blocks import TokenBlocks

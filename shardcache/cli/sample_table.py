@@ -13,10 +13,9 @@ from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import MetadataMember, read_metadata, rows_of
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 

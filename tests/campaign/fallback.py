@@ -15,10 +15,9 @@ from pathlib import Path
 from campaign.harness import Result, Row, scaled
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.programs.daemon import Daemon

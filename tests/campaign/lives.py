@@ -14,7 +14,7 @@ from pathlib import Path
 
 from campaign.harness import Result
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, is_key
-from shardcache_client.daemon.websocket import HandshakeError
+from shardcache_client.daemon.connection import HandshakeError
 from support.disks.shim import CHANGES, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession

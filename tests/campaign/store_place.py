@@ -20,10 +20,9 @@ from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client import ShardDataset
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from support.network.certificates import Authority
 from support.network.lead import SILENT, Lead, SilentAddress

@@ -1,7 +1,11 @@
 """One connection to the daemon, speaking `shardcache.protocol`: requests, and answers matched by `id`.
 
-Blocking, without threads. A connection does not recover: once broken, every method raises NoDaemonError, and the owner
-opens another (see `session`).
+Blocking, on the Sans-I/O layer of `websockets`: no thread, one file descriptor. The library's own blocking client runs
+a thread per connection, and threads do not survive the forks by which a DataLoader starts its workers. A Unix socket
+needs no keepalive: the kernel notifies each side immediately when the other ends.
+
+A connection does not recover: once broken, every method raises NoDaemonError, and the owner opens another (see
+`session`).
 """
 
 from __future__ import annotations
@@ -11,14 +15,23 @@ import logging
 import math
 import os
 import shlex
+import socket
+import struct
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardcache import __version__
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from shardcache import __version__, protocol
 from shardcache.errors import (
     ConfigError,
     DaemonError,
@@ -28,28 +41,159 @@ from shardcache.errors import (
     StoppingError,
     from_json,
 )
-from shardcache.protocol import (
-    ANSWERS,
-    REQUESTS,
-    SESSION_PATH,
-    SPOKEN,
-    UNKNOWN,
-    Json,
-    Release,
-    Spoken,
-    agree,
-    parse,
-    take,
-)
-from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
+from shardcache.protocol import Json
+from shardcache.unix_socket import credentials
 from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
 
+_READ_BYTES = 256 * 1024
+# The daemon reads its sockets from an event loop that nothing may block: if it takes no byte for this long, it is gone.
+_SEND_TIMEOUT_S = 60.0
 _OPEN_TIMEOUT_S = 10.0
 # The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
 _FIRST_REPORT_S, _NEXT_REPORT_S = 10.0, 60.0
+
+
+class HandshakeError(Exception):
+    """The server on the socket refused a session.
+
+    Attributes:
+        body: of its answer.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.body = body
+
+
+class FarewellError(ConnectionResetError):
+    """The other side announced that it is going away (close code 1001)."""
+
+
+class WebSocket:
+    """An open WebSocket over a Unix socket. Methods raise OSError once it is broken or closed by the other side."""
+
+    def __init__(self, path: Path, resource: str, timeout_s: float) -> None:
+        """Connect and shake hands. Raises OSError (TimeoutError included) and HandshakeError."""
+        self._protocol = ClientProtocol(parse_uri(f"ws://localhost{resource}"), max_size=protocol.MAX_MESSAGE_BYTES)
+        self._fragments: list[bytes] = []
+        self._messages: list[bytes] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _open_sockets.add(self._socket)
+        weakref.finalize(self, self._socket.close)
+        try:
+            # Only a connect that blocks in the kernel waits for a place in a full backlog.
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._socket.connect(str(path))
+            self._shake_hands(time.monotonic() + timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"WebSocket({self._protocol.state.name.lower()}, fd={self._socket.fileno()})"
+
+    @property
+    def peer_uid(self) -> int:
+        """User of the process that listens at the socket."""
+        return credentials(self._socket)[1]
+
+    def _shake_hands(self, deadline_s: float) -> None:
+        self._protocol.send_request(self._protocol.connect())
+        with suppress(ConnectionError):  # a daemon that refuses a connection answers and closes without reading
+            self._flush()
+        while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
+            if not self._pump(deadline_s):
+                raise TimeoutError("no answer to the WebSocket handshake")
+        exn = self._protocol.handshake_exc
+        if isinstance(exn, InvalidStatus):
+            raise HandshakeError(exn.response.status_code, bytes(exn.response.body or b"")) from exn
+        if exn is not None:
+            raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
+
+    def send(self, message: bytes) -> None:
+        """Send one text message."""
+        self._check_open()
+        self._protocol.send_text(message)
+        try:
+            self._flush()
+        except OSError:
+            with suppress(OSError):
+                self._pump(time.monotonic())  # the reason for the close may still be unread
+            self._check_open()
+            raise
+
+    def receive(self, deadline_s: float) -> bytes | None:
+        """Return the next message, or None if none came by the deadline (of `time.monotonic`)."""
+        while not self._messages:
+            self._check_open()
+            if not self._pump(deadline_s) or (time.monotonic() >= deadline_s and not self._messages):
+                return None
+        return self._messages.pop(0)
+
+    def _check_open(self) -> None:
+        if self._protocol.state is not State.OPEN:
+            self._socket.close()
+            goodbye = self._protocol.close_rcvd
+            if goodbye is not None and goodbye.code == CloseCode.GOING_AWAY:
+                raise FarewellError("the other side is going away")
+            raise ConnectionResetError("closed by the other side")
+
+    def close(self) -> None:
+        """Send a close frame if possible, and close without waiting for the answer."""
+        try:
+            if self._protocol.state is State.OPEN and self._socket.fileno() >= 0:
+                self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
+                self._flush(timeout_s=0)
+        except OSError:
+            pass  # closing the socket has the same effect
+        finally:
+            self._socket.close()
+
+    def _flush(self, timeout_s: float = _SEND_TIMEOUT_S) -> None:
+        self._socket.settimeout(timeout_s)
+        for data in filter(None, self._protocol.data_to_send()):
+            self._socket.sendall(data)
+
+    def _pump(self, deadline_s: float) -> bool:
+        """Process received data; return False if none arrives by the deadline."""
+        # A timeout of 0 would make the socket non-blocking.
+        self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError:
+            return False
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        for frame in self._protocol.events_received():
+            if isinstance(frame, Frame) and frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+                self._fragments.append(bytes(frame.data))
+                if frame.fin:
+                    self._messages.append(b"".join(self._fragments))
+                    self._fragments.clear()
+        with suppress(ConnectionError):  # the other side is gone, but its messages have been received
+            self._flush()  # answers to pings and to a close frame
+        return True
+
+
+_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close a forked child's copies of the sockets, so that a session ends with the process that opened it.
+
+    `close` drops this process's descriptor and sends nothing; only `shutdown` would affect the parent's session.
+    """
+    for inherited in list(_open_sockets):
+        inherited.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +211,6 @@ class ReaderIdentity:
     loader: str = ""
     batch_size: int = 1
     pid: int = field(default_factory=os.getpid)
-
-    def message(self) -> Json:
-        """Return the fields of the `hello` message."""
-        place = self.topology
-        loader = {"loader": self.loader, "batch_size": self.batch_size} if self.loader else {}
-        return {
-            "protocol": SPOKEN.newest,
-            "oldest_protocol": SPOKEN.oldest,
-            "client_version": __version__,
-            "job": self.job,
-            "rank": place.rank,
-            "world_size": place.world_size,
-            "worker": place.worker,
-            "workers": place.workers,
-            "pid": self.pid,
-            **loader,
-        }
 
 
 class DaemonConnection:
@@ -106,7 +233,7 @@ class DaemonConnection:
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
-            self._websocket = WebSocket(socket, SESSION_PATH, timeout_s)
+            self._websocket = WebSocket(socket, protocol.SESSION_PATH, timeout_s)
         try:
             if is_private and self._websocket.peer_uid != os.geteuid():
                 raise DaemonError("the daemon at the socket belongs to another user", url=str(socket))
@@ -119,14 +246,27 @@ class DaemonConnection:
         return f"DaemonConnection({str(self._path)!r}, {self._websocket!r})"
 
     def _greet(self, reader: ReaderIdentity, timeout_s: float) -> None:
-        self.tell("hello", **reader.message())
+        spoken, place = protocol.SPOKEN, reader.topology
+        self.tell(
+            "hello",
+            protocol=spoken.newest,
+            oldest_protocol=spoken.oldest,
+            client_version=__version__,
+            job=reader.job,
+            rank=place.rank,
+            world_size=place.world_size,
+            worker=place.worker,
+            workers=place.workers,
+            pid=reader.pid,
+            **({"loader": reader.loader, "batch_size": reader.batch_size} if reader.loader else {}),
+        )
         welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
             raise NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
         chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both speak; daemons older than negotiation report their only version.
-        daemon = Release(str(welcome.get("version")), Spoken(chosen, chosen))
-        agree(daemon=daemon, client=Release(__version__, SPOKEN))
+        daemon = protocol.Release(str(welcome.get("version")), protocol.Spoken(chosen, chosen))
+        protocol.agree(daemon=daemon, client=protocol.Release(__version__, spoken))
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Send a message that gets no answer."""
@@ -157,7 +297,7 @@ class DaemonConnection:
         """Return the answer to a kind of request; raise it if it is an error."""
         if answer["type"] == "error":
             raise from_json(answer["error"])
-        if answer["type"] not in REQUESTS[request].answers:
+        if answer["type"] not in protocol.REQUESTS[request].answers:
             raise ProtocolError(f"the daemon answered {request!r} with {answer['type'][:100]!r}", url=str(self._path))
         return answer
 
@@ -198,7 +338,12 @@ class DaemonConnection:
     def _receive(self, deadline_s: float) -> Json | None:
         with self._translated():
             data = self._websocket.receive(deadline_s)
-            return None if data is None else _parse(data)
+            if data is None:
+                return None
+            message = protocol.parse(data)
+            protocol.ANSWERS.get(protocol.take(message, "type", str), protocol.UNKNOWN).check(message)
+            protocol.UNKNOWN.check(message)  # whatever its type, its `id` may name a request
+            return message
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -209,7 +354,8 @@ class DaemonConnection:
             remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
             raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
         except (FileNotFoundError, ConnectionRefusedError) as exn:
-            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=_how_to_start(where)) from exn
+            start = f"shardcache serve --socket {shlex.quote(where)} --cache-dir /path/on/local/disk --capacity 500GB"
+            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {start}") from exn
         except FarewellError as exn:
             raise StoppingError("the daemon is stopping", url=where) from exn
         except OSError as exn:
@@ -221,17 +367,6 @@ class DaemonConnection:
             raise _refusal(exn, where) from exn
         except ProtocolError as exn:
             raise ProtocolError(f"the daemon sent an invalid message: {exn.message}", url=where) from exn
-
-
-def _parse(data: bytes) -> Json:
-    message = parse(data)
-    ANSWERS.get(take(message, "type", str), UNKNOWN).check(message)
-    UNKNOWN.check(message)  # whatever its type, its `id` may name a request
-    return message
-
-
-def _how_to_start(socket: str) -> str:
-    return f"start it: shardcache serve --socket {shlex.quote(socket)} --cache-dir /path/on/local/disk --capacity 500GB"
 
 
 def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:

@@ -7,13 +7,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from shardcache.errors import (
     CacheDirError,
@@ -27,9 +26,8 @@ from shardcache.errors import (
 )
 from shardcache.protocol import Arriving, Json, Leased
 from shardcache.unix_socket import health
+from shardcache_client.daemon.choice import DaemonChoice, Outage, Patience, check_parent, ensure_started
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice, ensure_started
-from shardcache_client.daemon.waiting import Outage, Patience, check_parent
 from shardcache_client.order.manifest import Manifest, Plan
 
 log = logging.getLogger("shardcache")
@@ -69,12 +67,6 @@ class LeaseRequest:
     grant: Grant | None = None
 
 
-class _Through(Protocol):
-    """A way to send a request: with reconnects until a daemon answers, or on the current connection only."""
-
-    def __call__(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T: ...
-
-
 class Session:
     """One reader's plan and leases at a daemon; after a broken connection, declared again to the next daemon.
 
@@ -105,7 +97,7 @@ class Session:
         self._plan: Plan | None = None
         self._declared: Plan | None = None  # the plan declared on the current connection
         self._start = 0  # the daemon's position 0: a plan declared again begins at the reader's position
-        self._untold: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
+        self._unsent: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
         self._leases: list[LeaseRequest] = []
         # For a node's daemon that a private one can replace:
         self._met = False  # True once it has answered
@@ -190,19 +182,34 @@ class Session:
         Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and must not be read any
         further; `wait` returns a new one.
         """
+
+        def ask(connection: DaemonConnection) -> None:
+            lease.request = connection.request("more", lease=lease.number, beyond=beyond)
+
         assert lease.grant is not None
         lease.grant, self._heard_s = None, time.monotonic()
-        self._try(lambda connection: _ask_more(connection, lease, beyond))
+        self._try(ask)
         try:
             lease.grant = self._settle(lease, self._once)
         except NoDaemonError as exn:
             self._lost(exn)
         return lease.grant
 
-    def _settle(self, lease: LeaseRequest, through: _Through) -> Grant:
-        """Wait for the answer to a lease's last request; any error except a lost connection ends the lease."""
+    def _settle(self, lease: LeaseRequest, through: Callable[..., Any]) -> Grant:
+        """Wait for the answer to a lease's last request; any error except a lost connection ends the lease.
+
+        Args:
+            through: `_insist` to reconnect until a daemon answers, or `_once` for the current connection only.
+        """
+        assert self._plan is not None
+        deadline_s = time.monotonic() + self._patience.limit_s
         try:
-            return self._wait(lease, through)
+            answer: Json = self._patience.wait(
+                self._plan.shard(lease.position).url,
+                lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
+                lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
+                self.on_wait,
+            )
         except NoDaemonError:
             raise
         except ShardcacheError as exn:
@@ -210,17 +217,7 @@ class Session:
             if isinstance(exn, ShardTimeoutError):
                 self._lose()  # a pending lease cannot be cancelled; a new connection requests the others again
             raise
-
-    def _wait(self, lease: LeaseRequest, through: _Through) -> Grant:
-        assert self._plan is not None
-        deadline_s = time.monotonic() + self._patience.limit_s
-        answer = self._patience.wait(
-            self._plan.shard(lease.position).url,
-            lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
-            lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
-            self.on_wait,
-        )
-        _tell_of_damage(answer)
+        _log_damage(answer)
         return cast(Grant, answer)
 
     def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
@@ -229,13 +226,17 @@ class Session:
         Args:
             read: False if the granted file could not be read, so the shard is still to be read.
         """
+
+        def tell(connection: DaemonConnection) -> None:
+            connection.forget(lease.request)
+            connection.tell("release", lease=lease.number, **({} if read else {"read": False}))
+
         if not read:
             position, times = self._unreadable
             self._unreadable = (lease.position, times + 1 if position == lease.position else 1)
         if lease in self._leases:
             self._leases.remove(lease)
-            unread = {} if read else {"read": False}
-            self._try(partial(_release, lease=lease, fields=unread))
+            self._try(tell)
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and leases."""
@@ -357,26 +358,27 @@ class Session:
             self._connection = DaemonConnection(where, self.reader, timeout_s, is_private=self._is_private)
             self._declared = None
         if self._plan is not None and self._declared is not self._plan:
-            self._tell(self._connection, self._plan, deadline_s)
+            self._declare(self._connection, self._plan, deadline_s)
             self._declared = self._plan
         return self._connection
 
-    def _tell(self, connection: DaemonConnection, plan: Plan, deadline_s: float) -> None:
+    def _declare(self, connection: DaemonConnection, plan: Plan, deadline_s: float) -> None:
         """Declare the plan from the first lease to the last, and request each of these leases again."""
         # Newest first: earlier positions then count as read, and the burst of requests does not distort the pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
         self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
-        self._untold, told = plan.messages(self._start), self._start
-        for kind, fields in self._untold:
+        self._unsent, sent = plan.messages(self._start), self._start
+        for kind, fields in self._unsent:
             connection.call(kind, min(deadline_s, self._silence_ends_s()), **fields)
-            told += len(fields["order"])
-            if told > furthest:
+            sent += len(fields["order"])
+            if sent > furthest:
                 break
         for lease in leases:
             self._ask(connection, lease)
 
     def _extend(self, connection: DaemonConnection) -> None:
-        for kind, fields in islice(self._untold, 1):
+        kind, fields = next(self._unsent, ("", {}))
+        if kind:
             connection.call(kind, self._silence_ends_s(), **fields)
 
     def _silence_ends_s(self) -> float:
@@ -392,44 +394,29 @@ class Session:
             connection.tell("need", of=lease.request)
 
 
-def _release(connection: DaemonConnection, lease: LeaseRequest, fields: Json) -> None:
-    connection.forget(lease.request)
-    connection.tell("release", lease=lease.number, **fields)
-
-
-def _ask_more(connection: DaemonConnection, lease: LeaseRequest, beyond: int) -> None:
-    lease.request = connection.request("more", lease=lease.number, beyond=beyond)
-
-
-def _tell_of_damage(answer: Json) -> None:
-    for error in answer.get("damaged", ()):
-        exn = from_json(error)
-        log.warning(
-            "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy",
-            exn.url,
-            exn.message,
-        )
+def _log_damage(answer: Json) -> None:
+    text = "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy"
+    for exn in map(from_json, answer.get("damaged", ())):
+        log.warning(text, exn.url, exn.message)
 
 
 def resolve(choice: DaemonChoice, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float) -> Manifest:
     """Have a daemon resolve urls over a session of its own; see `Session.resolve`."""
-    session = Session(choice, reader, Patience(timeout_s))
-    try:
+    with closing(Session(choice, reader, Patience(timeout_s))) as session:
         return session.resolve(urls)
-    finally:
-        session.close()
 
 
 class SessionPool:
     """Lends a session to each iterator of a dataset in one process, and keeps one from epoch to epoch.
 
     The plan of the kept session still names the next epoch's shards, so the daemon prefetches them between epochs.
+
+    Attributes:
+        settings: the arguments with which this object was created; equal for interchangeable ones.
     """
 
-    def __init__(self, choice: DaemonChoice, patience: Patience, *, partial_reads: bool) -> None:
-        self._choice = choice
-        self._patience = patience
-        self._partial_reads = partial_reads
+    def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
+        self.settings = choice, patience, partial_reads
         self._kept: list[Session] = []  # at most one
 
     @contextmanager
@@ -457,20 +444,16 @@ class SessionPool:
 
     def open(self, reader: ReaderIdentity) -> Session:
         """Return a session of its own, to be closed by the caller."""
-        return Session(self._choice, reader, self._patience, partial_reads=self._partial_reads)
-
-    @property
-    def settings(self) -> tuple[DaemonChoice, Patience, bool]:
-        """The arguments with which this object was created; equal for interchangeable ones."""
-        return self._choice, self._patience, self._partial_reads
+        choice, patience, partial_reads = self.settings
+        return Session(choice, reader, patience, partial_reads=partial_reads)
 
     @property
     def timeout_s(self) -> float:
         """Time limit of a wait for a shard."""
-        return self._patience.limit_s
+        return self.settings[1].limit_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SessionPool, partial_reads=self._partial_reads), (self._choice, self._patience)
+        return SessionPool, self.settings
 
 
 _lent: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -15,8 +15,7 @@ import pytest
 
 from shardcache.errors import StoppingError, from_json
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.websocket import FarewellError
+from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

@@ -23,10 +23,9 @@ from shardcache.errors import (
 )
 from shardcache.protocol import ShardRef
 from shardcache.unix_socket import health
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shard_window import ShardWindow
 from support.disks.mounts import Tmpfs, may_mount

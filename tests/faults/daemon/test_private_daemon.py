@@ -255,10 +255,10 @@ def test_daemon_that_cannot_be_reached_keeps_its_folder(
 # Starts the daemon in a thread, forks meanwhile a process that lives on, and prints its id.
 FORK = """
 import os, signal, threading
-from shardcache_client.daemon import private
-start, is_starting = private._start, threading.Event()
-private._start = lambda: (is_starting.set(), start())
-thread = threading.Thread(target=private.ensure_started)
+from shardcache_client.daemon import choice
+start, is_starting = choice._start, threading.Event()
+choice._start = lambda: (is_starting.set(), start())
+thread = threading.Thread(target=choice.ensure_started)
 thread.start()
 is_starting.wait()
 if (pid := os.fork()) == 0:

@@ -15,10 +15,9 @@ from campaign import restarts
 from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError, StoppingError
 from shardcache_client import ShardDataset
+from shardcache_client.daemon.choice import DaemonChoice, Outage
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import resolve
-from shardcache_client.daemon.waiting import Outage
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

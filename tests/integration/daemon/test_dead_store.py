@@ -10,8 +10,8 @@ import pytest
 
 from shardcache.errors import OriginUnavailableError
 from shardcache_client.daemon import connection
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import resolve
 from support.network.ports import free_port
 from support.programs.cli import shardcache

@@ -14,10 +14,9 @@ import pytest
 
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import LeaseRequest, Session
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

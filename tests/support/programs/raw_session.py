@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from shardcache_client.daemon.websocket import WebSocket
+from shardcache_client.daemon.connection import WebSocket
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 

@@ -22,10 +22,9 @@ from shardcache.errors import (
 )
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import index_tar, write
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session, SessionPool
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest, Plan

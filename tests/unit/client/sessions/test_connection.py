@@ -25,10 +25,9 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity, WebSocket
 from shardcache_client.daemon.session import resolve
-from shardcache_client.daemon.websocket import FarewellError, WebSocket
 from shardcache_client.topology import Topology
 from support.network.peer import Peer, scripted
 

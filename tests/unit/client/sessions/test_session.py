@@ -9,10 +9,9 @@ import pytest
 
 from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.private import DaemonChoice
 from shardcache_client.daemon.session import Session
-from shardcache_client.daemon.waiting import Patience
 from shardcache_client.order.manifest import Plan
 from support.network.peer import Json, Peer, scripted
 from support.programs.daemon import eventually

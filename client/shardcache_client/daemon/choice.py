@@ -1,0 +1,234 @@
+"""Which daemon serves a reader, the node's or a private one of this user, and how long a reader waits for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from shardcache.errors import (
+    ConfigError,
+    DaemonError,
+    NoDaemonError,
+    ShardTimeoutError,
+    StoppingError,
+    from_json,
+)
+from shardcache.private import PrivatePlace, is_listening, locked, node_has_daemon
+from shardcache.protocol import socket_path
+
+log = logging.getLogger("shardcache")
+
+T = TypeVar("T")
+Which: TypeAlias = Literal["auto", "node", "private"]
+Fallback: TypeAlias = Literal["error", "private"]
+
+# On a node under load, the packages of a daemon take seconds to import.
+_START_S = 120.0
+_NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic_settings", "structlog")
+_SHARED = "for one that users share: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
+
+# How often a waiting reader calls `on_wait` and checks that its training process still runs.
+_LOOK_UP_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+# An announced restart deserves a warning only if it takes longer than restarts usually do.
+_QUIET_S = 10.0
+# Not Python's global generator: ranks seed that alike, and training depends on its sequence.
+_random = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonChoice:
+    """The daemon that serves a reader.
+
+    Attributes:
+        node: socket of the node's daemon; None for this user's private one.
+        fallback: True if the private one serves while the node's cannot.
+    """
+
+    node: Path | None
+    fallback: bool = False
+
+    @classmethod
+    def of(
+        cls, socket: str | os.PathLike[str] | None = None, daemon: Which = "auto", fallback: Fallback = "error"
+    ) -> DaemonChoice:
+        """Return the choice that a user's arguments describe.
+
+        Raises ConfigError if they contradict each other, or name a private daemon where its packages are not installed.
+        """
+        if socket is not None and daemon == "private":
+            raise ConfigError("a socket is not that of a private daemon", remedy='omit socket, or daemon="private"')
+        is_private = daemon == "private" or (daemon == "auto" and socket is None and not node_has_daemon())
+        if is_private or fallback == "private":
+            _check_installed()
+        return cls(None) if is_private else cls(socket_path(socket), fallback == "private")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that describe this choice."""
+        if self.node is None:
+            return {"daemon": "private"}
+        return {"socket": self.node, "fallback": "private" if self.fallback else "error"}
+
+
+def _check_installed() -> None:
+    missing = next((name for name in _NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise ConfigError(
+            f"no daemon is set up on this node, and this environment cannot start one: {missing} is not installed",
+            remedy="pip install 'shardcache[daemon]'; or start the node's daemon, and set SHARDCACHE_SOCKET",
+        )
+
+
+def ensure_started() -> Path:
+    """Return the socket of the private daemon with this process's credentials; start it unless it runs.
+
+    Of many processes that need it at once, one starts it, and the others wait. Raises DaemonError if its folder could
+    be another user's, and the errors of `shardcache serve`.
+    """
+    place = PrivatePlace.find()
+    if not is_listening(place.socket):
+        with locked(place.folder, _START_S):
+            if not is_listening(place.socket):
+                _start()
+    return place.socket
+
+
+def _start() -> None:
+    command = [sys.executable, "-P", "-m", "shardcache", "serve", "--private", "--json"]
+    try:
+        # A session of its own: no signal to this job's processes reaches it, even while it starts.
+        ran = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, timeout=_START_S
+        )
+        outcome = json.loads(ran.stdout)
+    except subprocess.TimeoutExpired:
+        raise DaemonError(f"the private daemon did not start within {_START_S:g} s") from None
+    except ValueError:
+        raise DaemonError(
+            f"the private daemon did not start: {ran.stderr.strip()[-1000:]}", remedy="shardcache serve --private"
+        ) from None
+    if "error" in outcome:
+        raise from_json(outcome["error"])
+    if outcome["started"]:
+        log.warning(
+            "started a private shardcache daemon: cache in %s, up to %.3g GB; to stop it: shardcache stop; %s",
+            outcome["cache_dir"],
+            outcome["capacity_bytes"] / 1e9,
+            _SHARED,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
+
+    Attributes:
+        limit_s: how long to wait for one shard, or for a daemon that went away.
+        first_report_s: how long a wait lasts before it is first logged.
+        next_report_s: interval between further log lines.
+        grace_s: how long to wait for the node's daemon if a private one can replace it; a restart takes two seconds.
+        retry_s: delay before the node's daemon is first tried again after that.
+    """
+
+    limit_s: float = 300.0
+    first_report_s: float = 10.0
+    next_report_s: float = 60.0
+    grace_s: float = 10.0
+    retry_s: float = 10.0
+
+    def wait(
+        self,
+        url: str,
+        poll: Callable[[float], T | None],
+        explain: Callable[[], str],
+        on_wait: Callable[[], None] | None,
+    ) -> T:
+        """Wait for a shard, and log the reason of a long wait. Raises ShardTimeoutError after `limit_s`.
+
+        Args:
+            poll: returns the shard, or None if it has not arrived by the given time.
+            explain: returns the reason of the wait.
+            on_wait: called periodically.
+        """
+        start_s = time.monotonic()
+        deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
+        while (arrived := poll(min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S))) is None:
+            check_parent()
+            if on_wait is not None:
+                on_wait()
+            if time.monotonic() < min(report_s, deadline_s):
+                continue
+            reason = explain()
+            if time.monotonic() >= deadline_s:
+                raise ShardTimeoutError(
+                    f"did not arrive within {self.limit_s:g} s: {reason}",
+                    url=url,
+                    remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
+                )
+            log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
+            report_s = time.monotonic() + self.next_report_s
+        return arrived
+
+
+class Outage:
+    """The time from the loss of one daemon to the first answer of the next.
+
+    Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker, "Exponential Backoff and
+    Jitter", AWS Architecture Blog, 2015). All readers of a node lose their daemon at the same moment; this spreads out
+    their reconnects, yet keeps them fast.
+
+    Args:
+        cause: the error that ended the last connection, or prevented the first.
+
+    Attributes:
+        begun_s: start of the outage, by `time.monotonic`.
+    """
+
+    def __init__(self, cause: NoDaemonError) -> None:
+        self.begun_s = time.monotonic()
+        self._cause = cause
+        self._quiet = isinstance(cause, StoppingError)
+        self._logged = False
+        self._max_s = _FIRST_PAUSE_S
+
+    def __repr__(self) -> str:
+        return f"Outage(since={time.monotonic() - self.begun_s:.1f} s, quiet={self._quiet})"
+
+    def pause(self, deadline_s: float) -> bool:
+        """Wait until the next try is due, at the latest at the deadline; return False if the deadline has passed."""
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            return False
+        if self._quiet and now_s - self.begun_s > _QUIET_S:
+            self._quiet = self._logged = False
+        if not self._logged:
+            level = logging.INFO if self._quiet else logging.WARNING
+            text = "%s (%s); retrying for up to %.0f s"
+            log.log(level, text, self._cause.message, self._cause.url, deadline_s - now_s)
+            self._logged = True
+        time.sleep(min(self.draw_s(), deadline_s - now_s))
+        return True
+
+    def draw_s(self) -> float:
+        """Draw the pause before the next try."""
+        max_s, self._max_s = self._max_s, min(2 * self._max_s, _LONGEST_PAUSE_S)
+        return _random.uniform(0, max_s)
+
+
+def check_parent() -> None:
+    """Raise DaemonError in a worker whose training process has ended, as it would wait for minutes in vain."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        raise DaemonError("the training process that this worker reads for has ended")
