@@ -18,11 +18,10 @@ from shardcache_client.handlers import (
 
 if TYPE_CHECKING:
     from shardcache.tarindex import IndexEntry
-    from shardcache_client.dataset import ShardDataset
+    from shardcache_client.dataset import Mixture, ShardDataset
     from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
-    from shardcache_client.mixture import Mixture
     from shardcache_client.mixture_reader import MixtureReader
     from shardcache_client.paths import cached_paths
     from shardcache_client.reader import ShardReader
@@ -46,8 +45,8 @@ __all__ = [
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
 _MODULES = {
-    "IndexEntry": "selecting",
-    "Mixture": "mixture",
+    "IndexEntry": "indexed",
+    "Mixture": "dataset",
     "MixtureReader": "mixture_reader",
     "ShardDataset": "dataset",
     "ShardLoader": "loader",

@@ -1,32 +1,39 @@
-"""`IndexedShards`: the samples of a dataset by their number."""
+"""Samples of a dataset by their number, and datasets of some of its samples."""
 
 from __future__ import annotations
 
+import json
 import operator
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
-from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import CHOSEN, SPLIT, checked
+from shardcache.errors import ConfigError, NotFoundError, SampleError
+from shardcache.tarindex import IndexEntry, Row, entries_of
+from shardcache.tarindex.sample_rows import SUFFIX
+from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
-from shardcache_client.order.manifest import By, Choices, Manifest, Plan, split, subset
+from shardcache_client.order.manifest import By, Choices, Manifest, Marked, Plan, split, subset
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co
 
+_INDEX = ".json"
+_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
-def counts_of(manifest: Manifest) -> Sequence[int]:
+
+def _counts_of(manifest: Manifest) -> Sequence[int]:
     """Return the number of samples in each shard. Raises ConfigError if they are not counted."""
     if manifest.counts is None:
         raise ConfigError(
@@ -34,6 +41,147 @@ def counts_of(manifest: Manifest) -> Sequence[int]:
             remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
         )
     return manifest.counts
+
+
+class Divisible(ABC):
+    """A dataset of which samples can be chosen by their numbers.
+
+    Attributes:
+        manifest: the shards.
+    """
+
+    manifest: Manifest
+
+    @abstractmethod
+    def _selected(self, choices: Choices) -> Self:
+        """Return a dataset of some of the samples. Raises ConfigError if it would have none."""
+
+    @checked(numbers=CHOSEN)
+    def subset(self, numbers: Iterable[SupportsIndex]) -> Self:
+        """Return a dataset of the samples with these numbers, such as `range(1000)`; otherwise as `select`.
+
+        Samples are numbered in the order of `urls`, as by `indexed`. The subset has each of them once, in that order or
+        its own shuffle's. Needs no table.
+
+        Raises ConfigError if the samples are not counted, or without any number; IndexError for one out of range.
+        """
+        return self._selected(subset(_counts_of(self.manifest), map(int, numbers)))
+
+    @checked(**SPLIT)
+    def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
+        """Return datasets that divide the samples of this one at random, such as for training and validation::
+
+            train, val = dataset.split(0.9, 0.1)
+
+        The parts depend on the shards' sample counts, the fractions and `seed` alone: they are the same in every
+        process and run. Otherwise as `select`; needs no table.
+
+        Args:
+            fractions: of the samples, for each part; their sum is 1.
+            seed: another seed gives another split.
+            by: "samples": the parts have exactly these fractions of the samples, and nearly so of each shard, so that
+                each part reads all shards. "shards": each shard belongs to one part, and the sizes are right to a
+                shard: a part fetches no more than its own, and samples that were written together stay together.
+
+        Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would be empty.
+        """
+        return [self._selected(choices) for choices in split(_counts_of(self.manifest), fractions, seed, by)]
+
+
+class Selecting(Divisible):
+    """A dataset of which samples can be chosen by what the index says of them."""
+
+    @abstractmethod
+    def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of the sample tables, each with its table's url."""
+
+    @checked(predicate=FUNCTION)
+    def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
+        """Return a dataset of those samples for which `predicate(entry)` is true, chosen by the index alone::
+
+            large = dataset.select(lambda entry: {"jpg", "txt"} <= entry.sizes.keys() and entry.sizes["jpg"] >= 10_000)
+
+        An entry has the sample's `key`, the `sizes` of its members in bytes, by extension, the `url` of its shard, and
+        `metadata`, the JSON object of one small member, if the table was made with `--metadata`.
+        No sample is read for this; shards without a selected sample are never fetched. The selection is as good as a
+        dataset written without the other samples: it has an exact length, ranks get equal numbers of samples, and its
+        states resume on any number of ranks and workers. The predicate must be the same on all ranks; with
+        torch.distributed, ranks that select different samples are an error. The dataset begins with the epoch of this
+        one, and keeps epochs and states of its own.
+
+        The entries are in a table of all samples, `index.samples.tar` beside `index.json`. The command
+        `shardcache index URL... -o index.json --samples` writes both; store them in the same place. With
+        `--metadata json` it keeps the samples' `json` members in the table.
+
+        Raises ConfigError if the urls are no index files, or for a table that is missing or belongs to other shards, or
+        if no sample is selected, or for the metadata of a table without; and what reading the table and the predicate
+        raise.
+        """
+        try:
+            return self._selected(select(self.manifest, self._rows_of_tables(), predicate))
+        except NotFoundError as exn:
+            raise ConfigError(
+                "select() needs a table of the samples, which is missing",
+                url=exn.url,
+                remedy="write it beside the index: shardcache index URL... -o index.json --samples",
+            ) from exn
+
+
+def tables_of(patterns: Sequence[str]) -> list[str]:
+    """Return the urls of the sample tables beside index files. Raises ConfigError for a url of anything else."""
+    for pattern in patterns:
+        if not pattern.endswith(_INDEX):
+            raise ConfigError(
+                "select() needs a table of the samples, which lies beside an index file",
+                url=pattern,
+                remedy="write both: shardcache index URL... -o index.json --samples; then use index.json as the url",
+            )
+    return [pattern.removesuffix(_INDEX) + SUFFIX for pattern in patterns]
+
+
+def row_of(sample: Sample) -> tuple[str, Row]:
+    """Return the row that a sample of a table holds, with the table's url. Raises ValueError, KeyError."""
+    return sample["__url__"], json.loads(sample["json"])
+
+
+def select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Callable[[IndexEntry], object]) -> Choices:
+    """Return the choice of those samples of a manifest for which the predicate is true.
+
+    Args:
+        manifest: the shards of index files.
+        rows: of the tables beside them, each with its table's url.
+
+    Raises ConfigError if the tables belong to other shards, and what the predicate raises.
+    """
+    marks = [bytearray() for _ in manifest]  # of the samples that belong to the dataset
+    passed = [0] * len(manifest)
+    table, begin, shard = "", 0, -1
+    for url, row in rows:
+        if url != table:
+            table, begin = url, shard + 1
+        try:
+            shard = begin + row["shard"]
+            entries = list(entries_of(row, manifest[shard].url))
+            known = row["first"] == passed[shard] and row["samples"] == manifest[shard].samples
+            known = known and manifest[shard].version in (None, row["version"])
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exn:
+            raise ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY) from exn
+        if not known:
+            raise ConfigError(
+                f"the table of samples is not that of the index file: {manifest[shard].url} differs",
+                url=url,
+                remedy=_REMEDY,
+            )
+        marks[shard] += bytes(map(bool, map(predicate, entries)))
+        passed[shard] += len(entries)
+    for number, ref in enumerate(manifest):
+        if passed[number] != ref.samples:
+            raise ConfigError("the table of samples does not cover this shard completely", url=ref.url, remedy=_REMEDY)
+    return tuple(_marked(marks[number], manifest.chosen(number)) for number in range(len(manifest)))
+
+
+def _marked(marks: bytearray, chosen: Sequence[int] | None) -> Marked | None:
+    return Marked.of(marks if chosen is None else [marks[number] for number in chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +204,7 @@ class _Held:
         self.session.close()
 
 
-class IndexedShards(Generic[T_co]):
+class IndexedShards(Divisible, Generic[T_co]):
     """A map-style dataset: `samples[i]` is sample i in the order of `urls`, decoded. Made by `ShardReader.indexed`.
 
     For evaluation with a sampler of one's own, such as torch's DistributedSampler, and for looking at data:
@@ -83,7 +231,7 @@ class IndexedShards(Generic[T_co]):
     def __init__(
         self, settings: StreamSettings, reader: ReaderIdentity, window: int, mesh: MeshRanks | None = None
     ) -> None:
-        self._counts = counts_of(settings.manifest)
+        self.manifest = settings.manifest
         if settings.pipeline.filters or settings.pipeline.missing == "skip":
             raise ConfigError(
                 "with a filter, or missing='skip', some numbers would have no sample",
@@ -93,14 +241,14 @@ class IndexedShards(Generic[T_co]):
         self._reader = reader
         self._window = window
         self._mesh = mesh
-        self._ends = list(accumulate(self._counts))
+        self._ends = list(accumulate(_counts_of(self.manifest)))
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
         self._parents = self._held  # in a forked process, what the parent holds
         self._pid = os.getpid()
         self._lock = Lock()  # on what is held: one thread must not close the shard that another reads
 
     def __repr__(self) -> str:
-        return f"IndexedShards({self._settings.manifest!r}, held={sorted(self._held)})"
+        return f"IndexedShards({self.manifest!r}, held={sorted(self._held)})"
 
     def __len__(self) -> int:
         replicas = replicas_of_sampler_asking_length()
@@ -122,22 +270,9 @@ class IndexedShards(Generic[T_co]):
         samples = {nth: self._decoded(*places[nth]) for nth in by_shard}  # each its own, if asked for twice
         return [samples[nth] for nth in range(len(places))]
 
-    @checked(numbers=CHOSEN)
-    def subset(self, numbers: Iterable[SupportsIndex]) -> IndexedShards[T_co]:
-        """Return the samples with these numbers, each once and in the order of `urls`, numbered from 0.
-
-        torch.utils.data.Subset keeps an order of its own. Raises IndexError for a number out of range.
-        """
-        return self._selected(subset(self._counts, map(int, numbers)))
-
-    @checked(**SPLIT)
-    def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[IndexedShards[T_co]]:
-        """Return the parts of a random split, as `ShardDataset.split`; each part holds shards of its own."""
-        return [self._selected(choices) for choices in split(self._counts, fractions, seed, by)]
-
-    def _selected(self, choices: Choices) -> IndexedShards[T_co]:
-        settings = replace(self._settings, manifest=self._settings.manifest.select(choices))
-        return IndexedShards(settings, self._reader, self._window, self._mesh)
+    def _selected(self, choices: Choices) -> Self:
+        settings = replace(self._settings, manifest=self.manifest.select(choices))
+        return type(self)(settings, self._reader, self._window, self._mesh)
 
     def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
@@ -197,24 +332,16 @@ class IndexedShards(Generic[T_co]):
         return self._held[shard]
 
     def _open(self, shard: int) -> _Held:
-        manifest = self._settings.manifest
+        manifest, view = self.manifest, self._settings.pipeline.view(shard)
         session = self._settings.sessions.open(self._reader)
         try:
-            session.declare(Plan.of(manifest, 0, [shard], ()))
-            leased_shard = LeasedShard(
-                session, session.lease(0), count=manifest[shard].samples, view=self._settings.pipeline.view(shard)
-            )
+            session.declare(Plan.of(manifest, 0, [shard]))
+            leased_shard = LeasedShard(session, session.lease(0), count=manifest[shard].samples, view=view)
             leased_shard.open()
             return _Held(session, leased_shard, manifest.chosen(shard))
         except BaseException:
             session.close()
             raise
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {
-            "_held": OrderedDict(),
-            "_parents": OrderedDict(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=Lock())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._settings, self._reader, self._window, self._mesh)

@@ -19,12 +19,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, whole
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.order.rounds import permutation
 from shardcache_client.ranks.agreement import Agreement
@@ -34,47 +36,11 @@ from shardcache_client.topology import Ranks, Topology
 log = logging.getLogger("shardcache")
 
 State = dict[str, Any]
+Agree = Callable[[str, int], int]
+"""Returns the greatest value that any rank passes under a name, once all have passed one."""
 
 _END = object()
 _made: Counter[str] = Counter()
-
-
-class BatchableDataset(Protocol):
-    """Interface of a dataset that can be batched by length, such as `ShardDataset`.
-
-    Attributes:
-        seed: of the shuffle, the same on all ranks.
-        epoch: of the current iteration; before one, the epoch that it will read.
-        position: number of samples of the epoch that this reader has passed, yielded or skipped.
-    """
-
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-
-    @property
-    def epoch(self) -> int: ...  # noqa: D102
-
-    @property
-    def position(self) -> int: ...  # noqa: D102
-
-    def topology(self) -> Topology: ...  # noqa: D102
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def set_epoch(self, epoch: int) -> None: ...  # noqa: D102
-
-    def state_dict(self) -> State: ...  # noqa: D102
-
-    def load_state_dict(self, state: Any) -> None:
-        """Resume the next iteration from a state.
-
-        If the readers are not those that took the state, samples marked in "beyond", a `SampleBuffer.beyond`, are left
-        out.
-        """
-
-
-Agree = Callable[[str, int], int]
-"""Returns the greatest value that any rank passes under a name, once all have passed one."""
 
 
 @checked(
@@ -86,7 +52,7 @@ Agree = Callable[[str, int], int]
     timeout_s=SECONDS,
 )
 def batch_by_length(
-    dataset: BatchableDataset,
+    dataset: ShardDataset[Any],
     max_tokens: int,
     length: Callable[[Any], int],
     *,
@@ -108,7 +74,7 @@ def batch_by_length(
     shortest is repeated. This happens only if it reads fewer samples than another rank, or many are too long.
 
     Args:
-        dataset: a `ShardDataset`, or any dataset that implements `lengths.BatchableDataset`.
+        dataset: a `ShardDataset` or `Mixture`.
         max_tokens: maximum padded size of a batch: number of samples times length of the longest, in any unit.
         length: returns a sample's length in that unit, always the same for the same sample; random changes of length
             belong in `collate`. A length below 1 counts as 1.
@@ -125,8 +91,14 @@ def batch_by_length(
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
-    agreements = Agreements(f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
-    return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, handler_of(on_error)), agreements)
+    agreement = partial(_agreement, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
+    return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, handler_of(on_error)), agreement)
+
+
+def _agreement(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
+    """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
+    channel = f"{name}/{reader.worker}of{reader.workers}"
+    return Agreement(channel, Ranks(reader.rank, reader.world_size), timeout_s, place).greatest
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +112,13 @@ class Recipe:
     on_error: Handler
 
 
-@dataclass(frozen=True, slots=True)
-class Agreements:
-    """Factory of agreements between ranks over torch.distributed's key-value store. Can be pickled for workers."""
-
-    name: str
-    timeout_s: float
-    place: MeetingPlace
-
-    def __call__(self, reader: Topology) -> Agree:
-        """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
-        channel = f"{self.name}/{reader.worker}of{reader.workers}"
-        return Agreement(channel, Ranks(reader.rank, reader.world_size), self.timeout_s, self.place).greatest
-
-
 class LengthBatches(IterableDataset[Any]):
     """The batches of `batch_by_length`, for use with `DataLoader(..., batch_size=None)`."""
 
-    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreements: Callable[[Topology], Agree]) -> None:
+    def __init__(self, dataset: ShardDataset[Any], recipe: Recipe, agreement: Callable[[Topology], Agree]) -> None:
         self._dataset = dataset
         self._recipe = recipe
-        self._agreements = agreements
+        self._agreement = agreement
         self._loaded: Any = None
         self._state: State | None = None
 
@@ -184,8 +142,7 @@ class LengthBatches(IterableDataset[Any]):
         if self._state is not None:
             return self._state
         reader, epoch = self._dataset.topology(), self._dataset.epoch
-        start = SampleBuffer(0, self._dataset.state_dict(), self._dataset.position)
-        return _find_state(self._loaded, reader, epoch) or _state_of(reader, epoch, start)
+        return _find_state(self._loaded, reader, epoch) or SampleBuffer.of(self._dataset, 0).state(reader, epoch)
 
     def load_state_dict(self, state: Any) -> None:
         """Resume the next iteration from a state, or any structure that contains states, as a StatefulDataLoader's.
@@ -200,7 +157,7 @@ class LengthBatches(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator, as StatefulDataLoader requests the state between this call and the first batch.
-        rounds = _Rounds(self._dataset, self._recipe, self._agreements(self._dataset.topology()), self._loaded)
+        rounds = _Rounds(self._dataset, self._recipe, self._agreement(self._dataset.topology()), self._loaded)
         self._state = rounds.state
         return self._follow(rounds)
 
@@ -221,7 +178,7 @@ class _Rounds:
     Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
     """
 
-    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agree: Agree, loaded: Any) -> None:
+    def __init__(self, dataset: ShardDataset[Any], recipe: Recipe, agree: Agree, loaded: Any) -> None:
         self._dataset = dataset
         self._recipe = recipe
         self._agree = agree
@@ -233,17 +190,21 @@ class _Rounds:
         state = _find_state(loaded, self._reader, self._epoch)
         note = state["batch_by_length"] if state else {"round": 0, "given": 0}
         self._skip: int = note["given"]
-        self._buffer = self._empty_buffer(note["round"])
-        self.state = state or self._state(self._buffer)
+        self._buffer = SampleBuffer.of(dataset, note["round"])
+        self.state = state or self._buffer.state(self._reader, self._epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, State]]:
         buffer, before = self._buffer, None
         self._fill(buffer, self._recipe.sort_buffer)
-        while count := self._agreed(buffer):
+        while True:
+            need = fewest(buffer.lengths, self._recipe.max_tokens)
+            count = self._agree(f"epoch {self._epoch}, round {buffer.number}", need)
+            if not count:
+                break
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
                 buffer.borrow(before)
-            following = self._empty_buffer(buffer.number + 1)
+            following = SampleBuffer.of(self._dataset, buffer.number + 1)
             yield from self._round(buffer, count, following)
             buffer, before = following, buffer
         if self._refused:
@@ -253,13 +214,6 @@ class _Rounds:
             text = "epoch %d: repeated %d samples to make as many batches as other ranks"
             log.warning(text, self._epoch, self._repeated)
 
-    def _empty_buffer(self, number: int) -> SampleBuffer:
-        return SampleBuffer(number, self._dataset.state_dict(), self._dataset.position)
-
-    def _agreed(self, buffer: SampleBuffer) -> int:
-        need = fewest(buffer.lengths, self._recipe.max_tokens)
-        return self._agree(f"epoch {self._epoch}, round {buffer.number}", need)
-
     def _round(self, buffer: SampleBuffer, count: int, following: SampleBuffer) -> Iterator[tuple[Any, State]]:
         made = batches(buffer.lengths, self._recipe.max_tokens, count)
         # The same on all ranks, so that they get batches of similar length at the same time.
@@ -267,18 +221,15 @@ class _Rounds:
         for given, which in enumerate(order, 1):
             batch = buffer.take(made[which])
             if given > self._skip:
-                state = self._state(buffer, given) if given < count else self._state(following)
-                yield self._recipe.collate(batch), state
+                reached, nth = (buffer, given) if given < count else (following, 0)
+                yield self._recipe.collate(batch), reached.state(self._reader, self._epoch, nth)
             # As many as were yielded, so that no batch waits for a whole buffer, and memory never holds two.
             self._fill(following, min(buffer.gone, self._recipe.sort_buffer))
         self._skip = 0
 
-    def _state(self, buffer: SampleBuffer, given: int = 0) -> State:
-        return _state_of(self._reader, self._epoch, buffer, given)
-
     def _fill(self, buffer: SampleBuffer, size: int) -> None:
         """Read on until the buffer has received `size` samples, or the dataset ends."""
-        while len(buffer) < size and not self._is_over:
+        while len(buffer.samples) + buffer.refused < size and not self._is_over:
             sample = next(self._samples, _END)
             if sample is _END:
                 self._is_over = True
@@ -293,12 +244,20 @@ class _Rounds:
 
     def _too_long(self, sample: Any, length: int) -> SampleError:
         fields = sample if isinstance(sample, dict) else {}
-        most = self._recipe.max_tokens
         return SampleError(
-            f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={most}",
+            f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={self._recipe.max_tokens}",
             url=fields.get("__url__"),
             remedy="raise max_tokens, or skip such samples with on_error=warn_and_continue",
         )
+
+
+def _too_long(sample: Any, length: int, max_tokens: int) -> SampleError:
+    fields = sample if isinstance(sample, dict) else {}
+    return SampleError(
+        f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={max_tokens}",
+        url=fields.get("__url__"),
+        remedy="raise max_tokens, or skip such samples with on_error=warn_and_continue",
+    )
 
 
 @dataclass(slots=True)
@@ -322,11 +281,12 @@ class SampleBuffer:
     positions: list[int] = field(default_factory=list)
     refused: int = 0
     _shortest: int = 0  # the last of the shortest: the one that `batches` repeats
-    _given: set[int] = field(default_factory=set)
     _passed: int = 0  # bit n: the sample at position `first + n` was yielded or refused
 
-    def __len__(self) -> int:
-        return len(self.samples) + self.refused
+    @classmethod
+    def of(cls, dataset: ShardDataset[Any], number: int) -> SampleBuffer:
+        """Return an empty buffer for the dataset's next samples."""
+        return cls(number, dataset.state_dict(), dataset.position)
 
     def add(self, sample: Any, length: int, position: int) -> None:
         """Append a sample."""
@@ -354,7 +314,6 @@ class SampleBuffer:
     def take(self, numbers: Sequence[int]) -> list[Any]:
         """Return samples by number, and keep none of them except the one that may be repeated."""
         taken = [self.samples[number] for number in numbers]
-        self._given.update(numbers)
         for number in numbers:
             self._pass(self.positions[number])
             if number != self._shortest:
@@ -364,23 +323,20 @@ class SampleBuffer:
     @property
     def gone(self) -> int:
         """Number of samples that were yielded or refused."""
-        return len(self._given) + self.refused
-
-    @property
-    def beyond(self) -> str:
-        """Bits of the samples yielded or refused, in hexadecimal: bit n for position `first + n`."""
-        return hex(self._passed)
+        return self._passed.bit_count()
 
     def _pass(self, position: int) -> None:
         # A position before the first belongs to a repeated sample, read in place of a bad one.
         if position >= self.first:
             self._passed |= 1 << position - self.first
 
+    def state(self, reader: Topology, epoch: int, given: int = 0) -> State:
+        """Return the state of a reader that has yielded `given` batches of this buffer.
 
-def _state_of(reader: Topology, epoch: int, buffer: SampleBuffer, given: int = 0) -> State:
-    """Return the state of a reader that has yielded `given` batches of a buffer."""
-    note = {"reader": list(astuple(reader)), "epoch": epoch, "round": buffer.number, "given": given}
-    return {"batch_by_length": note, "dataset": buffer.start | {"beyond": buffer.beyond if given else ""}}
+        Its "beyond" has the bits of the samples yielded or refused, in hexadecimal: bit n for position `first + n`.
+        """
+        note = {"reader": list(astuple(reader)), "epoch": epoch, "round": self.number, "given": given}
+        return {"batch_by_length": note, "dataset": self.start | {"beyond": hex(self._passed) if given else ""}}
 
 
 def _find_state(states: Any, reader: Topology, epoch: int) -> State | None:

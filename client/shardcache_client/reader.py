@@ -40,7 +40,7 @@ from shardcache_client.decoding.pipeline import Missing, Pipeline
 from shardcache_client.files.blocks import TokenBlocks
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
-from shardcache_client.indexed import IndexedShards
+from shardcache_client.indexed import IndexedShards, Selecting, row_of, tables_of
 from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, check
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.rounds import Shuffle
@@ -60,7 +60,6 @@ from shardcache_client.position.state import (
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reading.stream import EpochStream, StreamSettings
-from shardcache_client.selecting import Selecting, row_of, tables_of
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, job_name
 from shardcache_client.typed import T_co, U

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shardcache.errors import ConfigError
 
@@ -85,12 +86,17 @@ def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str
 
 def ranks_of_ray_train() -> Ranks | None:
     """Return the rank of this worker of a Ray Train run; None in any other process."""
+    context = _ray_train()
+    return Ranks(context.get_world_rank(), context.get_world_size()) if context else None
+
+
+def _ray_train() -> Any:
+    """Return the context of this worker's Ray Train run; None in any other process."""
     train = sys.modules.get("ray.train")
     try:
-        context = train and train.get_context()
+        return train and train.get_context()
     except RuntimeError:  # not a worker of a run
         return None
-    return Ranks(context.get_world_rank(), context.get_world_size()) if context else None
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
@@ -113,16 +119,6 @@ def _slurm_id(env: Mapping[str, str]) -> str:
     return env["SLURM_JOB_ID"]
 
 
-def _ray_job(env: Mapping[str, str]) -> str:
-    """Return the name of this worker's Ray Train run, or else the id of its Ray job."""
-    train = sys.modules.get("ray.train")
-    try:
-        run = train and train.get_context().get_experiment_name()
-    except RuntimeError:  # a worker of another kind
-        run = None
-    return run or f"ray-{env['RAY_JOB_ID']}"
-
-
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
     """Return the name under which the daemon lists this job.
 
@@ -136,7 +132,8 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
-        return _ray_job(env)
+        run = _ray_train()
+        return (run and run.get_experiment_name()) or f"ray-{env['RAY_JOB_ID']}"
     if env.get("SLURM_JOB_ID"):
         return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
     script = _script(env, argv, _main_module() if module is None else module)

@@ -22,11 +22,10 @@ class Members:
     """A choice of members by extension; of "jpg;png", the first that a sample has, under the name of the first.
 
     Args:
-        names: extensions without a dot.
+        names: extensions without a dot, which are the names that samples get.
         others: True to read other members, too.
 
     Attributes:
-        names: the names that samples get, in order.
         unread: extensions seen in shards, of which no members are read.
     """
 
@@ -53,10 +52,10 @@ class Members:
 
     def reads(self, extension: str) -> bool:
         """Return True if members with this extension are read."""
-        if reads := self._others or extension in self._names:
-            return reads
-        self.unread.add(extension)
-        return False
+        reads = self._others or extension in self._names
+        if not reads:
+            self.unread.add(extension)
+        return reads
 
     def choose(self, sample: Sample) -> Sample:
         """Return a sample with the first of its alternatives only, under their common name, in the tar's order."""
@@ -94,7 +93,7 @@ class Pipeline:
     decoder_of: Callable[[str], Decoder | None] | None = None
     decode: Callable[[Sample], Any] | None = None
     stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()
-    members: Members | None = field(default=None)
+    members: Members | None = None
     blocks: TokenBlocks | None = None
 
     @classmethod
@@ -153,14 +152,18 @@ class Pipeline:
         if self.members is not None:
             sample = self.members.choose(sample)
         absent = [name for name in self.required if name not in sample]
-        if absent and not self._may_lack(absent, sample):
+        if absent and self.missing == "skip":
             return Dropped.INCOMPLETE
+        defaults = self.missing if isinstance(self.missing, Mapping) else {}
+        for name in absent:
+            if name not in defaults:
+                raise MissingMemberError.of(name, sample, self.members.unread if self.members else ())
         if self.decoder_of is not None:
             for extension in sample:
                 if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
                     _decode(sample, extension, decoder)
-        if absent and isinstance(self.missing, Mapping):
-            sample |= {name: deepcopy(self.missing[name]) for name in absent}
+        if absent:
+            sample |= {name: deepcopy(defaults[name]) for name in absent}
         return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
 
     def _staged(self, item: Any, key: object, url: str | None) -> Any:
@@ -174,21 +177,9 @@ class Pipeline:
                 elif not function(item):
                     return Dropped.FILTERED
         except Exception as exn:  # it is the user's code, and may raise anything
-            raise DecodeError(
-                f"the sample {key!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)})",
-                url=url,
-                remedy="fix the sample or the function; until then an on_error handler can skip the sample",
-            ) from exn
+            fault = f"{type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)}"
+            raise _undecodable(f"sample {key!r}", fault, url, "sample or the function") from exn
         return item
-
-    def _may_lack(self, absent: Iterable[str], sample: Sample) -> bool:
-        """Return True if all absent members have default values, False if the sample is to be skipped."""
-        if self.missing == "skip":
-            return False
-        for name in absent:
-            if not isinstance(self.missing, Mapping) or name not in self.missing:
-                raise MissingMemberError.of(name, sample, self.members.unread if self.members else ())
-        return True
 
 
 @dataclass(frozen=True)
@@ -227,12 +218,17 @@ def _decode(sample: Sample, extension: str, decoder: Decoder) -> None:
     try:
         sample[extension] = decoder(sample[extension])
     except Exception as exn:
-        raise DecodeError(
-            f"the member {extension!r} of the sample {sample.get('__key__')!r} could not be decoded "
-            f"({type(exn).__name__}: {exn})",
-            url=sample.get("__url__"),
-            remedy="fix the member or its decoder; until then an on_error handler can skip the sample",
-        ) from exn
+        what = f"member {extension!r} of the sample {sample.get('__key__')!r}"
+        fault = f"{type(exn).__name__}: {exn}"
+        raise _undecodable(what, fault, sample.get("__url__"), "member or its decoder") from exn
+
+
+def _undecodable(what: str, fault: str, url: str | None, culprit: str) -> DecodeError:
+    return DecodeError(
+        f"the {what} could not be decoded ({fault})",
+        url=url,
+        remedy=f"fix the {culprit}; until then an on_error handler can skip the sample",
+    )
 
 
 def _has(exn: Exception, item: object) -> str:

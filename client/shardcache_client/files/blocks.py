@@ -111,9 +111,6 @@ class BlockCutter:
         self._ends = array("Q", map(add, runs.ends, count(1))) if self._end else runs.ends
         self._count = blocks.count(runs.tokens, len(runs.ends))
 
-    def __repr__(self) -> str:
-        return f"BlockCutter({self._url!r}, {self._blocks!r}, count={self._count})"
-
     def __len__(self) -> int:
         return self._count
 

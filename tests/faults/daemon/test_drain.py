@@ -117,7 +117,7 @@ async def test_restart_does_not_disturb_readers(
         await aside(daemon.start)
         found += await rest
     assert found == keys(0, 1, 2)
-    lines = [record for record in caplog.records if record.module == "waiting"]
+    lines = [record for record in caplog.records if record.module == "choice"]
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 

@@ -13,8 +13,8 @@ from shardcache.errors import ConfigError, MetadataError
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import MetadataMember, entries_of, index_tar, read_metadata, rows_of
 from shardcache.tarindex.sample_rows import MAX_METADATA_BYTES
+from shardcache_client.indexed import _select
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.selecting import _select
 from support.shards.tars import make_tar
 
 URL = "s3://bucket/train-000000.tar"

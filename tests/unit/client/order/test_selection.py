@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import Samples, entries_of, rows_of
+from shardcache_client.indexed import select
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import By, Choices, Manifest, split, subset
-from shardcache_client.selecting import _select
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
@@ -143,7 +143,7 @@ def test_rows_have_keys_and_sizes(count: int) -> None:
         (str(number), {"jpg": number, "txt": 7} if number % 2 else {"jpg": number}) for number in range(count)
     ]
     told = [("table", {"shard": 0, "version": "v", **row}) for row in rows]
-    choices = _select(manifest([count]), told, lambda entry: "txt" in entry.sizes)
+    choices = select(manifest([count]), told, lambda entry: "txt" in entry.sizes)
     assert numbers([count], choices) == list(range(1, count, 2))
 
 
@@ -163,8 +163,8 @@ def test_rows_have_keys_and_sizes(count: int) -> None:
 def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
     """One that was replaced since, cut off, or is no table at all."""
     row = {"shard": 0, "version": "v", **next(rows_of(tables(9)))}
-    assert _select(manifest([9]), [("t", row)], bool) == (None,)
+    assert select(manifest([9]), [("t", row)], bool) == (None,)
     with pytest.raises(ConfigError, match="table"):
-        _select(manifest([9]), [("t", row | change)], bool)
+        select(manifest([9]), [("t", row | change)], bool)
     with pytest.raises(ConfigError, match="does not cover this shard"):
-        _select(manifest([9, 9]), [("t", row)], bool)
+        select(manifest([9, 9]), [("t", row)], bool)
