@@ -13,7 +13,7 @@ from shardcache.errors import ConfigError, MetadataError
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import MetadataMember, entries_of, index_tar, read_metadata, rows_of
 from shardcache.tarindex.sample_rows import MAX_METADATA_BYTES
-from shardcache_client.indexed import _select
+from shardcache_client.indexed import select
 from shardcache_client.order.manifest import Manifest
 from support.shards.tars import make_tar
 
@@ -82,9 +82,9 @@ def test_a_table_with_other_metadata_is_refused(tmp_path: Path, metadata: Any) -
     tables, found = read(tmp_path, [{"json": b'{"a": 1}'}] * 2)
     row = {"shard": 0, "version": "v", **next(rows_of(tables, iter(found)))}
     whole = Manifest.of([ShardRef(URL, "v", 1, 2)])
-    assert _select(whole, [("table", row)], lambda entry: entry.metadata["a"]) == (None,)
+    assert select(whole, [("table", row)], lambda entry: entry.metadata["a"]) == (None,)
     with pytest.raises(ConfigError, match="the table of samples is invalid"):
-        _select(whole, [("table", row | {"metadata": metadata})], bool)
+        select(whole, [("table", row | {"metadata": metadata})], bool)
 
 
 @pytest.mark.parametrize("text", ["", ".json", ":width"])
