@@ -1,19 +1,38 @@
-"""`shardcache dashboard`: the dashboard in a browser, for every user of the socket."""
+"""`shardcache dashboard`: the dashboard in a browser, for every user of the socket, bridged from a loopback port."""
 
 from __future__ import annotations
 
+import hmac
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from shardcache.cli.common import ask, json_option, print_json, socket_option
+from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
 _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+_HOST = "127.0.0.1"
+_PASSED_ON = (
+    "Content-Type",
+    "Cache-Control",
+    "ETag",
+    "Content-Security-Policy",
+    "Cross-Origin-Resource-Policy",
+    "Referrer-Policy",
+    "X-Content-Type-Options",
+)
+_CLOSE_S = 0.5
 
 
 @click.command()
@@ -32,15 +51,13 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     import asyncio
 
     ask(socket, lambda daemon: daemon.status())  # raises, with a remedy, if no daemon answers
-    asyncio.run(_dashboard(port, to_open and any(map(os.environ.get, _DESKTOP)), as_json, tool_socket(socket)))
+    asyncio.run(_serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json))
 
 
-async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path) -> None:
+async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
     import asyncio
 
-    from shardcache.cli.bridge import bridging
-
-    async with bridging(socket, port) as url:
+    async with _bridge(socket, port) as url:
         if as_json:
             print_json({"url": url, "socket": str(socket)})
         else:
@@ -60,3 +77,68 @@ def _doorway(url: str) -> Iterator[Path]:
         door = Path(folder) / "dashboard.html"
         door.write_text(f'<!doctype html><title>shardcache</title><meta http-equiv="refresh" content="0; url={url}">')
         yield door
+
+
+@asynccontextmanager
+async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
+    """Serve the dashboard of the daemon at `socket` until the block exits; yield its url, token included.
+
+    Raises ConfigError for a port in use.
+    """
+    import aiohttp
+    from aiohttp import web
+
+    token = secrets.token_urlsafe(24)
+    connector = aiohttp.UnixConnector(str(socket), limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
+    async with aiohttp.ClientSession("http://shardcache", connector=connector, timeout=timeout) as daemon:
+        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, _HOST, port).start()
+            except OSError as exn:
+                reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
+                raise ConfigError(reason, remedy="choose another --port") from exn
+            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
+            yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+        finally:
+            await runner.cleanup()
+
+
+def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
+    from aiohttp import web
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return await _pass_on(daemon, request)
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        brought = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(brought, f"Bearer {token}".encode()):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await _pass_on(daemon, request)
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    app.router.add_get("/dashboard/static/{version}/{name}", page)
+    app.router.add_get("/dashboard/live", live)
+    return app
+
+
+async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    """Stream the daemon's answer through; 502 if there is none."""
+    import aiohttp
+    from aiohttp import web
+
+    tags = {name: request.headers[name] for name in ("If-None-Match",) if name in request.headers}
+    response = web.StreamResponse()
+    try:
+        async with daemon.get(request.rel_url, headers=tags) as answer:
+            response.set_status(answer.status)
+            response.headers.update({name: answer.headers[name] for name in _PASSED_ON if name in answer.headers})
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                await response.write(piece)
+    except (aiohttp.ClientError, ConnectionError):
+        return response if response.prepared else web.Response(status=502, text="the daemon does not answer")
+    return response

@@ -1,18 +1,22 @@
-"""`shardcache serve`, whose options are the fields of `Settings`, imported only when needed; and `shardcache stop`."""
+"""The daemon's options on the command line: `shardcache serve`, `config show` and `config check`; and `stop`.
+
+The options are the fields of `Settings`, imported only when needed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import complete_path, json_option, print_json, socket_option
+from shardcache.cli.common import Family, complete_path, json_option, print_json, socket_option
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import PrivatePlace
 from shardcache.unix_socket import connected, credentials
@@ -20,6 +24,9 @@ from shardcache.unix_socket import connected, credentials
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from shardcache.config import Settings, Sources
+
+Json = dict[str, Any]
 
 _ANSWER_S = 10.0
 _STOP_S = 60.0
@@ -49,16 +56,14 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
-    flag = "--" + name.replace("_", "-")
-    is_list = get_origin(field.annotation) is tuple
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    metavar = None if choices else _metavar(field)
     return click.Option(
-        [flag, name],
-        # Everything else stays text, for pydantic to parse.
-        type=click.Choice(choices) if choices else str,
-        metavar=None if choices else _metavar(field),
-        shell_complete=complete_path if _metavar(field) == "PATH" else None,
-        multiple=is_list,
+        ["--" + name.replace("_", "-"), name],
+        type=click.Choice(choices) if choices else str,  # everything else stays text, for pydantic to parse
+        metavar=metavar,
+        shell_complete=complete_path if metavar == "PATH" else None,
+        multiple=get_origin(field.annotation) is tuple,
         help=_help(field),
     )
 
@@ -67,8 +72,7 @@ def _fits_flag(field: FieldInfo) -> bool:
     """Return False for tables such as `[[origin]]`, which only the config file can express."""
     from pydantic import BaseModel
 
-    members = get_args(field.annotation)
-    return not any(isinstance(member, type) and issubclass(member, BaseModel) for member in members)
+    return not any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(field.annotation))
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -83,13 +87,10 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _help(field: FieldInfo) -> str:
-    text = (field.description or "").strip()
-    text = text[:1].upper() + text[1:]
+    text = field.description or ""
     default = field.get_default(call_default_factory=True)
-    if default in (None, ()):
-        return text
     readable = default.human_readable() if hasattr(default, "human_readable") else default
-    return f"{text}  [default: {readable}]"
+    return text[:1].upper() + text[1:] + (f"  [default: {readable}]" if default not in (None, ()) else "")
 
 
 @click.command(
@@ -112,22 +113,18 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     Needs a folder on a local disk, and credentials for the object store: from the usual chain (environment, profile,
     instance role) or from an [[origin]] table of the config file.
     """
-    if private:
-        _start_private(given(flags), config, as_json=as_json)
+    options = given(flags)
+    if not private:
+        from shardcache.config import Settings
+        from shardcache.daemon import serve as run_daemon
+
+        run_daemon(Settings.load(options, config))
         return
-
-    from shardcache.config import Settings
-    from shardcache.daemon import serve as run_daemon
-
-    run_daemon(Settings.load(given(flags), config))
-
-
-def _start_private(flags: dict[str, Any], config: Path | None, *, as_json: bool) -> None:
     from shardcache.cli.private_daemon import start
 
-    if "socket" in flags:
+    if "socket" in options:
         raise ConfigError("a private daemon listens where its user's processes look for it", remedy="omit --socket")
-    place = start(flags, config)
+    place = start(options, config)
     if as_json:
         print_json(place)
     else:
@@ -169,3 +166,130 @@ def _stop(path: Path) -> None:
         raise DaemonError("the daemon belongs to another user", url=str(path), remedy="ask its administrator") from exn
     finally:
         os.close(process)
+
+
+# Options and where they are set
+
+
+@click.group(cls=Family, short_help="Show the daemon's options and their sources, or check a config file.")
+def config() -> None:
+    """Show the options that a daemon started here would have, or check a config file."""
+
+
+@config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
+@config_option
+@json_option
+def show(config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
+
+    Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
+    values of storage_options.
+    """
+    from shardcache.config import Settings, Sources, config_file, unknown_variables
+
+    options = given(flags)
+    settings = Settings.load(options, config)
+    path = config_file(config)
+    rows = list(_rows(settings, Sources(options, os.environ, path)))
+    unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
+    if as_json:
+        print_json({"file": str(path) if path.exists() else None, "options": rows, "unknown_variables": unknown})
+    else:
+        _print_options(rows, unknown)
+
+
+def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
+    from shardcache.protocol import socket_path
+
+    for name in type(settings).model_fields:
+        value = socket_path(settings.socket) if name == "socket" else getattr(settings, name)
+        is_set = name in settings.model_fields_set
+        kind, place = (sources.kind(name), sources.place((name,))) if is_set else ("default", None)
+        yield {"name": name, "value": _json(value), "source": kind, "place": place}
+
+
+def _json(value: object) -> Any:
+    """Return an option's value as JSON, without secrets; sizes in bytes, or as written if they are a share."""
+    from pydantic import BaseModel
+
+    from shardcache.config import AllowRule, Amount
+    from shardcache.redact import redact
+
+    match value:
+        case Amount():
+            return value.value_bytes if value.fraction is None else f"{value.fraction * 100:g}%"
+        case AllowRule():
+            return {"prefix": redact(value.prefix), "users": sorted(value.uids), "groups": sorted(value.gids)}
+        case BaseModel():
+            rows = ((name, getattr(value, name)) for name in value.model_fields_set)
+            return {name: _hidden(inner) if name == "storage_options" else _json(inner) for name, inner in rows}
+        case tuple() | list():
+            return [_json(inner) for inner in value]
+        case Path():
+            return str(value)
+        case str():
+            return redact(value)
+    return value
+
+
+def _hidden(value: object) -> Any:
+    """Return storage options without their values: any may be a password or a key."""
+    from shardcache.redact import HIDDEN
+
+    if isinstance(value, dict):
+        return {name: _hidden(inner) for name, inner in value.items()}
+    return value if isinstance(value, bool) else HIDDEN
+
+
+def _print_options(rows: list[Json], unknown: list[Json]) -> None:
+    from rich.text import Text
+
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.config import Settings
+
+    console = make_console()
+    table = make_table("option", "value", "source")
+    for row in rows:
+        field = Settings.model_fields[row["name"]]
+        for number, value in enumerate(_texts(row["value"], field)):
+            name, place = (row["name"].replace("_", "-"), row["place"] or "default") if number == 0 else ("", "")
+            table.add_row(Text(name), Text(value), Text(place, "" if row["place"] else "dim"))
+    console.print(table)
+    for variable in unknown:
+        meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
+        console.print(f"warning: nothing reads ${variable['name']}{meant}", markup=False)
+
+
+def _texts(value: Any, field: FieldInfo) -> list[str]:
+    """Return a value as people write it, one line per table."""
+    from shardcache.units import size
+
+    match value:
+        case None | []:
+            return [(field.description or "").partition("[default: ")[2].rstrip("]") or "none"]
+        case list():
+            rows = [[f"{name}={inner}" for name, inner in each.items() if inner not in ([], None)] for each in value]
+            return list(map(" ".join, rows))
+        case str():
+            return [value]
+    return [size(value) if re.search("ByteSize|Amount", str(field.annotation)) else f"{value:g}"]
+
+
+@config.command(short_help="Check a config file.")
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
+@json_option
+def check(file: Path | None, as_json: bool) -> None:
+    """Check that a config file is valid; exit 2 and name each invalid option and its line if it is not.
+
+    Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables are ignored. For the
+    effects of valid options on this node, run `shardcache doctor --config FILE`.
+    """
+    from shardcache.config import FileSettings, config_file
+
+    path = config_file(file)
+    settings = FileSettings.read(path)
+    names = [name for name in type(settings).model_fields if name in settings.model_fields_set]
+    if as_json:
+        print_json({"file": str(path), "valid": True, "options": names})
+    else:
+        click.echo(f"{path}: valid; sets {', '.join(names) or 'nothing'}")
