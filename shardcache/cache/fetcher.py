@@ -23,8 +23,7 @@ from shardcache.errors import (
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.download import Downloader
-from shardcache.fetch.retry import refetch
+from shardcache.fetch.download import Downloader, refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
@@ -242,7 +241,6 @@ class Fetcher:
             transfer.arriving = Arrival(partial, transfer)
         await self._downloader.download(
             origin,
-            partial.obj,
             partial,
             priority=lambda: claim.priority(lambda: self._planner.now.next_use_s(partial.key)),
             progress=transfer.set_done,

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from shardcache.errors import ShardcacheError
-from shardcache.fetch.priority import Priority
 from shardcache.fetch.reads import Coming
+from shardcache.fetch.scheduler import Priority
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.partial import Partial

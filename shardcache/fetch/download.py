@@ -3,67 +3,152 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from shardcache.access.urls import store_of
 from shardcache.config import Settings
-from shardcache.errors import OriginUnavailableError, OutdatedError, ShardChangedError
-from shardcache.fetch import tier
-from shardcache.fetch.hedging import HEDGED_SHARE, MAX_PARTS, Hedging
-from shardcache.fetch.limits import Bandwidth
-from shardcache.fetch.priority import Claim, Priority
-from shardcache.fetch.reads import Coming, StallTimeout
+from shardcache.errors import (
+    CorruptShardError,
+    OriginError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardChangedError,
+)
+from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS, Hedging
+from shardcache.fetch.reads import Bandwidth, Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
-from shardcache.fetch.scheduler import Scheduler
-from shardcache.fetch.verification import Etags, PartChecksums, Sink
+from shardcache.fetch.scheduler import Claim, Priority, Scheduler
+from shardcache.fetch.verification import Etags, PartChecksums
+from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.transport.flow import Received, nothing
+from shardcache.redact import redact
+from shardcache.store.partial import Partial
+from shardcache.transport.flow import Received
 from shardcache.transport.parts import PartFileError, PartSums
 
+log = SharedLogger()
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # A shard may become urgent while a request lasts, and a request that fails is repeated.
 _REQUEST_S = 0.25
 _MAX_ANSWERS = 10_000
+# Attempts for an object that is overwritten during the download. If it is rewritten faster than it can be downloaded,
+# the error goes to the reader.
+_VERSIONS = 3
 
 
-class Answers:
-    """Keeps what origins reported when a command asked for sizes, so that its downloads need not ask again.
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Full-jitter exponential backoff: a random time below a bound that doubles with each failure.
 
-    Each answer is used once: if the object has been replaced since, the next attempt asks.
-
-    Args:
-        ttl_s: age up to which an answer is used; 0 keeps none.
+    After M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015: while many clients contend, full
+    jitter needs the fewest calls of the variants compared there.
     """
 
-    def __init__(self, ttl_s: float) -> None:
-        self._ttl_s = ttl_s
-        self._kept: dict[str, RemoteObject] = {}  # oldest first
+    base_s: float = 0.25
+    cap_s: float = 15.0
 
-    def keep(self, obj: RemoteObject) -> None:
-        """Keep an answer that has just arrived, if there is space for it."""
-        self._kept.pop(obj.url, None)
-        while self._kept and self._is_old(next(iter(self._kept.values()))):
-            del self._kept[next(iter(self._kept))]
-        if len(self._kept) < _MAX_ANSWERS:
-            self._kept[obj.url] = obj
+    def bound_s(self, failures: int) -> float:
+        """Return the longest pause after a number of failures (1 or more)."""
+        return min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 64))
 
-    def take(self, url: str, version: str | None) -> RemoteObject | None:
-        """Remove and return the answer about an object; None if there is no recent one about this version."""
-        obj = self._kept.pop(url, None)
-        if obj is None or version not in (None, obj.version) or self._is_old(obj):
-            return None
-        return obj
+    def pause_s(self, failures: int, uniform: float) -> float:
+        """Return the pause for a random number from [0, 1)."""
+        return self.bound_s(failures) * uniform
 
-    def _is_old(self, obj: RemoteObject) -> bool:
-        return time.monotonic() - obj.reported_s >= self._ttl_s
+
+BACKOFF = Backoff()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FailedAttempt:
+    """A failed attempt at a request that will be repeated; its text is for people."""
+
+    number: int
+    attempts: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.attempts}: {self.cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Retry policy for requests to origins.
+
+    Attributes:
+        attempts: maximum number of attempts, the first included.
+        counters: count retries and requests given up.
+        failing: latest failed attempt at requests under way, by url.
+    """
+
+    attempts: int
+    counters: Counters
+    backoff: Backoff = BACKOFF
+    failing: dict[str, FailedAttempt] = field(default_factory=dict)
+
+    async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns, which requests something of `url`.
+
+        Retries only after OriginUnavailableError: any other error would recur. Raises the last attempt's error, with
+        the number of attempts.
+        """
+        try:
+            for failures in range(1, self.attempts):
+                try:
+                    return await attempt()
+                except OriginUnavailableError as exn:
+                    self.counters.retries += 1
+                    self._failed(url, FailedAttempt(failures, self.attempts, exn.message))
+                await asyncio.sleep(self.backoff.pause_s(failures, random.random()))
+            return await self._last(attempt)
+        except OriginError as exn:
+            self.counters.measures.given_up[exn.code] += 1
+            raise
+        finally:
+            self.failing.pop(url, None)
+
+    async def _last(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await attempt()
+        except OriginUnavailableError as exn:
+            message = f"{exn.message} (given up after {self.attempts} attempts)"
+            raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
+
+    def _failed(self, url: str, failed: FailedAttempt) -> None:
+        self.failing[url] = failed
+        if failed.number > 1 and failed.number.bit_count() == 1:  # the 2nd, 4th, 8th: not every lost connection
+            log.warning("request failed; retrying", url=redact(url), cause=str(failed))
+
+
+def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a function that fetches an object: repeat it if the object was replaced, and once if it is corrupt."""
+
+    @wraps(fetch)
+    async def refetching(*args: P.args, **kwargs: P.kwargs) -> T:
+        corrupt = False
+        for _ in range(_VERSIONS - 1):
+            try:
+                return await fetch(*args, **kwargs)
+            except ShardChangedError:
+                pass
+            except CorruptShardError:
+                # A retry cures a bit flipped in transit; an object damaged at the origin fails again.
+                if corrupt:
+                    raise
+                corrupt = True
+        return await fetch(*args, **kwargs)
+
+    return refetching
 
 
 class Downloader:
@@ -90,15 +175,10 @@ class Downloader:
         self._settings = settings
         self.counters = counters
         self.scheduler = Scheduler(settings.max_connections)
-        self._requests = Requests(
-            self.scheduler,
-            Bandwidth(settings.max_bandwidth),
-            Hedging(hedged_share),
-            counters,
-            settings.stall_timeout_s,
-        )
+        bandwidth, hedging = Bandwidth(settings.max_bandwidth), Hedging(hedged_share)
+        self._requests = Requests(self.scheduler, bandwidth, hedging, counters, settings.stall_timeout_s)
         self._etags = Etags()
-        self._answers = Answers(settings.listing_ttl_s)
+        self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
 
     def __repr__(self) -> str:
@@ -112,21 +192,29 @@ class Downloader:
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried like a part, and keep it for the next `stat` of the object."""
         obj = await self.ask(url, lambda received: origin.stat(url))
-        self._answers.keep(obj)
+        self._ahead.pop(url, None)
+        while self._ahead and self._is_old(oldest := next(iter(self._ahead.values()))):
+            del self._ahead[oldest.url]
+        if len(self._ahead) < _MAX_ANSWERS:
+            self._ahead[url] = obj
         return obj
 
     async def stat(self, origin: Origin, url: str, version: str | None = None) -> RemoteObject:
-        """Return the object that the next download is to fetch: a kept answer, or `origin.stat(url)`, retried.
+        """Return the object that the next download is to fetch: an answer to `stat_ahead`, used once, or
+        `origin.stat(url)`, retried.
 
         Raises the origin's errors; OutdatedError if the object is not in the given version.
         """
-        obj = self._answers.take(url, version)
-        if obj is None:
+        obj = self._ahead.pop(url, None)
+        if obj is None or version not in (None, obj.version) or self._is_old(obj):
             obj = await self.ask(url, lambda received: origin.stat(url))
         if version not in (None, obj.version):
             # The sample order was computed for another version; reading this one instead would be silently wrong.
             raise OutdatedError(f"the origin has version {obj.version}, the manifest names {version}", url=obj.url)
         return obj
+
+    def _is_old(self, obj: RemoteObject) -> bool:
+        return time.monotonic() - obj.reported_s >= self._settings.listing_ttl_s
 
     async def ask(self, url: str, request: Callable[[Received], Awaitable[T]]) -> T:
         """Return the result of a small request, or of a listing that reports its pages; retried like a part.
@@ -136,23 +224,22 @@ class Downloader:
 
         async def attempt() -> T:
             self.counters.origin_requests += 1
-            stall_timeout = StallTimeout(self._settings.stall_timeout_s, url, nothing)
-            async with stall_timeout.limit():
-                return await request(stall_timeout.received)
+            read = PausableRead(url, self._settings.stall_timeout_s)
+            async with read.limit():
+                return await request(read.received)
 
         return await self._retry.call(url, attempt)
 
     async def download(
         self,
         origin: Origin,
-        obj: RemoteObject,
-        sink: Sink,
+        partial: Partial,
         *,
         priority: Callable[[], Priority],
         progress: Callable[[int], None],
         coming: Coming | None = None,
     ) -> None:
-        """Fetch every part missing from the sink, in order, and check the whole object.
+        """Fetch every part missing from a partial file, in order, and check the whole object.
 
         Args:
             priority: returns the current priority for connections and bandwidth.
@@ -160,25 +247,20 @@ class Downloader:
             coming: counts the bytes that have arrived but are not on disk yet.
 
         Raises the origin's errors once retries cannot help, ShardChangedError without a retry when the origin holds
-        another version, CorruptShardError when the object differs from the origin's checksum or ETag, and the sink's
+        another version, CorruptShardError when the object differs from the origin's checksum or ETag, and the disk's
         errors. The first error cancels all parts of the shard; finished parts are kept.
         """
-        download = _Download(origin, obj, sink, priority, progress, coming or Coming())
-        if obj.ranges:
-            await self._ranges(download, sink.missing())
-        elif sink.missing():
-            whole = range(-(-obj.size_bytes // sink.part_bytes))
-            download.start(whole)
-            await self._run(download, whole)
+        obj, download = partial.obj, _Download(origin, partial, priority, progress, coming or Coming())
+        await self._fetch(download, partial.missing())
         if not obj.guarded and (await self.ask(obj.url, lambda _: origin.stat(obj.url))).version != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
         try:
-            await asyncio.to_thread(download.part_checksums.verify)
-            await self._etags.verify(obj, sink.path)
+            await asyncio.to_thread(download.checksums.verify)
+            await self._etags.verify(obj, partial.path)
         except OSError as exn:
-            raise sink.disk_error(exn) from exn
+            raise partial.disk_error(exn) from exn
 
-    async def _ranges(self, download: _Download, missing: list[int]) -> None:
+    async def _fetch(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
         requests = self._requests_for(download, missing)
 
@@ -200,19 +282,21 @@ class Downloader:
         left = deque(missing)
         while left:
             parts = range(left[0], left.popleft() + 1)
-            maximum = 1 if download.priority().waiting else count
+            maximum = 1 if download.obj.ranges and download.priority().waiting else count
             while left and left[0] == parts.stop and len(parts) < maximum:
                 parts = range(parts.start, left.popleft() + 1)
             yield parts
 
     def _parts_per_request(self, download: _Download, missing: int) -> int:
         """Return how many parts a request may fetch: larger ones cost less, smaller ones reach more connections."""
+        if not download.obj.ranges:
+            return missing
         origin = store_of(download.obj.url)
         bytes_per_s = self.scheduler.connection_bytes_per_s(origin)
         if not download.obj.joinable or bytes_per_s is None:
             return 1
         connections = min(self._settings.shard_connections, self.scheduler.share(origin))
-        in_time = int(_REQUEST_S * bytes_per_s / download.sink.part_bytes)
+        in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
         return max(1, min(missing // connections, in_time, MAX_PARTS))
 
     async def _run(self, download: _Download, parts: range) -> None:
@@ -222,25 +306,25 @@ class Downloader:
 
         async def attempt() -> list[PartSums]:
             nonlocal count
-            piece = download.piece(claim, parts.start, count)
+            span = download.span(claim, parts.start, count)
             if download.obj.ranges:
                 count = 1
-            return await self._attempt(download, piece)
+            return await self._attempt(download, span)
 
         while parts:
             finished = await self._retry.call(download.obj.url, attempt)
             download.record(finished)
             parts = parts[len(finished) :]
 
-    async def _attempt(self, download: _Download, piece: RequestSpan) -> list[PartSums]:
+    async def _attempt(self, download: _Download, span: RequestSpan) -> list[PartSums]:
         while True:
             try:
-                return await tier.fetch(self._requests, piece)
+                return await self._requests.fetch(span)
             except OriginUnavailableError:
-                if not piece.claim.paused:  # an origin may close a paused connection; that is not a failure
+                if not span.claim.paused:  # an origin may close a paused connection; that is not a failure
                     raise
             except PartFileError as exn:
-                raise download.sink.disk_error(exn.cause) from exn.cause
+                raise download.partial.disk_error(exn.cause) from exn.cause
 
 
 @dataclass(slots=True)
@@ -248,32 +332,35 @@ class _Download:
     """State shared by the parts of one download."""
 
     origin: Origin
-    obj: RemoteObject
-    sink: Sink
+    partial: Partial
     priority: Callable[[], Priority]
     progress: Callable[[int], None]
     coming: Coming
-    part_checksums: PartChecksums = field(init=False)
+    checksums: PartChecksums = field(init=False)
     done_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.part_checksums = PartChecksums(self.sink)
+        self.checksums = PartChecksums(self.partial)
 
-    def piece(self, claim: Claim, first: int, count: int) -> RequestSpan:
+    @property
+    def obj(self) -> RemoteObject:
+        return self.partial.obj
+
+    def span(self, claim: Claim, first: int, count: int) -> RequestSpan:
         """Return consecutive parts as one request."""
-        parts = replace(self.sink.parts(first, count), algorithm=self.part_checksums.algorithm)
+        parts = replace(self.partial.parts(first, count), algorithm=self.checksums.algorithm)
         return RequestSpan(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
-    def start(self, missing: list[int] | range) -> None:
+    def start(self, missing: Sequence[int]) -> None:
         """Count the bytes that are already on disk."""
-        self.done_bytes = self.obj.size_bytes - sum(self.sink.parts(index, 1).size_bytes for index in missing)
+        self.done_bytes = self.obj.size_bytes - sum(self.partial.parts(index, 1).size_bytes for index in missing)
         self.progress(self.done_bytes)
 
     def record(self, finished: list[PartSums]) -> None:
         """Record finished parts."""
         self.coming.end(finished[0].index)
         for sums in finished:
-            self.sink.record(sums)
-            self.part_checksums.record(sums)
-            self.done_bytes += self.sink.parts(sums.index, 1).size_bytes
+            self.partial.record(sums)
+            self.checksums.record(sums)
+            self.done_bytes += self.partial.parts(sums.index, 1).size_bytes
         self.progress(self.done_bytes)

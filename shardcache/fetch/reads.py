@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.transport.flow import Received
+from shardcache.fetch.scheduler import Claim, RoundRobin
+from shardcache.transport.flow import Received, nothing
+
+Grant: TypeAlias = Callable[[float], Awaitable[float]]
 
 MIN_BYTES_PER_S = 1024
 """Minimum rate: a slower connection is given up, whether the network is failing or the peer stalls on purpose."""
@@ -15,68 +21,95 @@ MIN_BYTES_PER_S = 1024
 # Fraction of the limit by which a request may time out late, so that not every byte reschedules the timer.
 _SLACK = 0.1
 
+_GRANTS_PER_S = 50
+_BURST_GRANTS = 5
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    claim: Claim
+    size_bytes: float
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Bandwidth:
+    """Grants byte credit before each read, at most a fiftieth of a second's worth at a time.
+
+    The recipient is chosen only when the rate allows it the bytes, so that waiting readers get the whole rate for as
+    long as they use it. Clients of equal urgency take turns, and parts of one shard arrive one after the other. A read
+    that cannot be cut to size may exceed its credit; later grants make up for it.
+
+    Args:
+        bytes_per_s: None for no limit.
+    """
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
+        self._left_bytes: float = _BURST_GRANTS * self._grant_bytes  # negative after reads without credit
+        self._counted_s = math.inf
+        self._orders: list[_Order] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._round_robin = RoundRobin()
+
+    def __repr__(self) -> str:
+        return f"<Bandwidth {self._bytes_per_s or 'unlimited'}, {len(self._orders)} orders>"
+
+    async def grant(self, claim: Claim, wanted_bytes: float) -> float:
+        """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
+        if self._bytes_per_s is None:
+            return math.inf
+        order = _Order(claim, min(wanted_bytes, self._grant_bytes))
+        self._orders.append(order)
+        if self._timer is None:
+            self._hand_out(self._bytes_per_s)
+        try:
+            await order.granted
+        except asyncio.CancelledError:
+            if order in self._orders:
+                self._orders.remove(order)
+            else:
+                self.settle(order.size_bytes)
+            raise
+        return order.size_bytes
+
+    def settle(self, unused_bytes: float) -> None:
+        """Take back unused byte credit; negative for bytes read without credit."""
+        if self._bytes_per_s is not None:
+            self._left_bytes += unused_bytes
+
+    def _hand_out(self, bytes_per_s: int) -> None:
+        loop, self._timer = asyncio.get_running_loop(), None
+        earned_bytes = bytes_per_s * max(0.0, loop.time() - self._counted_s)
+        burst_bytes = _BURST_GRANTS * self._grant_bytes
+        self._left_bytes = max(self._left_bytes, min(burst_bytes, self._left_bytes + earned_bytes))
+        self._counted_s = loop.time()
+        while self._orders:
+            order = min(self._orders, key=self._rank)
+            if (lacking_bytes := order.size_bytes - self._left_bytes) >= 1:  # fractions are rounding errors
+                self._timer = loop.call_later(lacking_bytes / bytes_per_s, self._hand_out, bytes_per_s)
+                return
+            self._left_bytes -= order.size_bytes
+            self._orders.remove(order)
+            self._round_robin.serve(order.claim.priority().client)
+            if not order.granted.cancelled():
+                order.granted.set_result(None)
+
+    def _rank(self, order: _Order) -> tuple[int, int, float, int]:
+        priority = order.claim.priority()
+        return priority.klass, self._round_robin.last(priority.client), priority.deadline_s, order.claim.arrival
+
+
+def _nothing() -> None:
+    """Stand in for a callback that nobody has given."""
+
+
+async def _unlimited(wanted_bytes: float) -> float:
+    return math.inf
+
 
 class StalledError(OriginUnavailableError):
     """Too little of an answer arrived for too long."""
-
-
-class StallTimeout:
-    """Stall timeout of a request: no limit on its duration, as long as enough of the answer keeps arriving.
-
-    Args:
-        limit_s: time within which enough must arrive.
-        tally: called with every count received.
-        min_bytes_per_s: minimum rate; by default anything is enough.
-    """
-
-    def __init__(self, limit_s: float, url: str, tally: Received, min_bytes_per_s: int = 0) -> None:
-        self._limit_s = limit_s
-        self._url = url
-        self._tally = tally
-        self._enough_bytes = max(1, int(limit_s * min_bytes_per_s))
-        self._received_bytes = 0  # since the timer was last restarted
-        self._restarts_from_s = 0.0
-        self._limit: asyncio.Timeout | None = None
-
-    def received(self, count: int) -> None:
-        """Count what was received, and restart the timer when it is enough."""
-        self._tally(count)
-        self._received_bytes += count
-        if self._received_bytes >= self._enough_bytes:
-            self.restart()
-
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """Run the timer during the block. Raises StalledError when too little arrived for too long."""
-        try:
-            async with asyncio.timeout(self._limit_s) as self._limit:
-                yield
-        except TimeoutError:
-            # Origins translate their own timeouts, so this one is the timer's.
-            amount = f"only {self._received_bytes} bytes were" if self._received_bytes else "nothing was"
-            raise StalledError(f"{amount} received for {self._limit_s:g} s", url=self._url) from None
-        finally:
-            self._limit = None
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Stop the timer during the block, in which nothing is read."""
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(None)
-            self._restarts_from_s = 0.0
-        try:
-            yield
-        finally:
-            self.restart()
-
-    def restart(self) -> None:
-        """Restart the timer."""
-        self._received_bytes = 0
-        now_s = _now_s()
-        if self._limit is None or self._limit.expired() or now_s < self._restarts_from_s:
-            return
-        self._restarts_from_s = now_s + _SLACK * self._limit_s
-        self._limit.reschedule(now_s + (1 + _SLACK) * self._limit_s)
 
 
 class Stopwatch:
@@ -112,10 +145,14 @@ class Stopwatch:
 
 
 class PausableRead:
-    """A `transport.flow.Flow` that pauses while it has no slot or no byte credit.
+    """A `transport.workers.Flow` that pauses while it has no slot or no byte credit, and fails when it stalls.
+
+    There is no limit on its duration, as long as enough keeps arriving while it does not pause.
 
     Args:
-        size_bytes: number of bytes to read.
+        stall_timeout_s: time within which enough must arrive: `MIN_BYTES_PER_S`, or anything if the size is unknown.
+        tally: called with every count received.
+        size_bytes: number of bytes to read; 0 if unknown.
         grant: waits for byte credit and returns it, given the number of bytes wanted.
         prompt: as `Flow.prompt`.
 
@@ -130,22 +167,30 @@ class PausableRead:
 
     def __init__(
         self,
-        stall_timeout: StallTimeout,
-        size_bytes: int,
-        grant: Callable[[float], Awaitable[float]],
+        url: str,
+        stall_timeout_s: float,
+        tally: Received = nothing,
+        size_bytes: int = 0,
+        grant: Grant = _unlimited,
         *,
         prompt: bool = False,
     ) -> None:
-        self._stall_timeout = stall_timeout
+        self._url = url
+        self._stall_timeout_s = stall_timeout_s
+        self._tally = tally
         self._left_bytes = size_bytes
         self._grant = grant
-        self._pause: Callable[[], object] | None = None
+        self.prompt = prompt
+        self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S)) if size_bytes else 1
+        self._lately_bytes = 0  # received since the timer was last restarted
+        self._restarts_from_s = 0.0
+        self._limit: asyncio.Timeout | None = None
+        self._pause: Callable[[], object] = _nothing
         self._has_slot = asyncio.Event()
         self._has_slot.set()
         self.credit_bytes: float = 0
-        self.prompt = prompt
         self.received_bytes = self.written_bytes = 0
-        self.when_written: Callable[[], object] = lambda: None
+        self.when_written: Callable[[], object] = _nothing
         self.first_byte_s: float | None = None
         self.worked = Stopwatch()
 
@@ -153,15 +198,22 @@ class PausableRead:
     async def limit(self) -> AsyncIterator[None]:
         """Time the read during the block, which begins once reading is allowed.
 
-        Raises OriginUnavailableError when too little arrives for too long, pauses excluded.
+        Raises StalledError when too little arrives for too long, pauses excluded.
         """
-        async with self._stall_timeout.limit():
-            await self.ready()
-            self.worked.run()
-            try:
-                yield
-            finally:
-                self.worked.stop()
+        try:
+            async with asyncio.timeout(self._stall_timeout_s) as self._limit:
+                await self.ready()
+                self.worked.run()
+                try:
+                    yield
+                finally:
+                    self.worked.stop()
+        except TimeoutError:
+            # Origins translate their own timeouts, so this one is the timer's.
+            amount = f"only {self._lately_bytes} bytes were" if self._lately_bytes else "nothing was"
+            raise StalledError(f"{amount} received for {self._stall_timeout_s:g} s", url=self._url) from None
+        finally:
+            self._limit = None
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -171,31 +223,34 @@ class PausableRead:
     def heard(self) -> None:
         """Restart the stall time-out: the peer lives, and has nothing to send yet."""
         if self._may_read:
-            self._stall_timeout.restart()
+            self._restart()
 
-    # priority.Pausable
+    # scheduler.Pausable
 
     def halt(self) -> None:
         """Pause."""
         self._has_slot.clear()
-        self._interrupt()
+        self._pause()
 
     def resume(self) -> None:
         """Continue after `halt`."""
         self._has_slot.set()
 
-    # transport.flow.Flow
+    # transport.workers.Flow
 
     def received(self, count: int) -> None:
-        """Count received bytes."""
-        self._stall_timeout.received(count)
+        """Count received bytes, and restart the timer when they are enough."""
+        self._tally(count)
+        self._lately_bytes += count
+        if self._lately_bytes >= self._enough_bytes:
+            self._restart()
         if self.first_byte_s is None:
             self.first_byte_s = self.worked.elapsed_s
         self.received_bytes += count
         self._left_bytes -= count
         self.credit_bytes -= count
         if self._wants_credit:
-            self._interrupt()
+            self._pause()
 
     def written(self, size_bytes: int) -> None:
         """As `Flow.written`."""
@@ -207,11 +262,16 @@ class PausableRead:
         if self._may_read:
             return
         self.worked.stop()
-        with self._stall_timeout.suspended():
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(None)
+            self._restarts_from_s = 0.0
+        try:
             while not self._may_read:
                 await self._has_slot.wait()
                 if self._wants_credit:
                     self.credit_bytes += await self._grant(self._left_bytes - self.credit_bytes)
+        finally:
+            self._restart()
         self.worked.run()
 
     @contextmanager
@@ -221,7 +281,7 @@ class PausableRead:
         try:
             yield
         finally:
-            self._pause = None
+            self._pause = _nothing
 
     @property
     def _may_read(self) -> bool:
@@ -231,9 +291,12 @@ class PausableRead:
     def _wants_credit(self) -> bool:
         return self.credit_bytes <= 0 < self._left_bytes
 
-    def _interrupt(self) -> None:
-        if self._pause is not None:
-            self._pause()
+    def _restart(self) -> None:
+        """Restart the stall time-out."""
+        self._lately_bytes, now_s = 0, _now_s()
+        if self._limit is not None and not self._limit.expired() and now_s >= self._restarts_from_s:
+            self._restarts_from_s = now_s + _SLACK * self._stall_timeout_s
+            self._limit.reschedule(now_s + (1 + _SLACK) * self._stall_timeout_s)
 
 
 class Coming:
@@ -243,9 +306,9 @@ class Coming:
         written: called when more of them are in the file.
     """
 
-    def __init__(self, written: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, written: Callable[[], object] = _nothing) -> None:
         self._written = written
-        self._parts: dict[int, tuple[PausableRead, int]] = {}
+        self._parts: dict[int, PausableRead] = {}
 
     def __repr__(self) -> str:
         return f"Coming({self.size_bytes} bytes of {len(self._parts)} parts)"
@@ -253,16 +316,16 @@ class Coming:
     @property
     def size_bytes(self) -> int:
         """Number of such bytes received so far."""
-        return sum(read.received_bytes - before_bytes for read, before_bytes in self._parts.values())
+        return sum(read.received_bytes for read in self._parts.values())
 
     def begin(self, part: int, read: PausableRead) -> None:
-        """Count a read's bytes from now on as those of a part, in place of an earlier attempt's."""
-        self._parts[part] = read, read.received_bytes
+        """Count a read's bytes as those of a part, in place of an earlier attempt's."""
+        self._parts[part] = read
         read.when_written = self._written
 
     def written_bytes(self, part: int) -> int:
         """Return the size of a part's beginning that is in the file already; 0 once it is finished."""
-        return self._parts[part][0].written_bytes if part in self._parts else 0
+        return self._parts[part].written_bytes if part in self._parts else 0
 
     def end(self, part: int) -> None:
         """Stop counting a part: it is on disk."""

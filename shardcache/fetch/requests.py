@@ -1,25 +1,39 @@
-"""Requests to origins for object bodies: each with a connection slot and a stall timeout, and hedged if late."""
+"""Requests for object bodies, to the cluster's tier and then to the origin: in a slot, given up or hedged if late.
+
+The object store may be slow, and then the tier is: nginx sends a part that another node has requested as well only when
+it is whole. A node that requested it from the store for that would make both slower. So it waits as long as the owner
+lives, and requests from the store only what takes much longer than the tier's other parts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
-from shardcache.errors import OriginError
-from shardcache.fetch.hedging import LOOK_AGAIN, Hedging, race
-from shardcache.fetch.limits import Bandwidth
-from shardcache.fetch.priority import Claim
-from shardcache.fetch.reads import MIN_BYTES_PER_S, PausableRead, StallTimeout
-from shardcache.fetch.scheduler import Scheduler
+from shardcache.errors import OriginBusyError, OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.fetch.estimates import LOOK_AGAIN, MIN_STALL_SHARE, Hedging
+from shardcache.fetch.reads import Bandwidth, PausableRead, StalledError
+from shardcache.fetch.scheduler import Claim, Scheduler
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.registry import Deferred
+from shardcache.origin.tier_client import OWNER, QUESTION, Route, TierState, sums_of
 from shardcache.transport.flow import Received
+from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
+
+T = TypeVar("T")
+
+# An owner is slow if the object store sends the part within this share of the time that the owner would still take.
+_MUCH_SOONER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +65,31 @@ class Requests:
         self._reads: defaultdict[str, set[PausableRead]] = defaultdict(set)  # by origin
 
     async def fetch(self, span: RequestSpan) -> list[PartSums]:
-        """Fetch bytes and return the checksums of their parts once they are written; the claim holds a slot.
+        """Fetch bytes and return the checksums of their parts once they are written.
+
+        The tier is requested first, if there is one; whatever fails there, the origin is requested next. A request to
+        either is hedged if late, by one to the origin.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
-        size_bytes = span.parts.size_bytes
+        async with self.scheduler.hold(span.claim):
+            sums = None
+            if isinstance(span.origin, Deferred) and span.origin.tier is not None:
+                sums = await _TierRequests(self, span, span.origin, span.origin.tier).fetch()
+            return await self._from_origin(span) if sums is None else sums
+
+    async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
+        origin, size_bytes = span.claim.origin, span.parts.size_bytes
         with self.reading(span, span.claim, self._count) as read:
             span.begun(read)
-            sums, is_first = await self._first_of_two(span, read)
+            patience_s = self.hedging.patience_s(origin, size_bytes) if span.obj.ranges else None
+            first = self._read(span, read, None)
+            if patience_s is None:
+                sums, is_first = await first, True
+            else:
+                sums, is_first = await race(first, patience_s, partial(self._second, span, read, patience_s))
         self.scheduler.took(span.claim, size_bytes, read.worked.elapsed_s)
-        self.hedging.took(span.claim.origin, size_bytes, read.worked.elapsed_s, span.parts.count)
+        self.hedging.took(origin, size_bytes, read.worked.elapsed_s, span.parts.count)
         if not is_first:
             self.counters.hedged_bytes += read.received_bytes
         assert sums is not None
@@ -87,9 +116,9 @@ class Requests:
     @contextmanager
     def reading(self, span: RequestSpan, claim: Claim, count: Received) -> Iterator[PausableRead]:
         """Provide the read of one request; during the block its claim can be paused."""
-        stall_timeout = StallTimeout(self.stall_timeout_s, span.obj.url, count, MIN_BYTES_PER_S)
         grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
-        read = claim.work = PausableRead(stall_timeout, span.parts.size_bytes, grant, prompt=prompt)
+        read = PausableRead(span.obj.url, self.stall_timeout_s, count, span.parts.size_bytes, grant, prompt=prompt)
+        claim.work = read
         self._reads[claim.origin].add(read)
         try:
             yield read
@@ -110,40 +139,29 @@ class Requests:
         self.counters.measures.part.of(place).observe(took_s)
         self.counters.measures.first_byte.of(place).observe(took_s if read.first_byte_s is None else read.first_byte_s)
 
-    async def _first_of_two(self, span: RequestSpan, read: PausableRead) -> tuple[list[PartSums] | None, bool]:
-        """Return the checksums of the answer that was written, and True if it is the first request's."""
-        patience_s = self.hedging.patience_s(span.claim.origin, span.parts.size_bytes) if span.obj.ranges else None
-        reading = self._read(span, read, None)
-        if patience_s is None:
-            return await reading, True
-        return await race(reading, patience_s, partial(self._second, span, read, patience_s))
-
     async def _second(
         self, span: RequestSpan, first: PausableRead, patience_s: float, end_first: Commit
     ) -> list[PartSums] | None:
-        origin = span.claim.origin
-        await self._is_late(span, first, patience_s)
+        """Send a hedged request once it is likely to bring the bytes sooner than the first."""
+        origin, size_bytes = span.claim.origin, span.parts.size_bytes
+
+        def due_s() -> float:
+            rates = self.other_rates(origin, first)
+            return self.hedging.due_s(origin, size_bytes, patience_s, first.received_bytes, rates)
+
+        await first.worked.reaches(patience_s)
+        while (look_s := due_s()) > (elapsed_s := first.worked.elapsed_s):
+            await first.worked.reaches(max(look_s, LOOK_AGAIN * elapsed_s))
         if self.scheduler.is_throttled(origin) or not self.hedging.spend(origin, span.parts.count):
             return None
         claim = span.claim.again()
         return await self._again(span, claim, self.scheduler.hold(claim), end_first)
 
-    async def _is_late(self, span: RequestSpan, first: PausableRead, patience_s: float) -> None:
-        """Return once a second request is likely to bring the bytes sooner than the first."""
-        origin, size_bytes = span.claim.origin, span.parts.size_bytes
-        await first.worked.reaches(patience_s)
-        while True:
-            rates = self.other_rates(origin, first)
-            due_s = self.hedging.due_s(origin, size_bytes, patience_s, first.received_bytes, rates)
-            if due_s <= (elapsed_s := first.worked.elapsed_s):
-                return
-            await first.worked.reaches(max(due_s, LOOK_AGAIN * elapsed_s))
-
     async def _again(
         self, span: RequestSpan, claim: Claim, slot: AbstractAsyncContextManager[None], end_first: Commit
     ) -> list[PartSums] | None:
         """Return None if the hedged request comes to nothing: the first may still arrive, and its outcome counts."""
-        first_has_ended = False
+        sums, first_has_ended = None, False
 
         async def commit() -> bool:
             nonlocal first_has_ended
@@ -152,20 +170,15 @@ class Requests:
 
         try:
             async with slot:
-                return await self._read_again(span, claim, commit)
+                self.counters.hedges += 1
+                with self.reading(span, claim, self._count) as read:
+                    try:
+                        sums = await self._read(span, read, commit)
+                    finally:
+                        self.counters.hedged_bytes += read.received_bytes if sums is None else 0
         except OriginError:
             if first_has_ended:
                 raise
-        return None
-
-    async def _read_again(self, span: RequestSpan, claim: Claim, commit: Commit) -> list[PartSums] | None:
-        self.counters.hedges += 1
-        sums = None
-        with self.reading(span, claim, self._count) as read:
-            try:
-                sums = await self._read(span, read, commit)
-            finally:
-                self.counters.hedged_bytes += read.received_bytes if sums is None else 0
         return sums
 
     async def _read(self, span: RequestSpan, read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
@@ -177,3 +190,226 @@ class Requests:
 
     def _count(self, received_bytes: int) -> None:
         self.counters.origin_bytes += received_bytes
+
+
+async def race(
+    first: Coroutine[Any, Any, T],
+    patience_s: float,
+    second: Callable[[Callable[[], Awaitable[bool]]], Coroutine[Any, Any, T]],
+) -> tuple[T, bool]:
+    """Run `first`, and `second` as well after `patience_s`, until one is done; the other has ended when this returns.
+
+    Args:
+        second: called with a function that cancels `first` and returns whether it could; only after that may `second`
+            do what must not be done twice. If it returns without having cancelled `first`, `first` goes on.
+
+    Returns the result, and True if it is that of `first`. Raises what either raises, after cancelling the other.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            leader = group.create_task(first)
+
+            async def end_leader() -> bool:
+                leader.cancel()
+                await asyncio.wait([leader])
+                return leader.cancelled()
+
+            await asyncio.wait([leader], timeout=patience_s)
+            if not leader.done():
+                spare = group.create_task(second(end_leader))
+                await asyncio.wait([leader])
+                if not leader.cancelled():
+                    spare.cancel()
+    except BaseExceptionGroup as failures:
+        cause = failures.exceptions[0]
+        raise cause from cause.__cause__
+    return (spare.result(), False) if leader.cancelled() else (leader.result(), True)
+
+
+class _SlowOwnerError(Exception):
+    """The owner has been slow before, and is slow again."""
+
+
+class _TierRequests:
+    """Requests to the tier for one span, one after the other: by the owner, past its cache, or by another owner.
+
+    Attributes:
+        _route, _read: of the request in flight.
+        _asked_s: its reading time when its owner was last asked whether it lives.
+    """
+
+    _route: Route
+    _read: PausableRead
+    _asked_s: float
+
+    def __init__(self, requests: Requests, span: RequestSpan, origin: Deferred, tier: TierState) -> None:
+        self._requests = requests
+        self._span = span
+        self._origin = origin
+        self._tier = tier
+        self._hedging, self._counters = requests.hedging, requests.counters
+        self._stall_timeout_s = requests.stall_timeout_s
+        self._place, self._size_bytes = span.claim.origin, span.parts.size_bytes
+
+    async def fetch(self) -> list[PartSums] | None:
+        """Return the checksums of the bytes; None if the origin has to be requested.
+
+        A part that stops short is requested once more, past the tier's cache: the file there may be damaged.
+        """
+        while (route := await self._next_route()) is not None:
+            self._route, self._asked_s = route, -math.inf
+            with self._requests.reading(self._span, self._span.claim, self._count) as self._read:
+                self._span.begun(self._read)
+                try:
+                    sums, is_first = await race(self._ask(), 0.0, self._watch)
+                except _SlowOwnerError:
+                    continue
+                except OriginError as exn:
+                    if self._repeats(exn):
+                        continue
+                    return None
+            if sums is None:
+                return None
+            self._counters.tier_requests += 1
+            if is_first:
+                self._tier.served(self._span.obj, self._span.parts)
+                self._requests.observe(self._tier.address, self._read)
+                self._requests.scheduler.took(self._span.claim, self._size_bytes, self._read.worked.elapsed_s)
+            else:
+                self._counters.hedged_bytes += self._read.received_bytes
+            return sums
+        return None
+
+    async def _next_route(self) -> Route | None:
+        """Return the way to request the parts, by another owner if the first is left out."""
+        route = self._tier.route(self._span.obj, self._span.parts)
+        if route is None or not self._tier.slow_owners.any(time.monotonic()):
+            return route
+        for way in (route, replace(route, detours=True)):
+            if not self._is_slow(await self._owner(way)):
+                return way
+        return None
+
+    async def _ask(self) -> list[PartSums] | None:
+        """Return None if the object's parts bypass the tier."""
+        async with self._read.limit():
+            answer = await self._origin.ask_tier(self._route, self._span.obj, self._span.parts, self._read)
+        if answer is None:
+            return None
+        sums = sums_of(answer, self._span.obj)
+        if answer.headers.get("x-shardcache-tier") != "HIT":  # then the time is the object store's
+            self._hedging.took(self._place, self._size_bytes, self._read.worked.elapsed_s)
+        return sums
+
+    def _repeats(self, exn: OriginError) -> bool:
+        """Record a failed request, and return whether the tier is requested again. Raises errors that are not its."""
+        is_busy, is_stalled = isinstance(exn, OriginBusyError), isinstance(exn, StalledError)
+        if self._span.claim.paused and isinstance(exn, OriginUnavailableError) and not is_busy:
+            raise exn  # nginx may close a paused connection; that is not a failure
+        self._counters.tier_requests += 1
+        if is_busy:  # the object store's answer
+            raise exn
+        self._counters.tier_failures += 1
+        self._tier.failed(self._span.obj, exn.message, stalled=is_stalled)
+        if not (self._read.received_bytes or is_stalled or isinstance(exn, ShardChangedError)):
+            return False
+        self._tier.suspect(self._span.obj, [self._span.parts.start])
+        return not (self._route.refreshes or is_stalled)
+
+    async def _owner(self, route: Route) -> str:
+        """Return the address of the node that owns the parts; empty if unknown."""
+        answer = await self._question(replace(route, question="name"))
+        return "" if answer is None else answer.headers.get(OWNER, "")
+
+    def _is_slow(self, owner: str) -> bool:
+        return self._tier.slow_owners.has(owner, time.monotonic())
+
+    async def _is_alive(self) -> bool:
+        """Return whether the owner of the parts answers."""
+        answer = await self._question(replace(self._route, question="alive"))
+        return answer is not None and answer.status < 500
+
+    async def _question(self, route: Route) -> Answer | None:
+        """Return the answer to a question about the parts' owner; None if there is none in time."""
+        try:
+            async with asyncio.timeout(QUESTION * self._stall_timeout_s):
+                return await self._origin.ask_tier(route, self._span.obj, self._span.parts, None)
+        except (OriginError, TimeoutError):
+            return None
+
+    def _count(self, received_bytes: int) -> None:
+        self._counters.tier_bytes += received_bytes
+
+    # the watch over one request: whether its owner lives, and whether the object store would be quicker
+
+    async def _watch(self, end_first: Commit) -> list[PartSums] | None:
+        """Return the checksums of the bytes once the origin has sent them sooner; run on until the request ends.
+
+        Raises, after it has ended the request, OriginUnavailableError if the owner is silent, _SlowOwnerError if it has
+        been slow before.
+        """
+        while True:
+            look_s = max(self._usual_s, LOOK_AGAIN * self._read.worked.elapsed_s)
+            await self._read.worked.reaches(min(look_s, max(self._usual_s, self._next_question_s)))
+            left_s = self._left_s()
+            if left_s is None and self._read.worked.elapsed_s < self._next_question_s:
+                continue
+            asking = asyncio.ensure_future(self._is_alive())
+            try:
+                if (sums := await self._look(left_s, asking, end_first)) is not None:
+                    return sums
+            finally:
+                asking.cancel()
+
+    @property
+    def _usual_s(self) -> float:
+        return self._hedging.usual_s(self._place, self._size_bytes, self._stall_timeout_s)
+
+    @property
+    def _next_question_s(self) -> float:
+        return math.inf if self._read.received_bytes else self._asked_s + QUESTION * self._stall_timeout_s
+
+    def _left_s(self) -> float | None:
+        """Return the time that the request will still take, if that is much longer than usual; else None."""
+        read, rates = self._read, self._requests.other_rates(self._place, self._read)
+        return self._hedging.left_s(
+            self._size_bytes, read.received_bytes, read.worked.elapsed_s, self._usual_s, rates, self._stall_timeout_s
+        )
+
+    async def _look(
+        self, left_s: float | None, asking: asyncio.Future[bool], end_first: Commit
+    ) -> list[PartSums] | None:
+        """An owner that answers promptly is not slow itself: it waits for the object store."""
+        self._asked_s = self._read.worked.elapsed_s
+        await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
+        if not asking.done() and left_s is None and not self._read.received_bytes:
+            left_s = self._stall_timeout_s
+        if left_s is not None and (sums := await self._sooner(left_s, asking, end_first)) is not None:
+            return sums
+        is_alive = await asking
+        if self._read.received_bytes:
+            return None  # the stall time-out decides
+        if is_alive:
+            self._read.heard()
+        elif await end_first():
+            url = self._span.obj.url
+            raise OriginUnavailableError("the shard's owner in the tier does not answer", url=url)
+        return None
+
+    async def _sooner(self, left_s: float, asking: asyncio.Future[bool], end_first: Commit) -> list[PartSums] | None:
+        owner = await self._owner(self._route)
+        if self._is_slow(owner):
+            if await end_first():
+                raise _SlowOwnerError
+            return None
+        if not (self._hedging.spend(self._place) if asking.done() else self._hedging.tries(self._place)):
+            return None
+        asked_s = time.monotonic()
+        limit_s = max(_MUCH_SOONER * left_s, self._usual_s)
+        sums = await self._requests.sooner(self._span, limit_s, end_first)
+        if sums is not None:
+            self._hedging.took(self._place, self._size_bytes, time.monotonic() - asked_s)
+            if owner and not asking.done():  # the store has sent all of it before the owner has answered a question
+                self._hedging.won(self._place)
+                self._tier.slow_owners.add(owner, time.monotonic())
+        return sums

@@ -3,23 +3,115 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
-from shardcache.fetch.limits import Aimd, Link
-from shardcache.fetch.priority import Claim, Priority, RoundRobin
+from shardcache.fetch.estimates import Aimd, Link
 
-# Origins remembered; those in use and the most recent ones.
+WAITING = 0
+"""The most urgent class: a reader has nothing to read until this part arrives."""
+
+# Origins and clients remembered: those in use and the most recent ones.
 _MAX_ORIGINS = 64
+_MAX_CLIENTS = 1024
 # A download whose parts do not arrive holds up the others for no longer than this.
 _ALONE_S = 1.0
 # Priorities change with every step of a reader; asking all downloads at each part would take longer than some parts do.
 ASK_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """Priority of a part, compared with others when a connection slot or byte credit is granted.
+
+    Attributes:
+        klass: a lower class always goes first; `WAITING` may also preempt any other class.
+        deadline_s: within a class and a client, the earlier goes first: the time when a reader began to wait, or will
+            need the shard. All priorities of a class use one clock.
+        client: the job, or other client, that needs the part. The clients of a class get equal numbers of connections,
+            however many parts each of them wants; priorities of the same client, or of None, are ordered by deadline
+            alone.
+        alone: True if a reader reads the shard as it arrives, so that order matters more than throughput: parts that no
+            reader waits for are paused as far as they would slow it down. Lasts as long as parts arrive.
+    """
+
+    klass: int
+    deadline_s: float = math.inf
+    client: Hashable | None = None
+    alone: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """True if a reader is waiting for the part."""
+        return self.klass == WAITING
+
+
+class Pausable(Protocol):
+    """Work that runs while its claim holds a slot, and pauses otherwise."""
+
+    def halt(self) -> None:
+        """Pause."""
+
+    def resume(self) -> None:
+        """Continue after `halt`."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals.
+
+    Attributes:
+        priority: returns the current priority.
+        origin: origin under whose concurrency limit it falls.
+        work: can be paused while the slot is held; None where nothing can.
+        arrival: a number that grows from claim to claim.
+        group: those that it queues with during an attempt.
+        granted: done once the attempt got a slot.
+        generation: that of the origin's limit when it did.
+        concurrency: slots held on its origin then, including its own.
+        paused: True if it was preempted during the attempt.
+    """
+
+    priority: Callable[[], Priority]
+    origin: str = ""
+    work: Pausable | None = None
+    arrival: int = field(default_factory=count().__next__)
+    group: _Group = field(init=False)
+    granted: asyncio.Future[None] = field(init=False)
+    generation: int = 0
+    concurrency: int = 0
+    paused: bool = False
+
+    def again(self) -> Claim:
+        """Return a claim for a hedged request, with the same place among equals."""
+        return Claim(self.priority, self.origin, arrival=self.arrival)
+
+
+class RoundRobin:
+    """Order in which the most recent clients were last served."""
+
+    def __init__(self) -> None:
+        self._turns = count(1)
+        self._last: dict[Hashable, int] = {}  # the client served last is at the end
+
+    def serve(self, client: Hashable) -> None:
+        """Record a client's turn."""
+        self._last.pop(client, None)
+        self._last[client] = next(self._turns)
+        if len(self._last) > _MAX_CLIENTS:
+            del self._last[next(iter(self._last))]
+
+    def last(self, client: Hashable) -> int:
+        """Return the number of a client's last turn, later turns having larger numbers; 0 for none."""
+        return self._last.get(client, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +147,14 @@ class _OriginState:
     cleared: bool = False
 
     @property
-    def is_full(self) -> bool:
-        """True if it accepts no further request, or a claim that is `alone` needs the rest of the link."""
-        saturating = self.link.connections if self.cleared else None
-        return self.held >= min(self.aimd.limit, saturating or self.aimd.limit)
+    def usable(self) -> int:
+        """Connections that it accepts and its link can use."""
+        return min(self.aimd.limit, self.link.connections or self.aimd.limit)
 
     @property
-    def admits_background(self) -> bool:
-        """False if only claims that readers wait for run: one is `alone`, and the link is not measured yet."""
-        return not self.cleared or self.link.connections is not None
+    def is_full(self) -> bool:
+        """True if it accepts no further request, or a claim that is `alone` needs the rest of the link."""
+        return self.held >= (self.usable if self.cleared else self.aimd.limit)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +173,17 @@ class _Group:
     priority: Priority
     queued: list[Claim] = field(default_factory=list)
     count: int = 0
+
+    def enqueue(self, claim: Claim) -> None:
+        insort(self.queued, claim, key=lambda one: one.arrival)
+
+    @property
+    def is_admitted(self) -> bool:
+        """True if a claim may get a free slot; while the link is cleared and not measured yet, only a reader's."""
+        origin = self.origin
+        return not origin.is_full and (
+            self.priority.waiting or not origin.cleared or origin.link.connections is not None
+        )
 
 
 class Scheduler:
@@ -108,8 +210,8 @@ class Scheduler:
         self._count = count
         self._groups: dict[tuple[Callable[[], Priority], str], _Group] = {}
         self._origins: dict[str, _OriginState] = {}  # the one used last is at the end
-        self._holding: dict[Claim, _Group] = {}
-        self._paused: dict[Claim, _Group] = {}  # queued again, until they get another slot
+        self._holding: dict[Claim, None] = {}
+        self._paused: dict[Claim, None] = {}  # queued again, until they get another slot
         self._round_robin = RoundRobin()
         self._alone_until_s: WeakKeyDictionary[Callable[[], Priority], float] = WeakKeyDictionary()  # by download
         self._ask_again_s = 0.0
@@ -144,9 +246,8 @@ class Scheduler:
     def share(self, origin: str) -> int:
         """Return the number of connections to an origin that each of its downloads can have at the same time."""
         downloads = sum(group.origin.name == origin for group in self._groups.values())
-        known = self._origins.get(origin)
-        maximum = self._count if known is None else min(known.aimd.limit, known.link.connections or known.aimd.limit)
-        return max(1, maximum // max(1, downloads))
+        usable = self._origins[origin].usable if origin in self._origins else self._count
+        return max(1, usable // max(1, downloads))
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
@@ -154,20 +255,18 @@ class Scheduler:
 
         A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may raise it.
         """
-        claim.granted, claim.paused = asyncio.get_running_loop().create_future(), False
-        group = self._group(claim.priority, claim.origin)
-        group.count += 1
-        _enqueue(group, claim)
+        self._enter(claim)
+        aimd = claim.group.origin.aimd
         try:
             self._deal()
             await claim.granted
             yield
-            group.origin.aimd.succeeded(claim.generation)
+            aimd.succeeded(claim.generation)
         except OriginBusyError:
-            group.origin.aimd.refused(claim.generation)
+            aimd.refused(claim.generation)
             raise
         finally:
-            self._leave(claim, group)
+            self._leave(claim)
             self._deal()
 
     def deal(self) -> None:
@@ -175,105 +274,14 @@ class Scheduler:
         self._ask_again_s = 0.0
         self._deal()
 
-    def _deal(self) -> None:
-        if asyncio.get_running_loop().time() >= self._ask_again_s:
-            self._ask_all()
-        self._clear()
-        while len(self._holding) < self._count and (group := self._next()) is not None:
-            self._grant(group, group.queued[0])
-        while (preemptor := self._preemptor()) is not None:
-            group, claim = preemptor
-            self._pause(self._victims(group.origin if group.origin.is_full else None))
-            self._grant(group, claim)
-
-    def _ask_all(self) -> None:
-        self._ask_again_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
-        asked: dict[Callable[[], Priority], Priority] = {}
-        for group in self._groups.values():
-            if group.ask not in asked:
-                asked[group.ask] = group.ask()
-            group.priority = asked[group.ask]
-
-    def _clear(self) -> None:
-        """Pause claims that no reader waits for, as far as they would slow down a claim that is `alone`."""
-        alone = [group for group in self._groups.values() if group.priority.alone]
-        cleared = {group.origin for group in alone if self._is_alone(group.ask)}
-        for origin in self._origins.values():
-            origin.cleared = origin in cleared
-        for origin in cleared:
-            while origin.held > (origin.link.connections or 0) and self._may_pause_more:
-                if not (victims := self._victims(origin)):
-                    break
-                self._pause(victims)
-
-    def _is_alone(self, ask: Callable[[], Priority]) -> bool:
-        """Return whether a download has precedence: for `_ALONE_S` from the first call, and from each of its parts."""
-        if ask not in self._alone_until_s:
-            self._prolong(ask)
-        return asyncio.get_running_loop().time() < self._alone_until_s[ask]
-
-    def _prolong(self, ask: Callable[[], Priority]) -> None:
-        loop = asyncio.get_running_loop()
-        self._alone_until_s[ask] = loop.time() + _ALONE_S
-        loop.call_later(_ALONE_S, self.deal)
-
-    def _next(self) -> _Group | None:
-        """Return the group whose first claim gets the next free slot."""
-        return self._first(
-            group
-            for group in self._groups.values()
-            if not group.origin.is_full and (group.priority.waiting or group.origin.admits_background)
-        )
-
-    @property
-    def _may_pause_more(self) -> bool:
-        return len(self._paused) < self._count
-
-    def _preemptor(self) -> tuple[_Group, Claim] | None:
-        """Return a waiting reader's claim that preempts another, which no reader waits for."""
-        victims = {self._holding[claim].origin for claim in self._victims(None)}
-        if not victims:
-            return None
-        groups = [
-            group
-            for group in self._groups.values()
-            if group.priority.waiting and (group.origin in victims or not group.origin.is_full)
-        ]
-        if self._may_pause_more:
-            return (group, group.queued[0]) if (group := self._first(groups)) is not None else None
-        rank = self._rank()
-        begun = [(group, claim) for claim, group in self._paused.items() if group in groups]
-        return min(begun, key=lambda one: rank(*one), default=None)
-
-    def _first(self, groups: Iterable[_Group]) -> _Group | None:
-        """Return the group whose first claim is served first."""
-        rank, queued = self._rank(), [group for group in groups if group.queued]
-        return min(queued, key=lambda group: rank(group, group.queued[0]), default=None)
-
-    def _rank(self) -> Callable[[_Group, Claim], tuple[int, int, int, float, int]]:
-        held = Counter((group.priority.klass, group.priority.client) for group in self._holding.values())
-
-        def rank(group: _Group, claim: Claim) -> tuple[int, int, int, float, int]:
-            klass, client = group.priority.klass, group.priority.client
-            share, turn = held[klass, client], self._round_robin.last(client)
-            return klass, share, turn, group.priority.deadline_s, claim.arrival
-
-        return rank
-
-    def _victims(self, origin: _OriginState | None) -> list[Claim]:
-        """Return the claims that may be paused, of one origin or of all."""
-        return [
-            claim
-            for claim, group in self._holding.items()
-            if claim.work is not None and not group.priority.waiting and origin in (None, group.origin)
-        ]
-
-    def _group(self, ask: Callable[[], Priority], origin: str) -> _Group:
-        priority, group = ask(), self._groups.get((ask, origin))
-        if group is None:
-            group = self._groups[ask, origin] = _Group(ask, self._use(origin), priority)
-        group.priority = priority
-        return group
+    def _enter(self, claim: Claim) -> None:
+        claim.granted, claim.paused = asyncio.get_running_loop().create_future(), False
+        ask, priority = claim.priority, claim.priority()
+        if (group := self._groups.get((ask, claim.origin))) is None:
+            group = self._groups[ask, claim.origin] = _Group(ask, self._use(claim.origin), priority)
+        claim.group, group.priority = group, priority
+        group.count += 1
+        group.enqueue(claim)
 
     def _use(self, name: str) -> _OriginState:
         """Remember an origin as the one used last, and forget unused ones beyond `_MAX_ORIGINS`."""
@@ -285,40 +293,8 @@ class Scheduler:
                 del self._origins[unused.name]
         return origin
 
-    def _grant(self, group: _Group, claim: Claim) -> None:
-        group.queued.remove(claim)
-        self._holding[claim] = group
-        group.origin.held += 1
-        self._round_robin.serve(group.priority.client)
-        self._paused.pop(claim, None)
-        assert claim.granted is not None
-        if not claim.granted.done():  # done if it was paused, or has just been cancelled
-            claim.generation, claim.concurrency = group.origin.aimd.generation, group.origin.held
-            claim.granted.set_result(None)
-        elif claim.work is not None:
-            claim.work.resume()
-
-    def _pause(self, victims: list[Claim]) -> None:
-        """Pause the least urgent of some claims."""
-
-        def urgency(claim: Claim) -> tuple[int, float, int]:
-            priority = self._holding[claim].priority
-            return priority.klass, priority.deadline_s, claim.arrival
-
-        claim = max(victims, key=urgency)
-        assert claim.work is not None
-        claim.work.halt()
-        claim.paused = True
-        group = self._paused[claim] = self._release(claim)
-        _enqueue(group, claim)
-        self.pauses += 1
-
-    def _release(self, claim: Claim) -> _Group:
-        group = self._holding.pop(claim)
-        group.origin.held -= 1
-        return group
-
-    def _leave(self, claim: Claim, group: _Group) -> None:
+    def _leave(self, claim: Claim) -> None:
+        group = claim.group
         if claim in self._holding:
             self._release(claim)
         else:
@@ -328,6 +304,118 @@ class Scheduler:
         if not group.count:
             del self._groups[group.ask, group.origin.name]
 
+    def _deal(self) -> None:
+        if _now_s() >= self._ask_again_s:
+            self._ask_all()
+        self._clear()
+        while len(self._holding) < self._count and (claim := self._first(lambda group: group.is_admitted)) is not None:
+            self._grant(claim)
+        while (claim := self._preemptor()) is not None:
+            self._pause_one(claim.group.origin if claim.group.origin.is_full else None)
+            self._grant(claim)
 
-def _enqueue(group: _Group, claim: Claim) -> None:
-    insort(group.queued, claim, key=lambda one: one.arrival)
+    def _ask_all(self) -> None:
+        self._ask_again_s = _now_s() + ASK_AGAIN_S
+        asked = {ask: ask() for ask in {group.ask for group in self._groups.values()}}
+        for group in self._groups.values():
+            group.priority = asked[group.ask]
+
+    def _clear(self) -> None:
+        """Pause claims that no reader waits for, as far as they would slow down a claim that is `alone`."""
+        alone = [group for group in self._groups.values() if group.priority.alone]
+        cleared = {group.origin for group in alone if self._is_alone(group.ask)}
+        for origin in self._origins.values():
+            origin.cleared = origin in cleared
+        for origin in cleared:
+            while origin.held > (origin.link.connections or 0) and self._may_pause_more and self._pause_one(origin):
+                pass
+
+    def _is_alone(self, ask: Callable[[], Priority]) -> bool:
+        """Return whether a download has precedence: for `_ALONE_S` from the first call, and from each of its parts."""
+        if ask not in self._alone_until_s:
+            self._prolong(ask)
+        return _now_s() < self._alone_until_s[ask]
+
+    def _prolong(self, ask: Callable[[], Priority]) -> None:
+        self._alone_until_s[ask] = _now_s() + _ALONE_S
+        asyncio.get_running_loop().call_later(_ALONE_S, self.deal)
+
+    @property
+    def _may_pause_more(self) -> bool:
+        return len(self._paused) < self._count
+
+    def _preemptor(self) -> Claim | None:
+        """Return a waiting reader's claim that preempts another, which no reader waits for."""
+        victims = {claim.group.origin for claim in self._victims(None)}
+
+        def preempts(group: _Group) -> bool:
+            return group.priority.waiting and (group.origin in victims or not group.origin.is_full)
+
+        if not victims:
+            return None
+        if self._may_pause_more:
+            return self._first(preempts)
+        return min((claim for claim in self._paused if preempts(claim.group)), key=self._rank(), default=None)
+
+    def _first(self, may: Callable[[_Group], bool]) -> Claim | None:
+        """Return the first claim to serve, of those at the head of their groups."""
+        heads = [group.queued[0] for group in self._groups.values() if group.queued and may(group)]
+        return min(heads, key=self._rank(), default=None)
+
+    def _rank(self) -> Callable[[Claim], tuple[int, int, int, float, int]]:
+        """Return the order in which claims are served."""
+        held = Counter((claim.group.priority.klass, claim.group.priority.client) for claim in self._holding)
+
+        def rank(claim: Claim) -> tuple[int, int, int, float, int]:
+            priority = claim.group.priority
+            klass, client = priority.klass, priority.client
+            return klass, held[klass, client], self._round_robin.last(client), priority.deadline_s, claim.arrival
+
+        return rank
+
+    def _victims(self, origin: _OriginState | None) -> list[Claim]:
+        """Return the claims that may be paused, of one origin or of all."""
+        return [
+            claim
+            for claim in self._holding
+            if claim.work is not None and not claim.group.priority.waiting and origin in (None, claim.group.origin)
+        ]
+
+    def _grant(self, claim: Claim) -> None:
+        group = claim.group
+        group.queued.remove(claim)
+        self._holding[claim] = None
+        group.origin.held += 1
+        self._round_robin.serve(group.priority.client)
+        self._paused.pop(claim, None)
+        if not claim.granted.done():  # done if it was paused, or has just been cancelled
+            claim.generation, claim.concurrency = group.origin.aimd.generation, group.origin.held
+            claim.granted.set_result(None)
+        elif claim.work is not None:
+            claim.work.resume()
+
+    def _pause_one(self, origin: _OriginState | None) -> bool:
+        """Pause the least urgent claim of an origin, or of all; return whether there was one."""
+
+        def urgency(claim: Claim) -> tuple[int, float, int]:
+            priority = claim.group.priority
+            return priority.klass, priority.deadline_s, claim.arrival
+
+        claim = max(self._victims(origin), key=urgency, default=None)
+        if claim is None or claim.work is None:
+            return False
+        claim.work.halt()
+        claim.paused = True
+        self._release(claim)
+        self._paused[claim] = None
+        claim.group.enqueue(claim)
+        self.pauses += 1
+        return True
+
+    def _release(self, claim: Claim) -> None:
+        del self._holding[claim]
+        claim.group.origin.held -= 1
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -13,70 +13,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from shardcache.access.urls import store_of
 from shardcache.checksums import ALGORITHMS, combined
-from shardcache.errors import CorruptShardError, ShardcacheError
+from shardcache.errors import CorruptShardError
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import MD5, RemoteObject
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.store.partial import Partial
+from shardcache.transport.parts import PartSums
 
 log = SharedLogger()
 
 _REMEMBERED = 1024
 
 
-class Sink(Protocol):
-    """A file that is filled part by part, in any order, such as `store.partial.Partial`.
-
-    Attributes:
-        obj: the object that is downloaded.
-        part_bytes: size of every part but the last.
-        path: the file itself, readable once no part is missing.
-    """
-
-    @property
-    def obj(self) -> RemoteObject: ...  # noqa: D102
-
-    @property
-    def part_bytes(self) -> int: ...  # noqa: D102
-
-    @property
-    def path(self) -> Path: ...  # noqa: D102
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the parts still to be written, in order."""
-
-    def parts(self, first: int, count: int) -> Parts:
-        """Return the `Parts` for writing consecutive parts."""
-
-    def record(self, sums: PartSums) -> None:
-        """Record a finished part."""
-
-    def disk_error(self, exn: OSError) -> ShardcacheError:
-        """Return the error for a write that failed."""
-
-    def crcs(self) -> list[int]:
-        """Return the CRC32C of every part, in order; only when none is missing."""
-
-
 @dataclass(slots=True)
 class PartChecksums:
     """Checksums of one download's parts, in the algorithm of the origin's own checksum.
 
-    A part is summed while it is written; only parts from an earlier run are read back. The sink keeps the CRC32Cs.
+    A part is summed while it is written; only parts from an earlier run are read back. The file keeps the CRC32Cs.
     """
 
-    sink: Sink
+    partial: Partial
     _sums: dict[int, int] = field(default_factory=dict)
 
     @property
     def algorithm(self) -> str | None:
         """Algorithm of the origin's checksum; None without a checksum, or if the algorithm is not supported."""
-        wanted = self.sink.obj.checksum
+        wanted = self.partial.obj.checksum
         return wanted.algorithm if wanted is not None and wanted.algorithm in ALGORITHMS else None
 
     def record(self, sums: PartSums) -> None:
@@ -88,23 +55,23 @@ class PartChecksums:
 
         Raises CorruptShardError; OSError if the file cannot be read.
         """
-        wanted = self.sink.obj.checksum
-        if wanted is None or wanted.algorithm not in ALGORITHMS:
+        obj, algorithm, wanted = self.partial.obj, self.algorithm, self.partial.obj.checksum
+        if algorithm is None or wanted is None:
             return
-        parts = self.sink.crcs() if wanted.algorithm == "crc32c" else self._with_earlier_parts(wanted.algorithm)
-        found = combined(wanted.algorithm, parts, self.sink.part_bytes, self.sink.obj.size_bytes)
+        parts = self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(ALGORITHMS[algorithm])
+        found = combined(algorithm, parts, self.partial.part_bytes, obj.size_bytes)
         if found != wanted.value:
-            message = f"the {wanted.algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
-            raise CorruptShardError(message, url=self.sink.obj.url)
+            message = f"the {algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
+            raise CorruptShardError(message, url=obj.url)
 
-    def _with_earlier_parts(self, algorithm: str) -> list[int]:
-        sink = self.sink
-        with open(sink.path, "rb", buffering=0) as file:
+    def _with_earlier_parts(self, checksum: Callable[[bytes, int], int]) -> list[int]:
+        part_bytes = self.partial.part_bytes
+        with open(self.partial.path, "rb", buffering=0) as file:
             return [
                 self._sums[index]
                 if index in self._sums
-                else ALGORITHMS[algorithm](os.pread(file.fileno(), sink.part_bytes, index * sink.part_bytes), 0)
-                for index in range(-(-sink.obj.size_bytes // sink.part_bytes))
+                else checksum(os.pread(file.fileno(), part_bytes, index * part_bytes), 0)
+                for index in range(self.partial.count)
             ]
 
 

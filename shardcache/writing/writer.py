@@ -23,7 +23,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     SampleError,
 )
-from shardcache.fetch.retry import BACKOFF
+from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path

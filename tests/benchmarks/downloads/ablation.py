@@ -29,7 +29,7 @@ from benchmarks.data import Dataset, Kind, make_tars
 from shardcache import daemon
 from shardcache.cache import waits
 from shardcache.config import Settings
-from shardcache.fetch import download, hedging, reads, scheduler
+from shardcache.fetch import download, estimates, reads, scheduler
 from shardcache_client import ShardDataset
 from support.programs.daemon import UnixConnection
 from support.programs.zygote import _import_all
@@ -50,7 +50,7 @@ def _without_rank(*places: int) -> Callable[[], None]:
 
         def blind(self: scheduler.Scheduler) -> Any:
             rank = ranks(self)
-            return lambda *given: tuple(0 if place in places else reason for place, reason in enumerate(rank(*given)))
+            return lambda claim: tuple(0 if place in places else reason for place, reason in enumerate(rank(claim)))
 
         scheduler.Scheduler._rank = blind  # type: ignore[method-assign]
 
@@ -76,9 +76,9 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "alone": _no_alone,
     "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
     "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
-    "AIMD": _method(scheduler.Aimd, "refused", lambda *_: None),
-    "link": _method(scheduler.Link, "connections", property(lambda _: 8)),
-    "hedging": _method(hedging.Hedging, "patience_s", lambda *_: None),
+    "AIMD": _method(estimates.Aimd, "refused", lambda *_: None),
+    "link": _method(estimates.Link, "connections", property(lambda _: 8)),
+    "hedging": _method(estimates.Hedging, "patience_s", lambda *_: None),
     "request size": _method(download.Downloader, "_parts_per_request", lambda *_: 1),
     "stopwatch": _method(reads.Stopwatch, "stop", lambda _: None),
 }
@@ -152,8 +152,8 @@ def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     # As after the first minutes of reading.
-    hedging._MIN_OBSERVED = 8
-    hedging._History = partial(hedging._History, credit=hedging._MAX_CREDIT)  # type: ignore[misc, assignment]
+    estimates._MIN_OBSERVED = 8
+    estimates._History = partial(estimates._History, credit=estimates._MAX_CREDIT)  # type: ignore[misc, assignment]
     MECHANISMS[mechanism]()
     daemon.serve(
         Settings.load(

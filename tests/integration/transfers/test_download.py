@@ -19,8 +19,8 @@ from shardcache.errors import (
     OutdatedError,
     ShardChangedError,
 )
-from shardcache.fetch.priority import WAITING, Priority
 from shardcache.fetch.reads import Coming
+from shardcache.fetch.scheduler import WAITING, Priority
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.folder import shard_key
@@ -222,9 +222,7 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
         other.replace(file)  # at once: a file that is being written again is short for a moment, which is another error
 
     with pytest.raises(ShardChangedError):
-        await rig.downloader.download(
-            rig.origins.origin(obj.url), obj, partial, priority=lambda: PLANNED, progress=replace
-        )
+        await rig.downloader.download(rig.origins.origin(obj.url), partial, priority=lambda: PLANNED, progress=replace)
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 
@@ -331,7 +329,7 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
             sink = Partial.open(rig.layout, obj, PART)
             held = cast(Origin, origin)
             group.create_task(
-                rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=rig.progress.append)
+                rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=rig.progress.append)
             )
         for _ in range(20):
             await asyncio.sleep(0)
@@ -363,7 +361,7 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
     sink, held = Partial.open(rig.layout, obj, PART), cast(Origin, origin)
     async with asyncio.TaskGroup() as group:
         group.create_task(
-            rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=told.append, coming=coming)
+            rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=told.append, coming=coming)
         )
         for _ in range(3):
             await origin.halves.acquire()

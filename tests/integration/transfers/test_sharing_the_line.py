@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardcache.fetch.priority import WAITING, Priority
-from shardcache.fetch.scheduler import OriginLoad
+from shardcache.fetch.scheduler import WAITING, OriginLoad, Priority
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.gauged_s3 import GaugedS3
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardcache.config import OriginTable, Settings
-from shardcache.fetch.download import Downloader
-from shardcache.fetch.priority import Priority
-from shardcache.fetch.retry import Backoff
+from shardcache.fetch.download import Backoff, Downloader
+from shardcache.fetch.scheduler import Priority
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
@@ -69,6 +68,6 @@ class Rig:
         """Download into a new partial, or into what an earlier one left."""
         partial, origin = Partial.open(self.layout, obj, part_bytes), self.origins.origin(obj.url)
         await self.downloader.download(
-            origin, obj, partial, priority=lambda: priority, progress=progress or self.progress.append
+            origin, partial, priority=lambda: priority, progress=progress or self.progress.append
         )
         return partial

@@ -1,18 +1,61 @@
-"""An event loop whose time passes only when a test says so."""
+"""Event loops with a virtual clock: one that only a test moves, and one that leaps over every wait."""
 
 from __future__ import annotations
 
 import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
 
 
 class StillLoop(asyncio.SelectorEventLoop):
-    """Add to `now_s`, and give the tasks their turns."""
+    """An event loop whose time passes only when a test says so: add to `now_s`, and give the tasks their turns."""
 
     now_s = 0.0
 
     def time(self) -> float:
         """Return the time."""
         return self.now_s
+
+
+class LeapingLoop(StillLoop):
+    """An event loop whose time leaps to the next timer as soon as every task waits: no test waits for a time-out."""
+
+    def __init__(self) -> None:
+        selector = selectors.DefaultSelector()
+        wait = selector.select
+
+        def select(timeout: float | None = None) -> list[Any]:
+            if timeout is None:  # no timer: another thread, or a socket, is waited for
+                return wait(None)
+            events = wait(0)
+            self.now_s += 0.0 if events else timeout
+            return events
+
+        selector.select = select  # type: ignore[method-assign]
+        super().__init__(selector)
+
+
+def leaping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Decorate a test that is to run on a `LeapingLoop`."""
+    return _on(LeapingLoop, test)
+
+
+def still(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Decorate a test that is to run on a `StillLoop`."""
+    return _on(StillLoop, test)
+
+
+def _on(loop_factory: type[StillLoop], test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
 
 
 def pass_time(seconds: float) -> None:

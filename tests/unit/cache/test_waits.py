@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from shardcache.cache.waits import Arrival, Class, KeyClaim, Stage, Transfer, Wait
 from shardcache.errors import ShardChangedError
-from shardcache.fetch.priority import Priority
-from shardcache.fetch.reads import PausableRead, StallTimeout
+from shardcache.fetch.reads import PausableRead
+from shardcache.fetch.scheduler import Priority
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
-from shardcache.transport.flow import nothing
 from shardcache.transport.parts import PartSums
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
@@ -24,11 +22,7 @@ JOB, OTHER = ("job", 7), ("other", 7)
 
 def read() -> PausableRead:
     """Return a read of a part without limits."""
-
-    async def grant(wanted_bytes: float) -> float:
-        return math.inf
-
-    return PausableRead(StallTimeout(60.0, URL, nothing), PART, grant)
+    return PausableRead(URL, 60.0, size_bytes=PART)
 
 
 @pytest.fixture

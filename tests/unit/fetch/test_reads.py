@@ -1,57 +1,141 @@
-"""When a read pauses, how long it works, and when it stalls."""
+"""Reads of bodies: pauses, byte credit, the clock that leaves pauses out, and stalls; on a clock that leaps."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 
 import pytest
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.reads import PausableRead, StallTimeout, Stopwatch
-from shardcache.transport.flow import nothing
+from shardcache.fetch.reads import Bandwidth, PausableRead, Stopwatch
+from shardcache.fetch.scheduler import WAITING, Claim, Priority
+from support.programs.still_loop import leaping, pass_time
+
+RATE = 1_000_000
+GRANT = RATE // 50
+ANY = Claim(lambda: Priority(2))
+LIMIT_S = 20.0
 
 
+def now_s() -> float:
+    """Return the loop's time."""
+    return asyncio.get_running_loop().time()
+
+
+class Readers:
+    """Tasks that take one grant after the other until a number of bytes was granted to all of them."""
+
+    def __init__(self, limit_bytes_per_s: int, total_bytes: float) -> None:
+        self.bandwidth = Bandwidth(limit_bytes_per_s)
+        self.granted: Counter[str] = Counter()
+        self._total_bytes = total_bytes
+
+    async def run(self, *priorities: tuple[str, Priority]) -> None:
+        """Let readers run, by name."""
+        async with asyncio.TaskGroup() as group:
+            for name, priority in priorities:
+                group.create_task(self._read(name, priority))
+
+    async def _read(self, name: str, priority: Priority) -> None:
+        claim = Claim(lambda: priority)
+        while self.granted.total() < self._total_bytes:
+            self.granted[name] += int(await self.bandwidth.grant(claim, 10**9))
+
+
+@leaping
+async def test_all_grants_together_keep_to_the_rate_and_use_it() -> None:
+    """However many ask; a burst of a tenth of a second comes on top."""
+    readers = Readers(RATE, 30 * GRANT)
+    await readers.run(*((str(number), Priority(2)) for number in range(8)))
+    assert 30 * GRANT <= readers.granted.total() <= 1.001 * RATE * (now_s() + 0.1) <= 38 * GRANT
+
+
+@leaping
+async def test_a_waiting_reader_gets_the_whole_bandwidth() -> None:
+    """One reader of a waiting job against four that fetch ahead: these get what was there before anyone waited."""
+    readers = Readers(RATE, 40 * GRANT)
+    ahead = [(f"ahead{number}", Priority(2, 0.0)) for number in range(4)]
+    await readers.run(*ahead, ("waiting", Priority(WAITING, 5.0)))
+    assert readers.granted["waiting"] >= 30 * GRANT
+
+
+@leaping
+async def test_clients_share_bandwidth_equally() -> None:
+    """One with eight reads and one with a single one, when both are at it all the time."""
+    readers = Readers(RATE, 40 * GRANT)
+    many = [(f"many{number}", Priority(WAITING, 0.0, "many")) for number in range(8)]
+    await readers.run(*many, ("few", Priority(WAITING, 5.0, "few")))
+    assert readers.granted["few"] >= 16 * GRANT
+
+
+@leaping
+async def test_bytes_without_credit_are_paid_by_the_next_grant() -> None:
+    """And what was granted for nothing need not be paid again."""
+    bandwidth = Bandwidth(RATE)
+    bandwidth.settle(-20 * GRANT)
+    assert await bandwidth.grant(ANY, GRANT) == GRANT
+    assert now_s() == pytest.approx(16 / 50, rel=0.001)  # five of 21 were there
+    bandwidth.settle(1000 * GRANT)
+    assert sum([await bandwidth.grant(ANY, GRANT) for _ in range(1000)]) == 1000 * GRANT
+    assert now_s() == pytest.approx(16 / 50, rel=0.001)
+
+
+@leaping
+async def test_a_cancelled_reader_leaves_its_credit_to_the_others() -> None:
+    """In the queue, and in the moment in which it was granted."""
+    bandwidth = Bandwidth(RATE)
+    bandwidth.settle(-5 * GRANT)
+    queued, granted, last = (asyncio.create_task(bandwidth.grant(ANY, GRANT)) for _ in range(3))
+    await asyncio.sleep(0)
+    queued.cancel()
+    asyncio.get_running_loop().call_later(1.01 / 50, granted.cancel)
+    pass_time(1.01 / 50)
+    assert await last == await bandwidth.grant(ANY, GRANT) == GRANT
+    assert now_s() == pytest.approx(2 / 50, rel=0.001)  # in which two are earned
+    assert queued.cancelled() and granted.cancelled()
+
+
+@leaping
 async def test_a_stopwatch_reaches_a_time_excluding_stops() -> None:
     """A stop puts the moment off."""
     watch = Stopwatch()
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(watch.reaches(0.02))
-        watch.run()
-        await asyncio.sleep(0.005)
-        watch.stop()
-        rested_s = watch.elapsed_s
-        await asyncio.sleep(0.1)
-        assert rested_s >= 0.02 or not waiting.done()
-        watch.run()
-    assert watch.elapsed_s >= 0.02
-
-
-LIMIT_S = 0.05
+    waiting = asyncio.create_task(watch.reaches(3.0))
+    watch.run()
+    await asyncio.sleep(1.0)
+    watch.stop()
+    await asyncio.sleep(10.0)
+    assert not waiting.done()
+    watch.run()
+    await waiting
+    assert now_s() == 13.0
 
 
 class Purse:
-    """Grants what it is told to, and notes what was wanted."""
+    """Gives the grants that it is filled with, and records what was wanted."""
 
     def __init__(self, *grants: float) -> None:
-        self.grants = list(grants)
+        self.grants: asyncio.Queue[float] = asyncio.Queue()
         self.wanted: list[float] = []
-        self.filled = asyncio.Event()
+        for grant in grants:
+            self.grants.put_nowait(grant)
 
     async def grant(self, wanted_bytes: float) -> float:
         """Return the next grant, once there is one."""
         self.wanted.append(wanted_bytes)
-        while not self.grants:
-            await self.filled.wait()
-        return self.grants.pop(0)
+        return await self.grants.get()
 
 
 def read_of(size_bytes: int, purse: Purse) -> PausableRead:
-    """Return a read that gives up soon."""
-    return PausableRead(StallTimeout(LIMIT_S, "s3://b/a.tar", nothing), size_bytes, purse.grant)
+    """Return a read whose limit anything restarts."""
+    read = PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=size_bytes, grant=purse.grant)
+    read._enough_bytes = 1
+    return read
 
 
-async def test_without_a_limit_nothing_is_ever_wanted_twice() -> None:
+@leaping
+async def test_without_a_limit_no_credit_is_wanted_twice() -> None:
     """One infinite grant is enough for all bytes, and nothing is interrupted."""
     purse, calls = Purse(math.inf), []
     read = read_of(100, purse)
@@ -63,6 +147,7 @@ async def test_without_a_limit_nothing_is_ever_wanted_twice() -> None:
     assert (purse.wanted, calls) == ([100], [])
 
 
+@leaping
 async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -> None:
     """40 of 100 bytes granted and 55 come: 15 are owed, 45 to come are wanted with them; the end wants nothing."""
     purse, calls = Purse(40, 10, 50), []
@@ -81,6 +166,7 @@ async def test_a_grant_that_is_used_up_interrupts_and_its_debt_is_paid_first() -
     assert read.credit_bytes == 0
 
 
+@leaping
 async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
     """The clock that notices stalls does not run meanwhile, and runs again afterwards."""
     purse, calls = Purse(math.inf), []
@@ -94,23 +180,21 @@ async def test_a_halted_read_pauses_until_it_has_a_slot_again() -> None:
                 calls.append(2)
                 await asyncio.Event().wait()
     assert calls == [1, 2]
+    assert now_s() == pytest.approx(5.1 * LIMIT_S)
 
 
+@leaping
 async def test_waiting_for_credit_is_not_a_stall() -> None:
     """Before the first byte as well as later."""
     purse = Purse()
     read = read_of(100, purse)
-
-    def pay() -> None:
-        purse.grants.append(100)
-        purse.filled.set()
-
-    asyncio.get_running_loop().call_later(4 * LIMIT_S, pay)
+    asyncio.get_running_loop().call_later(4 * LIMIT_S, purse.grants.put_nowait, 100)
     async with read.limit():
         read.received(100)
     assert read.credit_bytes == 0
 
 
+@leaping
 async def test_a_halted_read_asks_for_no_credit() -> None:
     """Bytes that others could have are not granted to a read without a slot."""
     purse = Purse(100)
@@ -122,3 +206,20 @@ async def test_a_halted_read_asks_for_no_credit() -> None:
     read.resume()
     await ready
     assert purse.wanted == [100]
+
+
+@leaping
+async def test_a_slow_answer_may_take_longer_than_the_limit() -> None:
+    """Enough bytes start the clock anew, and are tallied; too few do not."""
+    counts: list[int] = []
+    read = PausableRead("s3://b/a.tar", LIMIT_S, counts.append)
+    async with read.limit():
+        for _ in range(5):
+            await asyncio.sleep(0.9 * LIMIT_S)
+            read.received(1)
+    assert sum(counts) == 5
+    with pytest.raises(OriginUnavailableError, match="only 2000 bytes were received for 20 s"):
+        async with (trickle := PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=10**9)).limit():
+            for _ in range(5):
+                trickle.received(1000)
+                await asyncio.sleep(0.9 * LIMIT_S)

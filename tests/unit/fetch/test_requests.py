@@ -1,4 +1,4 @@
-"""Two requests for one part: when there are two, which of them is written, what is counted."""
+"""Two requests for one part: when there are two, which of them is written, what is counted; on a clock that leaps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
-from shardcache.fetch import tier
-from shardcache.fetch.hedging import Hedging
-from shardcache.fetch.limits import Bandwidth
-from shardcache.fetch.priority import Claim, Priority
-from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.fetch.scheduler import Scheduler
+from shardcache.fetch.estimates import Hedging
+from shardcache.fetch.reads import Bandwidth
+from shardcache.fetch.requests import Requests, RequestSpan, race
+from shardcache.fetch.scheduler import Claim, Priority, Scheduler
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
-from support.programs.still_loop import StillLoop, pass_time, turns
+from support.programs.still_loop import leaping, pass_time, still, turns
 
 STORE = "s3://bucket"
 OBJ = RemoteObject(f"{STORE}/a.tar", "1", 100)
@@ -83,24 +81,23 @@ async def fails(flow: Flow) -> None:
 class Desk:
     """Requests over a script, with what they know."""
 
-    def __init__(self, *reads: Read, slots: int = 4, seen: int = 200, stall_timeout_s: float = 60.0) -> None:
+    def __init__(self, *reads: Read, slots: int = 4, seen: int = 200) -> None:
         self.origin = Script(*reads)
         self.slots = Scheduler(slots)
         self.hedging = Hedging(share=0.02)
         for _ in range(seen):
             self.hedging.took(STORE, OBJ.size_bytes, 0.001)
         self.counters = Counters()
-        self.requests = Requests(self.slots, Bandwidth(None), self.hedging, self.counters, stall_timeout_s)
+        self.requests = Requests(self.slots, Bandwidth(None), self.hedging, self.counters, 60.0)
 
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""
         claim = Claim(lambda: Priority(2), STORE)
-        (sums,) = await tier.fetch(
-            self.requests, RequestSpan(self.origin, OBJ, PARTS, claim, lambda pausable_read: None)
-        )
+        (sums,) = await self.requests.fetch(RequestSpan(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
         return sums.crc32c
 
 
+@leaping
 async def test_a_late_part_is_asked_for_again_and_the_first_answer_is_written() -> None:
     """Once, after the other request has ended; the bytes of that are counted as given away."""
     desk = Desk(hangs, answers)
@@ -109,6 +106,7 @@ async def test_a_late_part_is_asked_for_again_and_the_first_answer_is_written() 
     assert desk.counters == Counters(origin_bytes=140, origin_requests=2, hedges=1, hedged_bytes=40)
 
 
+@leaping
 async def test_a_part_that_comes_in_time_is_asked_for_once() -> None:
     """Nothing is given away."""
     desk = Desk(answers)
@@ -117,40 +115,37 @@ async def test_a_part_that_comes_in_time_is_asked_for_once() -> None:
     assert desk.counters == Counters(origin_bytes=100, origin_requests=1)
 
 
-def test_on_a_full_line_no_part_is_asked_for_twice() -> None:
+@still
+async def test_on_a_saturated_link_no_part_is_asked_for_twice() -> None:
     """All are as slow as one another; only what hangs while the others go on is asked for again."""
+    flows: list[Flow] = []
+    ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
 
-    async def fetch() -> None:
-        flows: list[Flow] = []
-        ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
+    async def slow(flow: Flow) -> None:
+        flows.append(flow)
+        flow.received(40)
+        await ends[len(flows) - 1]
+        flow.received(60)
 
-        async def slow(flow: Flow) -> None:
-            flows.append(flow)
-            flow.received(40)
-            await ends[len(flows) - 1]
-            flow.received(60)
-
-        desk = Desk(slow, slow, slow, answers)
-        tasks = [asyncio.create_task(desk.fetch()) for _ in ends]
+    desk = Desk(slow, slow, slow, answers)
+    tasks = [asyncio.create_task(desk.fetch()) for _ in ends]
+    await turns()
+    pass_time(0.06)  # late, by what was seen of the store
+    await turns()
+    assert desk.counters.hedges == 0
+    for _ in range(4):
+        for flow in flows[:2]:
+            flow.received(10)
+        pass_time(0.02)
         await turns()
-        pass_time(0.06)  # late, by what was seen of the store
-        await turns()
-        assert desk.counters.hedges == 0
-        for _ in range(4):
-            for flow in flows[:2]:
-                flow.received(10)
-            pass_time(0.02)
-            await turns()
-        assert desk.counters.hedges == 1
-        for end in ends[:2]:
-            end.set_result(None)
-        await asyncio.gather(*tasks)
-        assert (desk.origin.ended.count("written"), desk.counters.hedged_bytes) == (3, 40)
-
-    with asyncio.Runner(loop_factory=StillLoop) as runner:
-        runner.run(fetch())
+    assert desk.counters.hedges == 1
+    for end in ends[:2]:
+        end.set_result(None)
+    await asyncio.gather(*tasks)
+    assert (desk.origin.ended.count("written"), desk.counters.hedged_bytes) == (3, 40)
 
 
+@leaping
 async def test_the_first_request_may_still_win() -> None:
     """Then the second is the one that was not needed."""
     second_begun = asyncio.Event()
@@ -169,6 +164,7 @@ async def test_the_first_request_may_still_win() -> None:
     assert (desk.counters.hedges, desk.counters.hedged_bytes) == (1, 40)
 
 
+@leaping
 async def test_a_second_request_that_fails_says_nothing() -> None:
     """The first one's answer is taken when it comes."""
     second_failed = asyncio.Event()
@@ -186,9 +182,10 @@ async def test_a_second_request_that_fails_says_nothing() -> None:
     assert desk.origin.ended.count("written") == 1
 
 
+@leaping
 async def test_a_throttled_store_is_not_asked_twice() -> None:
     """Where 503 lowered the limit, a late part waits for its time to be over."""
-    desk = Desk(hangs, answers, stall_timeout_s=0.5)
+    desk = Desk(hangs, answers)
     with pytest.raises(OriginBusyError):
         async with desk.slots.hold(Claim(lambda: Priority(2), STORE)):
             raise OriginBusyError("too busy")
@@ -197,9 +194,10 @@ async def test_a_throttled_store_is_not_asked_twice() -> None:
     assert (desk.origin.begun, desk.counters.hedges) == (1, 0)
 
 
+@leaping
 async def test_hedges_beyond_the_share_are_not_sent() -> None:
     """With two hedges' worth of parts seen, a third late part waits."""
-    desk = Desk(hangs, answers, hangs, answers, hangs, seen=101, stall_timeout_s=0.5)
+    desk = Desk(hangs, answers, hangs, answers, hangs, seen=101)
     await desk.fetch()
     await desk.fetch()
     with pytest.raises(OriginUnavailableError):
@@ -207,14 +205,16 @@ async def test_hedges_beyond_the_share_are_not_sent() -> None:
     assert (desk.counters.hedges, desk.origin.ended.count("written")) == (2, 2)
 
 
+@leaping
 async def test_a_second_request_waits_for_a_slot_like_any_other() -> None:
     """With one connection there is none for it, whatever the first takes."""
-    desk = Desk(hangs, answers, slots=1, stall_timeout_s=0.5)
+    desk = Desk(hangs, answers, slots=1)
     with pytest.raises(OriginUnavailableError):
         await desk.fetch()
     assert (desk.origin.begun, desk.counters.hedges) == (1, 0)
 
 
+@leaping
 async def test_a_second_request_that_fails_after_the_first_was_ended_is_an_error() -> None:
     """Nothing is left that could still come, so the part has to be tried again."""
     desk = Desk(hangs, answers)
@@ -224,9 +224,72 @@ async def test_a_second_request_that_fails_after_the_first_was_ended_is_an_error
     assert desk.origin.ended == [0, 1]
 
 
+@leaping
 async def test_slots_are_free_after_every_race() -> None:
     """Neither the winner's nor the loser's stays behind."""
     desk = Desk(hangs, answers, answers, hangs, answers)
     for _ in range(3):
         await desk.fetch()
     assert repr(desk.slots) == "<Scheduler 0 of 4 held, 0 queued>"
+
+
+class Rivals:
+    """Two requests that end when they are told to, and note what became of them."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first_answer: asyncio.Future[None] = loop.create_future()
+        self.second_answer: asyncio.Future[None] = loop.create_future()
+        self.told: list[str] = []
+
+    async def first(self) -> str:
+        """Read and write."""
+        try:
+            await self.first_answer
+            return "first"
+        except asyncio.CancelledError:
+            self.told.append("first cancelled")
+            raise
+
+    async def second(self, end_first: Callable[[], Awaitable[bool]]) -> str:
+        """Read, and write if it is not too late."""
+        try:
+            await self.second_answer
+        except asyncio.CancelledError:
+            self.told.append("second cancelled")
+            raise
+        self.told.append("second writes" if await end_first() else "second too late")
+        return "second"
+
+
+@pytest.mark.parametrize("first_comes_first", [True, False])
+@leaping
+async def test_answers_that_come_together_are_one(first_comes_first: bool) -> None:
+    """In the same turn of the loop one of them wins, never both and never neither."""
+    rivals = Rivals()
+    answers = [rivals.first_answer, rivals.second_answer]
+    loop = asyncio.get_running_loop()
+    for answer in answers if first_comes_first else reversed(answers):
+        loop.call_soon(answer.set_result, None)
+    winner, first_won = await race(rivals.first(), 0.0, rivals.second)
+    assert winner == ("first" if first_won else "second")
+    assert first_won == ("second writes" not in rivals.told)
+
+
+@leaping
+async def test_a_first_request_that_fails_ends_the_second() -> None:
+    """Its error comes as it is, not in a group."""
+    rivals = Rivals()
+    asyncio.get_running_loop().call_soon(rivals.first_answer.set_exception, OriginUnavailableError("gone"))
+    with pytest.raises(OriginUnavailableError, match="gone"):
+        await race(rivals.first(), 0.0, rivals.second)
+
+
+@leaping
+async def test_cancelling_a_race_cancels_both_requests() -> None:
+    """A download that is given up leaves no request behind."""
+    rivals = Rivals()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await race(rivals.first(), 0.0, rivals.second)
+    assert sorted(rivals.told) == ["first cancelled", "second cancelled"]

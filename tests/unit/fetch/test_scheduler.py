@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
-from shardcache.fetch.priority import WAITING, Claim, Priority
-from shardcache.fetch.scheduler import ASK_AGAIN_S, OriginLoad, Scheduler
+from shardcache.fetch.scheduler import ASK_AGAIN_S, WAITING, Claim, OriginLoad, Priority, Scheduler
 from support.programs.guard import GUARD_S
-from support.programs.still_loop import StillLoop, pass_time, turns
+from support.programs.still_loop import leaping, pass_time, still, turns
 
 PLANNED, WARM = Priority(2), Priority(3)
 
@@ -110,6 +109,7 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
     assert users.order == expected
 
 
+@leaping
 async def test_priorities_are_asked_for_again() -> None:
     """A claim that became urgent while queued goes first after `ASK_AGAIN_S`, also without a `deal`."""
     users = Users(Scheduler(1))
@@ -270,6 +270,7 @@ async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
         await users.finish(name)
 
 
+@leaping
 async def test_precedence_ends_if_no_part_arrives() -> None:
     """An origin that does not answer the one lets the others go on after a moment."""
     users = Users(Scheduler(8))
@@ -279,28 +280,24 @@ async def test_precedence_ends_if_no_part_arrives() -> None:
     await users.finish("silent")
 
 
-def test_precedence_lasts_while_parts_arrive() -> None:
+@still
+async def test_precedence_lasts_while_parts_arrive() -> None:
     """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
-
-    async def read() -> None:
-        users = Users(Scheduler(8))
-        planned = {f"planned{number}" for number in range(7)}
-        for name in sorted(planned):
-            await users.start(name, PLANNED, pausable=True)
-        await users.start("part", Priority(WAITING, alone=True))
-        for time_s in (1.0, 9.0, 9.0, 9.0, 9.0, 9.0):  # more than one are too many for this line
-            assert users.holding <= {"part", "planned0", "planned1"}
-            pass_time(0.6)
-            users.slots.took(users.claims["part"], 1, time_s)
-            users.slots.deal()
-        pass_time(1.1)
+    users = Users(Scheduler(8))
+    planned = {f"planned{number}" for number in range(7)}
+    for name in sorted(planned):
+        await users.start(name, PLANNED, pausable=True)
+    await users.start("part", Priority(WAITING, alone=True))
+    for time_s in (1.0, 9.0, 9.0, 9.0, 9.0, 9.0):  # more than one are too many for this line
+        assert users.holding <= {"part", "planned0", "planned1"}
+        pass_time(0.6)
+        users.slots.took(users.claims["part"], 1, time_s)
         users.slots.deal()
-        assert users.holding == {"part", *planned}
-        for name in users.holding:
-            await users.finish(name)
-
-    with asyncio.Runner(loop_factory=StillLoop) as runner:
-        runner.run(read())
+    pass_time(1.1)
+    users.slots.deal()
+    assert users.holding == {"part", *planned}
+    for name in users.holding:
+        await users.finish(name)
 
 
 async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:

@@ -1,21 +1,26 @@
-"""Hedged requests: a second request for a part that is late.
+"""Estimates of what an origin takes and how it answers: concurrent requests, connections of its link, times of parts.
 
-After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request for the
-slowest one per cent of answers removes the latency tail at the cost of about one per cent more requests.
+Pure. Parts are compared with parts of a similar size: within a factor of two.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
-from typing import Any, TypeVar
 
-T = TypeVar("T")
+# The quickest parts among this many show the speed of an uncontended connection. Once all of them were contended, the
+# estimate rises, and more connections are tried again.
+_LINK_OBSERVED = 64
+_QUICK = 0.1
+# One slow part says nothing about the link.
+_NEWEST = 5
+# Connections are idle between parts, and a faster link than estimated shows only when more connections are tried.
+_SPARE = 2
 
 MAX_PARTS = 4
 """Maximum number of parts of one request."""
@@ -45,8 +50,73 @@ LOOK_AGAIN = 1.1
 
 # Origins remembered: those used last.
 _MAX_ORIGINS = 64
-# From a single part to the largest request.
-_MAX_DOUBLINGS = MAX_PARTS.bit_length() - 1
+
+
+class Aimd:
+    """Concurrency limit that grows by one after a round of successes and halves when the origin throttles.
+
+    After D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer
+    Networks", 1989: the only linear rule that leads many clients of one origin to equal shares.
+
+    Requests sent under a limit that was too high fail together, which is one signal, not many: each request belongs to
+    the `generation` in which it began, and only the first failure of a generation counts.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = self.limit = maximum
+        self._successes = 0
+        self.generation = 0
+
+    def __repr__(self) -> str:
+        return f"<Aimd {self.limit} of {self._maximum}, generation {self.generation}>"
+
+    def succeeded(self, generation: int) -> None:
+        """Record an answered request; one sent under another limit says nothing about this one."""
+        if generation != self.generation or self.limit == self._maximum:
+            return
+        self._successes += 1
+        if self._successes >= self.limit:
+            self._successes = 0
+            self.limit += 1
+
+    def refused(self, generation: int) -> None:
+        """Record a throttled request."""
+        if generation == self.generation:
+            self.generation += 1
+            self._successes = 0
+            self.limit = max(1, self.limit // 2)
+
+
+class Link:
+    """Number of connections that saturate the link to an origin: n whose parts take k times as long as quick ones do
+    the work of n / k.
+    """
+
+    def __init__(self) -> None:
+        self._times_s: defaultdict[int, deque[float]] = defaultdict(partial(deque[float], maxlen=_LINK_OBSERVED))
+        self._saturating: deque[float] = deque(maxlen=_NEWEST)
+        self._bytes_per_s: deque[float] = deque(maxlen=_NEWEST)
+
+    def __repr__(self) -> str:
+        return f"<Link {self.connections} connections>"
+
+    @property
+    def connections(self) -> int | None:
+        """Connections to use where order matters more than the last bit of throughput; None while unknown."""
+        return round(median(self._saturating)) + _SPARE if self._saturating else None
+
+    @property
+    def connection_bytes_per_s(self) -> float | None:
+        """Rate of one connection while the others are in use; None while unknown."""
+        return median(self._bytes_per_s) if self._bytes_per_s else None
+
+    def took(self, size_bytes: int, time_s: float, connections: float) -> None:
+        """Record a part's time and the mean number of connections in use while it was read."""
+        times_s = self._times_s[size_bytes.bit_length()]
+        times_s.append(time_s)
+        quick_s = sorted(times_s)[int(_QUICK * len(times_s))]
+        self._bytes_per_s.append(size_bytes / max(time_s, 1e-6))
+        self._saturating.append(connections * (quick_s / time_s if time_s > quick_s else 1.0))
 
 
 @dataclass(slots=True)
@@ -69,16 +139,19 @@ class _Times:
 
 @dataclass(slots=True)
 class _History:
+    """Times of an origin's parts by size, and the hedged requests that these allow."""
+
     times: defaultdict[int, _Times] = field(default_factory=lambda: defaultdict(_Times))
     credit: float = 0.0
     tries: int = _TRIES
 
 
 class Hedging:
-    """Part times of each origin, and the hedged requests that they allow. Pure.
+    """Part times of each origin, and the second requests for late parts that they allow.
 
-    Requests are compared with others of a similar size, within a factor of two; while too few of these are known, with
-    smaller ones, as if time grew with size.
+    After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request for
+    the slowest one per cent of answers removes the latency tail at the cost of about one per cent more requests. While
+    too few parts of a size are known, smaller ones are compared with, as if time grew with size.
 
     Args:
         share: maximum share of an origin's parts whose request is hedged; 0 for none.
@@ -90,12 +163,6 @@ class Hedging:
 
     def __repr__(self) -> str:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
-
-    def _known(self, origin: str) -> _History:
-        known = self._origins[origin] = self._origins.pop(origin, _History())
-        if len(self._origins) > _MAX_ORIGINS:
-            del self._origins[next(iter(self._origins))]
-        return known
 
     def took(self, origin: str, size_bytes: int, time_s: float, parts: int = 1) -> None:
         """Record the time from the first request for some parts to their arrival, whichever request brought them."""
@@ -165,22 +232,12 @@ class Hedging:
         expected_s = elapsed_s * size_bytes / received_bytes
         return expected_s - elapsed_s if expected_s >= _MEDIANS * usual_s else None
 
-    def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
-        """Return the times to compare a request with, and the factor for its size; None if too few are known."""
-        times = self._known(origin).times
-        for doublings in range(_MAX_DOUBLINGS + 1):
-            similar = times.get(size_bytes.bit_length() - doublings)
-            if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
-                return similar, 2**doublings
-        return None
-
     def spend(self, origin: str, parts: int = 1) -> bool:
         """Return whether one more hedged request of `parts` parts is allowed, and count it."""
         known = self._known(origin)
-        if known.credit < parts:
-            return False
-        known.credit -= parts
-        return True
+        is_allowed = known.credit >= parts
+        known.credit -= parts * is_allowed
+        return is_allowed
 
     def tries(self, origin: str) -> bool:
         """Return whether a request to a tier whose owner seems slow may be hedged, and count it until it has `won`."""
@@ -195,36 +252,17 @@ class Hedging:
         known = self._known(origin)
         known.tries = min(_TRIES, known.tries + 1)
 
+    def _known(self, origin: str) -> _History:
+        known = self._origins[origin] = self._origins.pop(origin, _History())
+        if len(self._origins) > _MAX_ORIGINS:
+            del self._origins[next(iter(self._origins))]
+        return known
 
-async def race(
-    first: Coroutine[Any, Any, T],
-    patience_s: float,
-    second: Callable[[Callable[[], Awaitable[bool]]], Coroutine[Any, Any, T]],
-) -> tuple[T, bool]:
-    """Run `first`, and `second` as well after `patience_s`, until one is done; the other has ended when this returns.
-
-    Args:
-        second: called with a function that cancels `first` and returns whether it could; only after that may `second`
-            do what must not be done twice. If it returns without having cancelled `first`, `first` goes on.
-
-    Returns the result, and True if it is that of `first`. Raises what either raises, after cancelling the other.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            leader = group.create_task(first)
-
-            async def end_leader() -> bool:
-                leader.cancel()
-                await asyncio.wait([leader])
-                return leader.cancelled()
-
-            await asyncio.wait([leader], timeout=patience_s)
-            if not leader.done():
-                spare = group.create_task(second(end_leader))
-                await asyncio.wait([leader])
-                if not leader.cancelled():
-                    spare.cancel()
-    except BaseExceptionGroup as failures:
-        cause = failures.exceptions[0]
-        raise cause from cause.__cause__
-    return (spare.result(), False) if leader.cancelled() else (leader.result(), True)
+    def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
+        """Return the times to compare a request with, and the factor for its size; None if too few are known."""
+        times = self._known(origin).times
+        for doublings in range(MAX_PARTS.bit_length()):  # from a single part to the largest request
+            similar = times.get(size_bytes.bit_length() - doublings)
+            if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
+                return similar, 2**doublings
+        return None
