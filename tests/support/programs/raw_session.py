@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import socket
 import sys
 import termios
 import time
@@ -27,6 +28,7 @@ class RawSession:
         self.send(**{**first, **hello})
         self.welcome = self.receive()
         self._id = 0
+        self._answers: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> RawSession:
         return self
@@ -37,6 +39,10 @@ class RawSession:
     def close(self) -> None:
         """Leave without a word."""
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """Cut the connection, whichever thread sends or receives."""
+        self._socket._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, **message: Any) -> None:
         """Send one message."""
@@ -68,6 +74,19 @@ class RawSession:
         answer = self.receive()
         assert answer["id"] == self._id
         return answer
+
+    def request(self, kind: str, **fields: Any) -> int:
+        """Send a request and return its id, for `answer`."""
+        self._id += 1
+        self.send(type=kind, id=self._id, **fields)
+        return self._id
+
+    def answer(self, request: int) -> dict[str, Any]:
+        """Return the answer to one of the requests under way."""
+        while request not in self._answers:
+            answer = self.receive()
+            self._answers[answer["id"]] = answer
+        return self._answers.pop(request)
 
     def take(self, position: int, **fields: Any) -> dict[str, Any]:
         """Ask for a shard and say that it is needed; return the grant when it is in hand."""
