@@ -1,19 +1,21 @@
-"""The cache disk: its health, the shards that it damaged, and what of the folder is left once it has recovered."""
+"""The cache disk: its health, and scrubbing, the slow re-reading of all shards, as disks do not report bit errors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import structlog
 
-from shardcache.cache.residency import Evictor
+from shardcache.cache.residency import Residency
 from shardcache.cache.waits import Signal
-from shardcache.errors import CacheError, CorruptShardError, DiskError, DiskFullError, ExhaustedError
-from shardcache.store.folder import CacheFolder, FolderDiff, compare_folder
+from shardcache.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
+from shardcache.store.folder import is_key
 from shardcache.store.shard import Shard
 
 log = structlog.get_logger()
@@ -23,18 +25,24 @@ _LOOK_S = 5.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
+_KIND = "scrub"  # of the row in the catalogue
+# Interval for saving the position: a restart repeats at most this much scrubbing.
+_SAVE_S = 30.0
+# Opening a file counts as reading this much.
+_MIN_BYTES = 64 * 1024
+
 
 class Health:
-    """Health of one cache folder's disk: checked periodically, right after an error, and with backoff while it fails.
+    """Health of the cache folder's disk: checked periodically, right after an error, and with backoff while it fails.
 
     Attributes:
         error: the present problem; None while healthy. With an error, cached shards are served but none is fetched.
     """
 
-    def __init__(self, folder: CacheFolder, changed: Signal) -> None:
+    def __init__(self, residency: Residency) -> None:
         self.error: DiskError | None = None
-        self._folder = folder
-        self._changed = changed
+        self.residency = residency
+        self._store = residency.store
         self._since_s = time.monotonic()
         self._suspicion = asyncio.Event()
         self._suspicion.set()  # not checked yet
@@ -71,7 +79,17 @@ class Health:
             return {"state": "ok", "error": None, **times}
         return {"state": self.error.code, "error": self.error.to_json(), **times}
 
-    async def run(self, reconciler: Reconciler) -> None:
+    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
+        """Take a corrupt shard out of service; False if the disk has failed, which proves nothing about the shard."""
+        if not await self.examine():
+            return False
+        shard.damage = exn
+        if shard.leases:
+            log.error("corrupt shard is in use", shard=exn.url, leases=shard.leases)
+        await self.residency.isolate(shard, exn)
+        return True
+
+    async def run(self) -> None:
         """Monitor the disk until cancelled."""
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -83,15 +101,18 @@ class Health:
             else:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._look(reconciler)
+            await self._look()
 
-    async def _look(self, reconciler: Reconciler) -> None:
+    async def _look(self) -> None:
         suspected = self._suspicion.is_set() or self.error is not None
         self._suspicion.clear()
         self._looking = True
         try:
-            changed = await (self._probe(reconciler) if suspected else self._ask(self._folder.look))
-            await reconciler.settle(changed or self.error is not None)
+            changed = await (self._probe() if suspected else self._ask(self._store.folder.look))
+            await asyncio.to_thread(self._store.catalogue.reopen)
+            if changed or self.error is not None:
+                await self.residency.reconcile()
+            await self.residency.keep_free()
         except DiskError as exn:
             self._turn(exn)
         except ExhaustedError as exn:  # says nothing about the disk
@@ -102,12 +123,12 @@ class Health:
             self._looking = False
             self._looked.notify()
 
-    async def _probe(self, reconciler: Reconciler) -> bool:
+    async def _probe(self) -> bool:
         try:
-            return await self._ask(self._folder.probe)
-        except DiskFullError:
-            await reconciler.make_room()
-        return await self._ask(self._folder.probe)
+            return await self._ask(self._store.folder.probe)
+        except DiskFullError:  # other programs fill the disk
+            await self.residency.keep_free()
+        return await self._ask(self._store.folder.probe)
 
     async def _ask(self, question: Callable[[], bool]) -> bool:
         self._asked_s = time.monotonic()
@@ -120,7 +141,7 @@ class Health:
         previous, self.error = self.error, error
         if type(previous) is type(error):
             return
-        self._changed.notify()
+        self.residency.changed.notify()
         lasted_s, self._since_s = time.monotonic() - self._since_s, time.monotonic()
         if error is None:
             log.warning("cache disk has recovered", after_s=round(lasted_s, 1))
@@ -128,87 +149,120 @@ class Health:
             log.error("cache disk error; serving cached shards only", cause=error.message, remedy=error.remedy)
 
 
-class Quarantine:
-    """Takes corrupt shards out of service, unless the disk as a whole cannot be read."""
+@dataclass(slots=True)
+class ScrubProgress:
+    """Progress of the round. Shards are checked in the order of their keys, which are hashes.
 
-    def __init__(self, evictor: Evictor, health: Health) -> None:
-        self.health = health
-        self.inventory = evictor.inventory
-        self._store = evictor.store
-        self._counters = evictor.counters
+    Attributes:
+        key: the last key checked in this round; the one after it has gone unchecked for longest.
+        begun_s: start of the round, seconds since the epoch.
+        ended_s: end of the last complete round; None before the first.
+    """
 
-    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
-        """Take a shard out of service; False if the disk has failed, which proves nothing about the shard."""
-        if not await self.health.examine():
-            return False
-        shard.damage = exn
-        if shard.leases:
-            log.error("corrupt shard is in use", shard=exn.url, leases=shard.leases)
-        await self.isolate(shard, exn)
+    key: str = ""
+    begun_s: float = 0.0
+    ended_s: float | None = None
+
+    @classmethod
+    def from_row(cls, row: object) -> Self:
+        """Return the progress saved in the catalogue; a fresh start if there is none or it is invalid."""
+        match row:
+            case [str(key), int() | float() as begun_s, int() | float() | None as ended_s] if key == "" or is_key(key):
+                return cls(key, begun_s, ended_s)
+        return cls()
+
+
+class Scrubber:
+    """Checks one shard after another against its checksums, at a bounded rate.
+
+    Args:
+        rate_bytes_per_s: reading rate; 0 disables scrubbing.
+        pause_s: time between the end of one round and the start of the next.
+    """
+
+    def __init__(self, health: Health, rate_bytes_per_s: int, pause_s: float) -> None:
+        self._health = health
+        self._store = health.residency.store
+        self._changed = health.residency.changed
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._pause_s = pause_s
+        self._progress = ScrubProgress()
+        self._saved_s = time.monotonic()
+        self._read_bytes = 0
+        self._shards = 0
+        self._found = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rate, totals since the start, the round's progress and start, and the end of the last round."""
+        progress = self._progress
+        return {
+            "rate_bytes_per_s": self._rate_bytes_per_s,
+            "scrubbed_bytes": self._read_bytes,
+            "scrubbed_shards": self._shards,
+            "corrupt": self._found,
+            "round_share": round(int(progress.key or "0", 16) / 16 ** len(progress.key), 4),
+            "round_begun_at_s": progress.begun_s or None,
+            "last_round_ended_at_s": progress.ended_s,
+        }
+
+    async def run(self) -> None:
+        """Scrub in rounds until cancelled."""
+        if not self._rate_bytes_per_s:
+            return
+        self._progress = ScrubProgress.from_row(await self._store.catalogue.get(_KIND))
+        while True:
+            await asyncio.sleep(self._pause_left_s())
+            keys = sorted(self._store.shards)
+            if keys and self._health.error is None:
+                await self._round(keys)
+            else:
+                await self._changed.wait()
+
+    def _pause_left_s(self) -> float:
+        """Return the time until the next round; 0 during a round and before the first."""
+        ended_s = self._progress.ended_s
+        if self._progress.key or ended_s is None:
+            return 0.0
+        return min(self._pause_s, max(0.0, ended_s + self._pause_s - time.time()))  # the clock may be set back
+
+    async def _round(self, keys: list[str]) -> None:
+        """Check the shards after the position reached."""
+        progress = self._progress
+        progress.begun_s = progress.begun_s or time.time()
+        for key in keys[bisect_right(keys, progress.key) :]:
+            shard = self._store.shards.get(key)
+            if shard is not None and not await self._check(shard):
+                return  # the disk is failing: continue from here once it recovers
+            progress.key = key
+            if time.monotonic() - self._saved_s > _SAVE_S:
+                await self._save(progress)
+        ended = ScrubProgress(ended_s=time.time())
+        await self._save(ended)
+        self._progress = ended  # shown only once saved: a restart must not repeat a round already reported as complete
+
+    async def _check(self, shard: Shard) -> bool:
+        """Check one shard; False if the disk itself has failed."""
+        try:
+            await self._read(shard)
+            self._shards += 1
+        except FileNotFoundError:
+            pass  # evicted while it was read
+        except CorruptShardError as exn:
+            if self._store.shards.get(shard.key) is shard:
+                found = await self._health.found(shard, exn)
+                self._found += found
+                return found
         return True
 
-    async def isolate(self, shard: Shard, exn: CorruptShardError) -> None:
-        """Take a corrupt shard out of service; the next request re-fetches it."""
-        if self._store.shards.get(shard.key) is not shard:
-            return  # evicted or quarantined, and perhaps re-fetched, during the check
-        log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
-        self._counters.corrupt += 1
-        self.inventory.gone(shard.key)
-        try:
-            await self._store.quarantine(shard)
-        except CacheError as failure:  # it is out of service in any case
-            log.warning("cannot move the corrupt shard to quarantine yet", shard=exn.url, cause=failure.message)
-        self.inventory.changed.notify()
+    async def _read(self, shard: Shard) -> None:
+        """Read a shard; raise CorruptShardError if it is damaged. Not held: it may be evicted during the read."""
+        begun_s, scrub = time.monotonic(), self._store.scrub(shard.key, await self._store.facts(shard))
+        await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)
+        while size_bytes := await asyncio.to_thread(scrub.step):
+            self._read_bytes += size_bytes
+            ahead_s = scrub.read_bytes / self._rate_bytes_per_s - (time.monotonic() - begun_s)
+            await asyncio.sleep(max(0.0, ahead_s))
 
-
-class Reconciler:
-    """Reconciles store and plan with the contents of the cache folder: forgets lost shards, restores others."""
-
-    def __init__(self, evictor: Evictor) -> None:
-        self._evictor = evictor
-        self._inventory = evictor.inventory
-        self._store = evictor.store
-
-    async def make_room(self) -> None:
-        """Evict shards if other programs fill the disk. Raises DiskError."""
-        await self._evictor.keep_free()
-
-    async def settle(self, was_away: bool) -> None:
-        """Keep space free and, if the disk was unavailable, reconcile with its contents. Raises DiskError."""
-        await asyncio.to_thread(self._store.catalogue.reopen)
-        if was_away:
-            await self._take_stock()
-        await self.make_room()
-
-    async def _take_stock(self) -> None:
-        store = self._store
-        await store.set_aside()
-        stock = await asyncio.to_thread(compare_folder, store.layout, store.known(), tuple(store.leftovers.values()))
-        gone = [key for key in stock.gone if self._forget(key)]
-        back = self._welcome(stock)
-        self._inventory.pins.schedule_save()  # their file may have been lost with the folder
-        if gone or back:
-            log.warning("the cache folder has changed", gone=len(gone), shards_back=back)
-
-    def _forget(self, key: str) -> bool:
-        was_served = key in self._store.shards
-        known = self._store.forget(key)
-        if was_served:
-            self._inventory.gone(key)
-        return known
-
-    def _welcome(self, stock: FolderDiff) -> int:
-        found = [shard for shard in stock.found if self._is_new(shard.key)]
-        for shard in found:
-            self._store.restore(shard)
-            self._evictor.arrived(shard)
-        for part in stock.parts:
-            if not self._is_arriving(part.key):
-                self._store.leave(part)
-        return len(found)
-
-    def _is_new(self, key: str) -> bool:
-        return key not in self._store.known() and not self._is_arriving(key)
-
-    def _is_arriving(self, key: str) -> bool:
-        return key in self._evictor.claims  # a transfer owns the files
+    async def _save(self, progress: ScrubProgress) -> None:
+        self._saved_s = time.monotonic()
+        await self._store.catalogue.put([progress.key, progress.begun_s, progress.ended_s], _KIND)

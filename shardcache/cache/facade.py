@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -12,30 +12,27 @@ import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
-from shardcache.cache.disk import Health, Quarantine, Reconciler
-from shardcache.cache.fetcher import Fetcher, Ingester
-from shardcache.cache.jobs import Loader
-from shardcache.cache.leasing import Leasing
-from shardcache.cache.loop_turns import Turns
-from shardcache.cache.maintenance import Maintenance, Pinning
-from shardcache.cache.manifests import Manifests, Resolved
-from shardcache.cache.pins import Pins
-from shardcache.cache.planner import Planner
-from shardcache.cache.readers import Reader, Readers
-from shardcache.cache.residency import Evictor, Inventory
-from shardcache.cache.scrubbing import Scrubber
-from shardcache.cache.transfers import Prefetcher, Transfers
-from shardcache.cache.versions import History, Revalidation
+from shardcache.cache.disk import Health, Scrubber
+from shardcache.cache.fetcher import Fetcher
+from shardcache.cache.manifests import Manifests, Matching, Resolved
+from shardcache.cache.pins import Pin, Pins, pinned_by
+from shardcache.cache.planner import History, Planner, Revalidation
+from shardcache.cache.readers import Loader, Reader, Readers
+from shardcache.cache.residency import Residency
+from shardcache.cache.transfers import Leasing, Prefetcher, Published, Transfers
 from shardcache.cache.views import LiveView, Overview
-from shardcache.cache.waits import Transfer
+from shardcache.cache.waits import Transfer, Turns
 from shardcache.cache.warming import Send, Warming, reporting
 from shardcache.config import Settings
-from shardcache.errors import ShardcacheError
+from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
+from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
-from shardcache.store.store import Store
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store, footprint_bytes
 from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
@@ -43,6 +40,7 @@ Json = dict[str, Any]
 log = structlog.get_logger()
 
 _AGAIN_S = 1.0
+_AT_ONCE = 256  # shards or pins: a hundred thousand would block the event loop
 
 
 class Cache:
@@ -62,35 +60,25 @@ class Cache:
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
         history, planner = History(store.catalogue), Planner(store.shards)
         self._manifests = Manifests(origins, downloader, history, self._allow, self.turns, ttl_s)
-        self._revalidation = Revalidation(store, origins, planner.aliases, counters, group, ttl_s)
-
         self._pins = Pins(store, self.turns, settings.max_pinned)
-        inventory = Inventory(store, planner, self._pins)
-        self._evictor = Evictor(inventory, counters)
-        self._health = Health(store.folder, inventory.changed)
-        quarantine = Quarantine(self._evictor, self._health)
-        self._scrubber = Scrubber(quarantine, settings.scrub_rate, settings.scrub_pause_s)
+        self._residency = Residency(store, planner, self._pins, counters)
+        self._health = Health(self._residency)
+        self._scrubber = Scrubber(self._health, settings.scrub_rate, settings.scrub_pause_s)
 
-        ingester = Ingester(self._evictor, history, indexers)
-        fetcher = Fetcher(self._evictor, self._health, ingester, origins, downloader, settings.part_size)
-        self._transfers = Transfers(
-            fetcher.fetch, downloader.scheduler.deal, planner, inventory.changed, counters, group
-        )
-        prefetcher = Prefetcher(self._evictor, self._health, self._transfers, max_transfers)
-
-        leasing = Leasing(self._transfers, quarantine, history, self._revalidation)
-        self._readers = Readers(leasing, counters, self.turns, settings.plan_memory)
-
-        self._maintenance = Maintenance(self._evictor, quarantine)
+        fetcher = Fetcher(self._health, origins, downloader, history, indexers, settings.part_size)
+        self._transfers = Transfers(fetcher.fetch, downloader.scheduler.deal, self._residency, group)
+        prefetcher = Prefetcher(self._health, self._transfers, max_transfers)
+        self._revalidation = Revalidation(store, origins, planner, counters, group, ttl_s)
+        leasing = Leasing(self._transfers, self._health, history, self._revalidation)
+        self._readers = Readers(leasing, self.turns, settings.plan_memory)
         self._warming = Warming(leasing, origins, downloader, indexers, max_transfers)
-        self._pinning = Pinning(self._pins, self._warming)
-
         self._overview = Overview(self._readers, prefetcher, downloader, origins)
         self.live_view = LiveView(self._readers, self._overview.reason)
+
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
             "catalogue": partial(history.rebuild, store),
-            "health": partial(self._health.run, Reconciler(self._evictor)),
+            "health": self._health.run,
             "scrub": self._scrubber.run,
             "pins": self._pins.run,
             **{f"tier {tier.address}": tier.watch for tier in origins.tiers.values()},
@@ -121,17 +109,21 @@ class Cache:
         """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
         await self.turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
 
-    # Maintenance
+    def visible_to(self, peer: Peer) -> Callable[[str], bool]:
+        """Return a predicate: may the user see this url?"""
+        return lambda url: self._allow.shows(url, peer)
+
+    # Shards that users name. Events go to `send`; an exception from it aborts the request.
 
     async def warm(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
-        """Fetch every shard that the patterns match; events go to `send`. Raises CapacityError, OriginError."""
+        """Fetch every shard that the patterns match. Raises CapacityError, OriginError."""
         async with self._found(patterns, peer, send) as refs:
             await self._warming.warm(refs, send)
 
     async def index(self, patterns: Sequence[str], peer: Peer, send: Send, member: TokenMember | None = None) -> None:
         """Count the samples of every shard that the patterns match, and the tokens in `member`, if given.
 
-        Events go to `send`. Raises OriginError.
+        Raises OriginError.
         """
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         async with self._found(patterns, peer, send, fresh=True) as refs:
@@ -147,9 +139,62 @@ class Cache:
         async with reporting({ref.url for ref in refs}, self._downloader, send):
             yield refs
 
+    async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
+        """Pin every shard that the patterns match, and fetch the missing ones.
+
+        Shards that cannot be fetched are not pinned, unless they were before. If `send` raises, all pins remain, and
+        each applies when its shard arrives. Raises CapacityError, DiskError, OriginError.
+        """
+        uids = frozenset({peer.uid})
+
+        async def keep(found: Published) -> None:
+            """Pin a shard that has arrived. Raises CapacityError if an unexpected size exceeds the pin limit."""
+            pin = self._pins.get(found.facts.url)
+            if pin is None or peer.uid not in pin.uids:  # the origin had not given its version and size
+                await self._pins.add([Pin(found.facts.url, found.shard.key, found.shard.kept_bytes, uids)])
+            self._pins.arrived(found.shard)
+
+        async with self._found(patterns, peer, send) as refs:
+            asked = await self._warming.ask(refs, versions=True)
+            new = await self._pins.add(await asyncio.to_thread(_pins_of, asked, uids))
+            totals = await self._warming.fetch(asked, send, keep)
+            pins = [pin for url in new if (pin := self._pins.get(url)) is not None]
+            await self._pins.remove([pin for pin in pins if pin.key not in self._store.shards], peer.uid)
+            await self._pins.save()
+            await send({"event": "done", **totals, "pins": self._pins.to_json()})
+
+    async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
+        """Remove the user's pins on matching shards, a trusted user everyone's; report what stays pinned.
+
+        Raises DiskError.
+        """
+        matching = await asyncio.to_thread(Matching, patterns)
+        pins = [pin async for pin in self._visible_pins(peer) if pin.url in matching]
+        left = await self._pins.remove(pins, None if peer.is_trusted else peer.uid)
+        return {
+            "unpinned": [url for url, pin in left.items() if pin is None],
+            "kept": [{"url": url, "reason": pinned_by(pin)} for url, pin in left.items() if pin is not None],
+        }
+
+    async def pins(self, peer: Peer) -> AsyncIterator[Json]:
+        """Yield the pins on urls that the user may see."""
+        async for pin in self._visible_pins(peer):
+            is_cached = pin.key in self._store.shards
+            yield {"url": pin.url, "size_bytes": pin.size_bytes, "cached": is_cached, "uids": sorted(pin.uids)}
+
+    async def _visible_pins(self, peer: Peer) -> AsyncIterator[Pin]:
+        visible = self.visible_to(peer)
+        for number, pin in enumerate(self._pins):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if visible(pin.url):
+                yield pin
+
+    # Published shards
+
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""
-        async for shard, facts in self._maintenance.shards(prefix, self.visible_to(peer)):
+        async for shard, facts in self._shards(self._under(prefix, peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -160,35 +205,73 @@ class Cache:
                 "used_at_s": shard.used_at_s,
             }
 
+    def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
+        visible = self.visible_to(peer)
+        return lambda url: url.startswith(prefix) and visible(url)
+
+    async def _shards(self, is_meant: Callable[[str], bool]) -> AsyncGenerator[tuple[Shard, Facts], None]:
+        """Yield the published shards whose url is meant; quarantine damaged ones on the way."""
+        for number, shard in enumerate(list(self._store.shards.values())):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if shard.facts is not None and not is_meant(shard.facts.url):
+                continue  # without reading its sidecar
+            try:
+                facts = await self._store.facts(shard)
+            except CorruptShardError as exn:
+                await self._health.found(shard, exn)
+                continue
+            if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
+                yield shard, facts
+
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the matching shards that the user may see, except those leased or pinned."""
-        return await self._maintenance.evict(patterns, self.visible_to(peer))
+        """Remove the matching shards that the user may see; report those that stayed and why."""
+        matching, visible = await asyncio.to_thread(Matching, patterns), self.visible_to(peer)
+        evicted: list[str] = []
+        kept: list[Json] = []
+        freed_bytes = 0
+        async for shard, facts in self._shards(lambda url: url in matching and visible(url)):
+            if shard.stays:
+                pin = self._pins.get(facts.url) if shard.pinned else None
+                reason = f"in use by {shard.leases} reader(s)" if pin is None else pinned_by(pin)
+                kept.append({"url": facts.url, "reason": reason})
+            elif await self._residency.evict(shard):
+                evicted.append(facts.url)
+                freed_bytes += shard.kept_bytes
+            else:
+                kept.append({"url": facts.url, "reason": "a process still has it open"})
+        return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
-    async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
-        """Pin and fetch every shard that the patterns match; events go to `send`.
+    async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Verify every shard under a url prefix by reading it again, quarantine damaged ones; yield events."""
+        shards = [found async for found in self._shards(self._under(prefix, peer))]
+        total_bytes = sum(shard.size_bytes for shard, _ in shards)
+        yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}
+        done_bytes = corrupt = 0
+        for number, (shard, facts) in enumerate(shards, 1):
+            error = await self._verify(shard)
+            corrupt += isinstance(error, CorruptShardError)
+            done_bytes += shard.size_bytes
+            result = {"ok": True} if error is None else {"ok": False, "error": error.to_json()}
+            yield {"event": "shard", "url": facts.url, **result}
+            done = {"done_shards": number, "shards": len(shards)}
+            yield {"event": "progress", **done, "done_bytes": done_bytes, "total_bytes": total_bytes}
+        yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "bytes": done_bytes}
 
-        Raises CapacityError, DiskError, OriginError.
-        """
-        async with self._found(patterns, peer, send) as refs:
-            await self._pinning.pin(refs, peer, send)
-
-    async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the user's pins on matching shards; a trusted user removes everyone's. Raises DiskError."""
-        return await self._pinning.unpin(patterns, peer, self.visible_to(peer))
-
-    def pins(self, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the pins on urls that the user may see."""
-        return self._pinning.rows(self.visible_to(peer))
-
-    def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Verify every shard under a url prefix by reading it again; yield events."""
-        return self._maintenance.verify(prefix, self.visible_to(peer))
+    async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
+        if self._store.shards.get(shard.key) is not shard:
+            return None  # evicted since it was listed
+        try:
+            with self._residency.retained(shard):
+                await self._store.check(shard)
+        except CorruptShardError as exn:
+            await self._health.found(shard, exn)
+            return exn
+        except ExhaustedError as exn:
+            return exn
+        return None
 
     # State
-
-    def visible_to(self, peer: Peer) -> Callable[[str], bool]:
-        """Return a predicate: may the user see this url?"""
-        return lambda url: self._allow.shows(url, peer)
 
     def reason(self, transfer: Transfer) -> str:
         """Return a human-readable reason why a transfer has not finished yet."""
@@ -206,12 +289,21 @@ class Cache:
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
-        well = self._health.error is None and not self._evictor.short_bytes
+        well = self._health.error is None and not self._residency.short_bytes
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
         space = self._store.space
         return self._health.to_json() | {"short_bytes": space.capacity_bytes - space.effective_bytes()}
+
+
+def _pins_of(refs: Sequence[ShardRef], uids: frozenset[int]) -> list[Pin]:
+    """Return a pin for each shard of known version and size; its footprint is an estimate until it arrives."""
+    return [
+        Pin(redact(ref.url), shard_key(ref.url, ref.version), footprint_bytes(ref.size_bytes), uids)
+        for ref in refs
+        if ref.version is not None and ref.size_bytes is not None
+    ]
 
 
 async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -12,17 +12,10 @@ from pathlib import Path
 import structlog
 
 from shardcache.cache.disk import Health
-from shardcache.cache.residency import NOW, Evictor
-from shardcache.cache.versions import History
+from shardcache.cache.planner import History
+from shardcache.cache.residency import NOW
 from shardcache.cache.waits import Arrival, Class, KeyClaim, PostponedError, Stage, Transfer
-from shardcache.config import OriginTable
-from shardcache.errors import (
-    CorruptShardError,
-    DiskError,
-    OriginUnavailableError,
-    ShardcacheError,
-    ShardChangedError,
-)
+from shardcache.errors import CorruptShardError, DiskError, OriginUnavailableError, ShardcacheError, ShardChangedError
 from shardcache.fetch.download import Downloader, refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
@@ -37,94 +30,28 @@ from shardcache.store.store import Reservation, footprint_bytes
 log = structlog.get_logger()
 
 
-class Ingester:
-    """Turns downloaded files into published shards: inflates, indexes and publishes them."""
-
-    def __init__(self, evictor: Evictor, history: History, indexers: Indexers) -> None:
-        self._evictor = evictor
-        self._store = evictor.store
-        self._history = history
-        self._indexers = indexers
-        self._inflating: KeyClaim | None = None
-
-    async def publish(self, partial: Partial, claim: KeyClaim, rule: OriginTable) -> Shard:
-        """Turn a complete partial into a published shard; this closes the claim's reservation.
-
-        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
-        PostponedError if others need that space and no reader waits for the shard.
-        """
-        tar, facts = await self._plain_tar(partial, claim)
-        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
-        allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
-        samples = await self._index(IndexRequest.of(tar, facts, sidecar, rule, allowed_bytes), claim)
-        facts = replace(facts, samples=samples)
-        await self._history.remember(facts)
-        shard = await self._store.publish(partial.key, tar, sidecar, facts)
-        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
-        assert claim.reservation is not None
-        claim.reservation.close(kept_bytes=shard.kept_bytes)
-        self._evictor.arrived(shard)
-        return shard
-
-    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
-        codec = partial.codec
-        if codec is None:
-            return partial.path, partial.facts()
-        path = self._store.layout.in_progress(partial.key, TAR)
-        loop = asyncio.get_running_loop()
-
-        def reserve(size_bytes: int) -> None:
-            asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
-
-        async with self._turn(claim):
-            return path, await asyncio.to_thread(partial.inflate, codec, path, reserve)
-
-    @asynccontextmanager
-    async def _turn(self, claim: KeyClaim) -> AsyncIterator[None]:
-        """Inflate one shard at a time: two growing together could wait for each other's space."""
-        while self._inflating is not None:
-            with claim.waiting(behind=self._inflating):
-                await self._evictor.change(claim)
-        self._inflating = claim
-        try:
-            yield
-        finally:
-            self._inflating = None
-            self._evictor.inventory.changed.notify()
-
-    async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
-        await self._evictor.reserve(claim, size_bytes, lambda: NOW)
-        assert claim.reservation is not None
-        claim.reservation.written(size_bytes)
-
-    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
-        indexed = await self._indexers.index(request)
-        if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
-            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
-            indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
-        return indexed.samples
-
-
 class Fetcher:
     """Fetches shards on behalf of `Transfers`."""
 
     def __init__(
         self,
-        evictor: Evictor,
         health: Health,
-        ingester: Ingester,
         origins: Origins,
         downloader: Downloader,
+        history: History,
+        indexers: Indexers,
         part_bytes: int,
     ) -> None:
-        self._evictor = evictor
-        self._store = evictor.store
-        self._planner = evictor.planner
         self._health = health
-        self._ingester = ingester
+        self._residency = health.residency
+        self._store = health.residency.store
+        self._planner = health.residency.planner
         self._origins = origins
         self._downloader = downloader
+        self._history = history
+        self._indexers = indexers
         self._part_bytes = part_bytes
+        self._inflating: KeyClaim | None = None
 
     async def fetch(self, transfer: Transfer) -> Shard:
         """Return the published shard, in the planned version or, if none was planned, the origin's present one.
@@ -159,9 +86,9 @@ class Fetcher:
         return await self._version(transfer, origin, obj)
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
-        key, aliases = shard_key(obj.url, obj.version), self._planner.aliases
-        aliases.learn(transfer.name, key, obj.reported_s)
-        aliases.learn_size(transfer.name, obj.size_bytes)
+        key = shard_key(obj.url, obj.version)
+        self._planner.learn(transfer.name, key, obj.reported_s)
+        self._planner.learn_size(transfer.name, obj.size_bytes)
         async with self._claimed(key, transfer) as claim:
             present = self._store.shards.get(key)
             if present is not None:
@@ -173,7 +100,7 @@ class Fetcher:
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
         """Serialize transfers that lead to the same key: one plan may know the version, another only the url."""
-        claim = self._evictor.claims.setdefault(key, KeyClaim())
+        claim = self._residency.claims.setdefault(key, KeyClaim())
         claim.transfers.append(transfer)
         try:
             async with claim.lock:
@@ -181,7 +108,7 @@ class Fetcher:
         finally:
             claim.transfers.remove(transfer)
             if not claim.transfers:
-                del self._evictor.claims[key]
+                del self._residency.claims[key]
 
     async def _into(self, transfer: Transfer, claim: KeyClaim, origin: Origin, obj: RemoteObject) -> Shard:
         key, reservation = shard_key(obj.url, obj.version), self._store.space.reserve()
@@ -202,7 +129,7 @@ class Fetcher:
             raise
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
-                self._evictor.counters.corrupt += 1
+                self._residency.counters.corrupt += 1
                 self._origins.suspect(obj, self._part_bytes)
             if isinstance(exn, (ShardChangedError, CorruptShardError)):
                 log.info("discarding the download", version=obj.version, cause=exn.message)
@@ -214,7 +141,7 @@ class Fetcher:
         finally:
             self._leave_parts(key, reservation, transfer)
             if gave_way:
-                self._evictor.inventory.changed.notify()
+                self._residency.changed.notify()
 
     def _open(self, obj: RemoteObject) -> Partial:
         self._store.folder.check()  # if the disk was unmounted, this would fill the filesystem underneath
@@ -223,16 +150,16 @@ class Fetcher:
     async def _reserve(self, claim: KeyClaim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stages.enter(Stage.SPACE)
         wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - claim.reserved_bytes)
-        await self._evictor.reserve(claim, wanted_bytes, lambda: self._needed_at_s(claim, key), ahead_waits=False)
+        await self._residency.reserve(claim, wanted_bytes, lambda: self._needed_at_s(claim, key), ahead_waits=False)
 
     def _needed_at_s(self, claim: KeyClaim, key: str) -> float:
         match claim.klass:
             case Class.WAITING:
                 return NOW
             case Class.PLANNED:
-                return min(self._planner.now.next_use_s(key), self._evictor.due_s(key))
+                return min(self._planner.now.next_use_s(key), self._residency.due_s(key))
             case Class.WARM:
-                return self._evictor.due_s(key)
+                return self._residency.due_s(key)
 
     async def _download(self, claim: KeyClaim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
@@ -247,11 +174,11 @@ class Fetcher:
             coming=transfer.coming,
         )
         transfer.stages.enter(Stage.DISK)
-        shard = await self._ingester.publish(partial, claim, self._origins.rule(partial.obj.url))
-        self._planner.learn(time.monotonic() - begun_s)
+        shard = await self._publish(partial, claim)
+        self._planner.took(time.monotonic() - begun_s)
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:
-                self._evictor.inventory.retain(shard)
+                self._residency.retain(shard)
             transfer.arriving.publish(shard)
         return shard
 
@@ -270,3 +197,63 @@ class Fetcher:
             reservation.close()
         if parts.size_bytes:
             self._store.leave(parts)
+
+    # A complete file becomes a published shard
+
+    async def _publish(self, partial: Partial, claim: KeyClaim) -> Shard:
+        """Inflate, index and publish a complete partial; this closes the claim's reservation.
+
+        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
+        PostponedError if others need that space and no reader waits for the shard.
+        """
+        rule = self._origins.rule(partial.obj.url)
+        tar, facts = await self._plain_tar(partial, claim)
+        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
+        samples = await self._index(IndexRequest.of(tar, facts, sidecar, rule, allowed_bytes), claim)
+        facts = replace(facts, samples=samples)
+        await self._history.remember(facts)
+        shard = await self._store.publish(partial.key, tar, sidecar, facts)
+        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
+        assert claim.reservation is not None
+        claim.reservation.close(kept_bytes=shard.kept_bytes)
+        self._residency.arrived(shard)
+        return shard
+
+    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
+        codec = partial.codec
+        if codec is None:
+            return partial.path, partial.facts()
+        path = self._store.layout.in_progress(partial.key, TAR)
+        loop = asyncio.get_running_loop()
+
+        def reserve(size_bytes: int) -> None:
+            asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
+
+        async with self._turn(claim):
+            return path, await asyncio.to_thread(partial.inflate, codec, path, reserve)
+
+    @asynccontextmanager
+    async def _turn(self, claim: KeyClaim) -> AsyncIterator[None]:
+        """Inflate one shard at a time: two growing together could wait for each other's space."""
+        while self._inflating is not None:
+            with claim.waiting(behind=self._inflating):
+                await self._residency.change(claim)
+        self._inflating = claim
+        try:
+            yield
+        finally:
+            self._inflating = None
+            self._residency.changed.notify()
+
+    async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
+        await self._residency.reserve(claim, size_bytes, lambda: NOW)
+        assert claim.reservation is not None
+        claim.reservation.written(size_bytes)
+
+    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
+        indexed = await self._indexers.index(request)
+        if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
+            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
+            indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
+        return indexed.samples

@@ -13,8 +13,8 @@ import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX, is_glob
-from shardcache.cache.loop_turns import Turns
-from shardcache.cache.versions import History
+from shardcache.cache.planner import History
+from shardcache.cache.waits import Turns
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.listing import asks_store, expand, expand_braces, glob_regex

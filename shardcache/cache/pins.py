@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from shardcache.cache.loop_turns import Turns
+from shardcache.cache.waits import Turns
 from shardcache.config import Amount
 from shardcache.errors import CacheError, CapacityError
 from shardcache.store.disk import disk_error, disk_errors, is_exhaustion, replace_file
@@ -101,10 +101,6 @@ class Pins:
     def has(self, key: str) -> bool:
         """Return whether this version of a shard is pinned, cached or not."""
         return key in self._urls
-
-    def is_cached(self, pin: Pin) -> bool:
-        """Return whether the pinned shard is cached."""
-        return pin.key in self._store.shards
 
     def to_json(self) -> dict[str, int]:
         """Return the number of pinned shards, how many of them are missing, their total size and its limit."""
@@ -226,7 +222,7 @@ class Pins:
         if previous is None:
             return pin
         # A cached version stays pinned until the origin's present version has arrived.
-        return replace(previous if self.is_cached(previous) else pin, uids=previous.uids | pin.uids)
+        return replace(previous if previous.key in self._store.shards else pin, uids=previous.uids | pin.uids)
 
     def _apply(self, url: str, pin: Pin | None) -> None:
         previous = self._pins.get(url)

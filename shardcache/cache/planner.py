@@ -1,4 +1,4 @@
-"""The plans of all readers: names of shards and the keys that they map to, plan entries, and the schedule as of now.
+"""What is known of shards: the names and keys that plans use, the schedule as of now, versions and sample counts.
 
 A plan names a shard by its cache key if the manifest gave the version, otherwise by its url. If the origin then
 reports a different version, an alias maps the name to that version's key.
@@ -6,15 +6,30 @@ reports a different version, an alias maps the name to that version's key.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Container, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
+import structlog
+
+from shardcache.access.urls import store_of
 from shardcache.cache.waits import Holder
+from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
+from shardcache.metrics import Counters
+from shardcache.origin.registry import Origins
 from shardcache.plan.schedule import Schedule
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
+from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import shard_key
+from shardcache.store.shard import Facts
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
 
 _NEVER_S = float("-inf")
 # Number of names whose answer from the origin is remembered, in addition to those of cached shards.
@@ -23,6 +38,12 @@ _REMEMBERED = 200_000
 # Assumed duration of a transfer until one has been measured, and the weight of a new measurement.
 _GUESS_S = 5.0
 _NEWEST = 0.2
+
+_KIND = "shard"  # of rows in the catalogue
+
+# Revalidation: a reader waits this long for an answer, and nothing waits longer than the timeout.
+_GRACE_S = 1.0
+_TIMEOUT_S = 5.0
 
 
 def name_of(ref: ShardRef) -> str:
@@ -38,8 +59,11 @@ class _Answer:
     size_bytes: int | None = None
 
 
-class AliasTable:
-    """Names of shards and the keys that they map to.
+class Planner:
+    """The schedule with a clock, the names that plans use with their keys, and the lead time that a fetch needs.
+
+    Attributes:
+        lead_s: time before a shard's need from which its fetch may evict planned ones: the mean duration of transfers.
 
     Args:
         cached: the keys of the cached shards.
@@ -47,22 +71,26 @@ class AliasTable:
     """
 
     def __init__(self, cached: Container[str] = (), remembered: int = _REMEMBERED) -> None:
+        self.lead_s = _GUESS_S
         self._cached = cached
         self._remembered = remembered
         self._alias: dict[str, str] = {}
         self._aliases: dict[str, set[str]] = {}
         self._answers: dict[str, _Answer] = {}
-        self._renamed: Callable[[str, tuple[str, ...]], None] | None = None
+        self._schedule: Schedule[Holder] = Schedule(self)
 
     def __repr__(self) -> str:
-        return f"AliasTable({len(self._answers)} remembered, {len(self._alias)} aliased)"
+        return f"Planner({self._schedule!r}, {len(self._answers)} remembered, lead_s={self.lead_s:.3g})"
 
-    def __len__(self) -> int:
-        return len(self._answers)
+    @property
+    def now(self) -> Schedule[Holder]:
+        """The schedule, advanced to the present time."""
+        self._schedule.tick(time.monotonic())
+        return self._schedule
 
-    def watch(self, renamed: Callable[[str, tuple[str, ...]], None]) -> None:
-        """Call `renamed` with a name, its old key and its new key whenever the key changes."""
-        self._renamed = renamed
+    def took(self, transfer_s: float) -> None:
+        """Record the duration of a transfer, from its first request for bytes to publication."""
+        self.lead_s += _NEWEST * (transfer_s - self.lead_s)
 
     def key(self, name: str) -> str:
         """Return the key that the name is known to map to; the name itself if it has no alias."""
@@ -70,8 +98,7 @@ class AliasTable:
 
     def names(self, key: str) -> set[str]:
         """Return every name that maps to a key."""
-        others = self._aliases.get(key)
-        return {key, *others} if others else {key}
+        return {key, *self._aliases.get(key, ())}
 
     def checked_at_s(self, name: str) -> float:
         """Return when the origin last confirmed the name's key, by the monotonic clock; -inf if never."""
@@ -88,8 +115,7 @@ class AliasTable:
         if name != key:
             self._alias[name] = key
             self._aliases.setdefault(key, set()).add(name)
-        if self._renamed is not None:
-            self._renamed(name, (previous, key))
+        self._schedule.renamed(name, (previous, key))
 
     def size_bytes(self, name: str) -> int | None:
         """Return the size that the origin reported for the shard, or None."""
@@ -153,9 +179,6 @@ class PlannedShards:
         self._shards: WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]
         self._shards = WeakValueDictionary()
 
-    def __repr__(self) -> str:
-        return f"PlannedShards({len(self._shards)})"
-
     def __len__(self) -> int:
         return len(self._shards)
 
@@ -168,29 +191,141 @@ class PlannedShards:
         return planned
 
 
-class Planner:
-    """The schedule with a clock, and the lead time that a fetch needs.
+class History:
+    """The last version fetched of each url and its sample count, which outlive the shard: rows of the catalogue."""
 
-    Attributes:
-        aliases: the names that plans use.
-        lead_s: time before a shard's need from which its fetch may evict planned ones: the mean duration of transfers.
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._rebuilding = asyncio.Lock()
+
+    async def rebuild(self, store: Store) -> None:
+        """Restore lost rows from the sidecars of the published shards; lookups wait until this is done.
+
+        If several versions of a url are cached, the most recently read one is kept. Counts of shards no longer cached
+        cannot be restored.
+        """
+        async with self._rebuilding:
+            if await self.catalogue.count(_KIND) >= len(store.shards):
+                return
+            log.info("rebuilding sample counts from the sidecars", shards=len(store.shards))
+            async with aclosing(store.sidecars()) as sidecars:
+                async for some in sidecars:
+                    rows = [((_KIND, facts.url), [facts.version, facts.samples]) for facts in some]
+                    await self.catalogue.add_many(rows)
+
+    async def remember(self, facts: Facts) -> None:
+        """Store a shard's version and sample count."""
+        await self.catalogue.put([facts.version, facts.samples], _KIND, facts.url)
+
+    async def versions(self, urls: Sequence[str]) -> list[str | None]:
+        """Return the last version fetched of each url, or None."""
+        return [str(row[0]) if row else None for row in await self._rows(urls)]
+
+    async def fill(self, refs: list[ShardRef]) -> list[ShardRef]:
+        """Return the refs with known sample counts filled in; a ref without a version gets the last version's."""
+        unknown = [ref.url for ref in refs if ref.samples is None]  # an index file gives every count
+        known = dict(zip(unknown, await self._rows(unknown), strict=True))
+        return [_filled(ref, known.get(ref.url)) for ref in refs]
+
+    async def _rows(self, urls: Sequence[str]) -> list[list[object] | None]:
+        async with self._rebuilding:
+            pass
+        return await self.catalogue.get_many([(_KIND, redact(url)) for url in urls])
+
+
+def _filled(ref: ShardRef, row: list[object] | None) -> ShardRef:
+    if row is None or ref.samples is not None or ref.version not in (None, row[0]):
+        return ref
+    samples = row[1]
+    return replace(ref, samples=samples) if isinstance(samples, int) else ref
+
+
+class Revalidation:
+    """Asks origins for the present version of cached shards, once per shard for all readers.
+
+    A prompt answer takes effect immediately. A slow one is awaited in the background while the cached version is
+    served, and takes effect from the next lease on; until then that origin gets one such request at a time, and no
+    reader waits for it.
+
+    Args:
+        ttl_s: how long an answer stays valid.
     """
 
-    def __init__(self, cached: Container[str] = ()) -> None:
-        self.aliases = AliasTable(cached)
-        self.lead_s = _GUESS_S
-        self._schedule: Schedule[Holder] = Schedule(self.aliases)
-        self.aliases.watch(self._schedule.renamed)
+    def __init__(
+        self,
+        store: Store,
+        origins: Origins,
+        planner: Planner,
+        counters: Counters,
+        group: asyncio.TaskGroup,
+        ttl_s: float,
+    ) -> None:
+        self._store = store
+        self._origins = origins
+        self._planner = planner
+        self._counters = counters
+        self._group = group
+        self._ttl_s = ttl_s
+        self.questions: dict[str, asyncio.Task[ShardcacheError | None]] = {}  # pending requests, by the shard's name
+        self._under_way: Counter[str] = Counter()  # pending requests, by origin
+        self._silent: set[str] = set()
 
-    def __repr__(self) -> str:
-        return f"Planner({self._schedule!r}, lead_s={self.lead_s:.3g})"
+    async def check(self, name: str, url: str) -> None:
+        """Revalidate a cached shard unless that was done lately; wait only as long as for a prompt answer.
 
-    @property
-    def now(self) -> Schedule[Holder]:
-        """The schedule, advanced to the present time."""
-        self._schedule.tick(time.monotonic())
-        return self._schedule
+        Raises the origin's error if it answers that it no longer has the shard.
+        """
+        origin = store_of(url)
+        if not self._is_stale(name) or (origin in self._silent and self._under_way[origin]):
+            return
+        if name not in self.questions:
+            self.questions[name] = self._group.create_task(self._ask(name, url), name=f"revalidate {url}")
+        if origin in self._silent:
+            return
+        answered, _ = await asyncio.wait([question := self.questions[name]], timeout=_GRACE_S)
+        if not answered:
+            self._silent.add(origin)
+        elif (error := question.result()) is not None:
+            raise error
 
-    def learn(self, transfer_s: float) -> None:
-        """Record the duration of a transfer, from its first request for bytes to publication."""
-        self.lead_s += _NEWEST * (transfer_s - self.lead_s)
+    def stop(self) -> None:
+        """Cancel the pending requests."""
+        for question in list(self.questions.values()):
+            question.cancel()
+
+    def _is_stale(self, name: str) -> bool:
+        old = time.monotonic() - self._planner.checked_at_s(name) > self._ttl_s
+        return old and self._planner.key(name) in self._store.shards  # for a missing shard, the transfer asks
+
+    async def _ask(self, name: str, url: str) -> ShardcacheError | None:
+        """Learn the present version, or return the error for the reader."""
+        origin, asked_s = store_of(url), time.monotonic()
+        self._under_way[origin] += 1
+        try:
+            key = await self._present_key(name, url)
+        except ShardcacheError as exn:
+            return exn
+        finally:
+            self._under_way[origin] -= 1
+            del self.questions[name]
+        if self._planner.checked_at_s(name) < asked_s:  # else a transfer has asked more recently
+            self._planner.learn(name, key, time.monotonic())
+        return None
+
+    async def _present_key(self, name: str, url: str) -> str:
+        """Return the key of the origin's present version, or of the last known one if the origin does not answer."""
+        self._counters.origin_requests += 1
+        try:
+            async with asyncio.timeout(_TIMEOUT_S) as limit:
+                obj = await self._origins.origin(url).stat(url)
+        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
+            log.warning("cannot revalidate the shard; serving the cached version", shard=url, cause=str(exn))
+            return self._planner.key(name)
+        except ShardcacheError:
+            raise
+        except Exception:  # a top-level guard like that of transfers: one bad shard must not end all jobs
+            log.exception("unexpected error in revalidation; serving the cached version", shard=url)
+            return self._planner.key(name)
+        finally:
+            (self._silent.add if limit.expired() else self._silent.discard)(store_of(url))
+        return shard_key(url, obj.version)

@@ -1,4 +1,4 @@
-"""Connected readers: their plans, their leases and their waits."""
+"""Connected readers and their jobs: plans, leases and waits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import time
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from shardcache.cache.jobs import Job, Jobs, Loader, WaitClock
-from shardcache.cache.leasing import Leasing, Published
-from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planned, PlannedShards, name_of
-from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Wait
+from shardcache.cache.transfers import Leasing, Published
+from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
-from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
-from shardcache.units import size
+from shardcache.units import size, user_name
 
 _OF_A_PREVIOUS_PLAN = -1
 
@@ -33,6 +31,65 @@ _FORGOTTEN_AT_ONCE = 1024
 _BATCHES_AHEAD = 4
 # A worker that has neither taken nor released a shard for this long counts as idle.
 _STILL_S = 3.0
+
+# Number of disconnected jobs still shown: readers disconnect between epochs.
+_PAST_JOBS = 32
+# A longer name would crowd everything else off the status page.
+_MAX_NAME_CHARS = 255
+
+_CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A data loader, which takes batches of `batch_size` samples from its workers in turn.
+
+    Attributes:
+        name: unique among the loaders of its rank's process.
+    """
+
+    name: str
+    rank: int
+    batch_size: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """All readers of one job of one user.
+
+    Attributes:
+        sessions: number of connected readers.
+        shards_planned: shards in the epochs that its readers have begun.
+        shards_done: shards read and released.
+        waited_s: total time that readers had nothing to read, summed over all readers.
+        waited_by_cause_s: `waited_s` broken down by cause.
+    """
+
+    name: str
+    uid: int
+    sessions: int = 0
+    shards_planned: int = 0
+    shards_done: int = 0
+    waited_s: float = 0.0
+    waited_by_cause_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
+
+    @property
+    def key(self) -> JobKey:
+        """Unique key of the job."""
+        return self.name, self.uid
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the job's entry in `shardcache status`."""
+        return {
+            "name": self.name,
+            "uid": self.uid,
+            "user": user_name(self.uid),
+            "sessions": self.sessions,
+            "shards_planned": self.shards_planned,
+            "shards_done": self.shards_done,
+            "waited_s": round(self.waited_s, 3),
+            "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_by_cause_s.items()},
+        }
 
 
 class LeaseState(enum.Enum):
@@ -79,25 +136,26 @@ class Lease:
         return self.shard if self.state is LeaseState.IN_USE else None
 
 
-@dataclass(slots=True, eq=False)
 class Reader:
-    """One connected reader.
+    """One connected reader: its plan, its leases, and a stopwatch that runs while it has nothing to read.
 
     Attributes:
         loader: the data loader that it is a worker of, if any.
     """
 
-    job: Job
-    owner: Readers
-    loader: Loader | None = None
-    _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
-    _order: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
-    _leases: dict[int, Lease] = field(default_factory=dict)
-    _clock: WaitClock = field(init=False)
-    _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
-
-    def __post_init__(self) -> None:
-        self._clock = WaitClock(self.job, self.owner.waited)
+    def __init__(self, job: Job, owner: Readers, loader: Loader | None = None) -> None:
+        self.job = job
+        self.loader = loader
+        self._owner = owner
+        self._residency = owner.leasing.residency
+        self._planner = owner.leasing.residency.planner
+        self._shards: list[Planned] = []  # the shards that the plan names
+        self._order = array("I")  # for each position, an index into `_shards`
+        self._leases: dict[int, Lease] = {}
+        self._waits: list[Wait] = []  # longest first; empty while it reads
+        self._waited_s = 0.0
+        self._charged_until_s = 0.0
+        self._moved_s = time.monotonic()  # when it last took or released a shard
 
     # The plan
 
@@ -113,28 +171,46 @@ class Reader:
         for lease in self._leases.values():
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
-        self.owner.planner.now.declare(self, job=self.job.key)
+        self._planner.now.declare(self, job=self.job.key)
         await self._forget_plan()
 
     def planned(self, ref: ShardRef) -> Planned:
         """Return the shared plan entry for a shard."""
-        return self.owner.shards.of(ref)
+        return self._owner.shards.of(ref)
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
         """Extend the plan by shards, and by positions that index into all of its shards.
 
         Raises CapacityError if this plan, or all plans together, would exceed the memory limit.
         """
-        self.owner.check_memory(len(self._shards) + len(shards), len(self._order) + len(order), len(order))
-        await self.owner.leasing.recall(planned.ref for planned in shards)
+        self._owner.check_memory(len(self._shards) + len(shards), len(self._order) + len(order), len(order))
+        await self._owner.leasing.recall(planned.ref for planned in shards)
         self._shards += shards
-        await self.owner.turns.take(order, self._add_positions)
-        self.owner.changed.notify()
+        await self._owner.turns.take(order, self._add_positions)
+        self._residency.changed.notify()
 
     def _add_positions(self, order: Sequence[int]) -> None:
         self._order.extend(order)
-        self.owner.positions += len(order)
-        self.owner.planner.now.extend(self, [self._shards[index].name for index in order])
+        self._owner.positions += len(order)
+        self._planner.now.extend(self, [self._shards[index].name for index in order])
+
+    async def _forget_plan(self) -> None:
+        """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
+        self._owner.positions -= len(self._order)
+        del self._order[:]
+        while self._shards:
+            del self._shards[-_FORGOTTEN_AT_ONCE:]
+            await self._owner.turns.wait()
+
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
+        if not 0 <= position < len(self._order):
+            raise ProtocolError(f"the plan has no position {position}")
+        return self._shards[self._order[position]].ref
+
+    def transfer(self, position: int) -> Transfer | None:
+        """Return the transfer of the shard at a position, if there is one."""
+        return self._owner.leasing.transfers.get(name_of(self.ref(position)))
 
     # Leases
 
@@ -148,16 +224,21 @@ class Reader:
         wait = Wait(self.job.key, partial=partial, holder=self)
         lease = self._leases[number] = Lease(number, position, wait)
         try:
-            found = await self.owner.leasing.acquire(ref, Class.PLANNED, wait)
+            found = await self._owner.leasing.acquire(ref, Class.PLANNED, wait)
         finally:
-            self._clock.stop(wait)
+            self._end_wait(wait)
             self._leases.pop(number, None)
         self._leases[number] = lease
         self._grant(lease, found)
         return lease
 
     def _grant(self, lease: Lease, found: Published | Arrival) -> None:
-        self.owner.count(found)
+        counters = self._residency.counters
+        if isinstance(found, Published) and found.hit:
+            counters.hits += 1
+            counters.hit_bytes += found.facts.size_bytes
+        else:
+            counters.misses += 1
         self._moved_s = time.monotonic()
         lease.granted = found.shard if isinstance(found, Published) else found
         if lease.state is LeaseState.AWAITED:
@@ -177,26 +258,21 @@ class Reader:
             self._use(lease)
         elif lease.state is LeaseState.REQUESTED:
             lease.state = LeaseState.AWAITED
-            self._stand_still(lease.wait, self.transfer(lease.position))
-            self.owner.planner.now.waits(self, lease.position, self._clock.waited_s)
-            self.owner.changed.notify()
+            self._begin_wait(lease.wait, self.transfer(lease.position))
+            self._planner.now.waits(self, lease.position, self._waited_s)
+            self._residency.changed.notify()
 
     def _use(self, lease: Lease) -> None:
-        now, found = self.owner.planner.now, lease.granted
+        now, found = self._planner.now, lease.granted
         if isinstance(found, Shard):  # it may have been evicted, and perhaps re-fetched, since the grant
-            found = self.owner.inventory.retain_cached(found.key)
+            found = self._residency.retain_cached(found.key)
         if found is None:
             lease.state = LeaseState.EVICTED
-            now.waits(self, lease.position, self._clock.waited_s)
+            now.waits(self, lease.position, self._waited_s)
         else:
             lease.state, lease.granted = LeaseState.IN_USE, found
-            now.reads(self, lease.position, self._clock.waited_s)
-        self.owner.changed.notify()
-
-    def _stand_still(self, wait: Wait, transfer: Transfer | None) -> None:
-        self._clock.start(wait)
-        if transfer is not None:
-            self.owner.transfers.hurry(transfer)
+            now.reads(self, lease.position, self._waited_s)
+        self._residency.changed.notify()
 
     async def more(self, number: int, beyond_bytes: int) -> Lease:
         """Wait until more than `beyond_bytes` of an arriving shard are ready, or all of it; return its lease.
@@ -210,7 +286,7 @@ class Reader:
         transfer = self.transfer(lease.position)
         stages = None if transfer is None else transfer.stages
         wait = Wait(self.job.key, stages=stages, holder=self)
-        self._stand_still(wait, transfer)
+        self._begin_wait(wait, transfer)
         try:
             await arrival.beyond(beyond_bytes, wait)
         except ShardcacheError:
@@ -219,7 +295,7 @@ class Reader:
                 await self._let_go(lease)
             raise
         finally:
-            self._clock.stop(wait)
+            self._end_wait(wait)
         return lease
 
     async def release(self, number: int, *, read: bool) -> None:
@@ -231,34 +307,26 @@ class Reader:
         if lease is None:
             return
         if lease.granted is None:
-            self._clock.stop(lease.wait)
+            self._end_wait(lease.wait)
             if lease.task is not None:
                 lease.task.cancel()
             return
         if lease.retained is not None or (read and lease.state is not LeaseState.GRANTED):
             self.job.shards_done += 1
-            self.owner.planner.now.done(self, lease.position, self._clock.waited_s)
+            self._planner.now.done(self, lease.position, self._waited_s)
         await self._let_go(lease)
 
     async def close(self) -> None:
         """Disconnect the reader: end its leases and drop its plan."""
-        self.owner.remove(self)
+        self._owner.remove(self)
         while self._leases:
             await self._let_go(self._leases.popitem()[1])
         await self._forget_plan()
 
-    async def _forget_plan(self) -> None:
-        """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
-        self.owner.positions -= len(self._order)
-        del self._order[:]
-        while self._shards:
-            del self._shards[-_FORGOTTEN_AT_ONCE:]
-            await self.owner.turns.wait()
-
     async def _let_go(self, lease: Lease) -> None:
         self._moved_s = time.monotonic()
         if lease.retained is not None:
-            await self.owner.leasing.release(lease.retained)
+            await self._owner.leasing.release(lease.retained)
         elif isinstance(lease.granted, Arrival):
             lease.granted.leave(self.job.key)
 
@@ -272,13 +340,44 @@ class Reader:
             raise ProtocolError(f"no lease has number {number}")
         return lease
 
-    def ref(self, position: int) -> ShardRef:
-        """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
-        if not 0 <= position < len(self._order):
-            raise ProtocolError(f"the plan has no position {position}")
-        return self._shards[self._order[position]].ref
+    # Waits
 
-    # State
+    def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
+        self.charge()
+        wait.since_s = self._charged_until_s
+        self._waits.append(wait)
+        if transfer is not None:
+            self._owner.leasing.transfers.hurry(transfer)
+
+    def _end_wait(self, wait: Wait) -> None:
+        """End a wait; no-op if it was never begun."""
+        if wait in self._waits:
+            self.charge()
+            self._waits.remove(wait)
+            assert wait.since_s is not None  # set when it began
+            self._residency.counters.measures.wait.observe(time.monotonic() - wait.since_s)
+
+    def charge(self) -> None:
+        """Charge the time waited since the last call to the job, by the stages of the transfer being waited for."""
+        since_s, now_s = self._charged_until_s, time.monotonic()
+        self._charged_until_s = now_s
+        if not self._waits:
+            return
+        self._waited_s += now_s - since_s
+        self.job.waited_s += now_s - since_s
+        stages, known_s = self._waits[0].stages, 0.0
+        for stage, spent_s in stages.spent_s(since_s, now_s).items() if stages else ():
+            self.job.waited_by_cause_s[_CAUSES[stage]] += spent_s
+            known_s += spent_s
+        self.job.waited_by_cause_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s
+
+    @property
+    def waiting_for(self) -> Stage | None:
+        """Stage of the transfer that the reader waits for; None while it reads."""
+        wait = next(iter(self._waits), None)
+        return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
+
+    # As a holder of space
 
     @property
     def client(self) -> JobKey:
@@ -300,65 +399,72 @@ class Reader:
         """
         if self.loader is None:
             return ()
-        workers = self.owner.workers.get((self.job.key, self.loader), ())
+        workers = self._owner.workers.get((self.job.key, self.loader), ())
         return [reader for reader in workers if reader._keeps_for(self.loader)]
 
     def _keeps_for(self, loader: Loader) -> bool:
         min_samples = loader.batch_size * _BATCHES_AHEAD
         return (
-            not self._clock.waits
+            not self._waits
             and time.monotonic() - self._moved_s > _STILL_S
             and all(shard.facts is not None and shard.facts.samples > min_samples for shard in self._retained())
         )
 
-    def transfer(self, position: int) -> Transfer | None:
-        """Return the transfer of the shard at a position, if there is one."""
-        return self.owner.transfers.get(name_of(self.ref(position)))
-
-    def charge(self) -> None:
-        """Bring its job's waiting times up to date."""
-        self._clock.charge()
-
-    @property
-    def waiting_for(self) -> Stage | None:
-        """Stage of the transfer that the reader waits for; None while it reads."""
-        wait = next(iter(self._clock.waits), None)
-        return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
-
 
 class Readers:
-    """All connected readers.
+    """All connected readers, their jobs, and the most recent jobs without readers.
 
     Attributes:
         workers: those that are DataLoader workers, by job and loader.
+        shards: the shards in all plans.
+        positions: number of positions in all plans.
     """
 
-    def __init__(self, leasing: Leasing, counters: Counters, turns: Turns, plan_memory_bytes: int) -> None:
+    def __init__(self, leasing: Leasing, turns: Turns, plan_memory_bytes: int) -> None:
         self.leasing = leasing
-        self.inventory = leasing.inventory
-        self.planner = leasing.inventory.planner
-        self.changed = leasing.inventory.changed
-        self.transfers = leasing.transfers
         self.turns = turns
-        self.waited = counters.measures.wait
-        self.shards = PlannedShards()
-        self.positions = 0  # in all plans
         self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
+        self.shards = PlannedShards()
+        self.positions = 0
         self._plan_memory_bytes = plan_memory_bytes
-        self.counters = counters
         self._readers: set[Reader] = set()
-        self._jobs = Jobs()
+        self._jobs: dict[JobKey, Job] = {}  # most recently joined last
 
     def __iter__(self) -> Iterator[Reader]:
-        return iter(self._readers)
+        return iter(list(self._readers))
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs, most recently joined last."""
+        return list(self._jobs.values())
 
     def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
-        """Add a reader to a user's job and return the reader."""
-        reader = Reader(self._jobs.join(job_name, uid), self, loader)
+        """Add a reader to a user's job and return it. Raises ProtocolError if the job's name is too long to show."""
+        if len(job_name) > _MAX_NAME_CHARS:
+            raise ProtocolError(f"the job name has {len(job_name)} characters; the limit is {_MAX_NAME_CHARS}")
+        job = self._jobs.pop((job_name, uid), None) or Job(job_name, uid)
+        self._jobs[job.key] = job
+        job.sessions += 1
+        past = [key for key, other in self._jobs.items() if not other.sessions]
+        for key in past[: max(0, len(past) - _PAST_JOBS)]:
+            del self._jobs[key]
+        reader = Reader(job, self, loader)
         self._readers.add(reader)
         if loader is not None:
-            self.workers.setdefault((reader.job.key, loader), set()).add(reader)
+            self.workers.setdefault((job.key, loader), set()).add(reader)
         return reader
+
+    def remove(self, reader: Reader) -> None:
+        """Forget a reader and its plan."""
+        self._readers.discard(reader)
+        reader.job.sessions -= 1
+        if reader.loader is not None:
+            workers = self.workers[reader.job.key, reader.loader]
+            workers.discard(reader)
+            if not workers:
+                del self.workers[reader.job.key, reader.loader]
+        residency = self.leasing.residency
+        residency.planner.now.forget(reader)
+        residency.changed.notify()
 
     def check_memory(self, shards: int, positions: int, added: int) -> None:
         """Raise CapacityError if a plan of this size is too large, alone or with all others; `added` are new."""
@@ -373,27 +479,3 @@ class Readers:
                     f"{what} {size(taken_bytes)} of the daemon's memory; the limit is {size(max_bytes)}",
                     remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
                 )
-
-    def remove(self, reader: Reader) -> None:
-        """Forget a reader and its plan."""
-        self._readers.discard(reader)
-        reader.job.sessions -= 1
-        if reader.loader is not None:
-            workers = self.workers[reader.job.key, reader.loader]
-            workers.discard(reader)
-            if not workers:
-                del self.workers[reader.job.key, reader.loader]
-        self.planner.now.forget(reader)
-        self.changed.notify()
-
-    def count(self, found: Published | Arrival) -> None:
-        """Count a lease."""
-        if isinstance(found, Published) and found.hit:
-            self.counters.hits += 1
-            self.counters.hit_bytes += found.facts.size_bytes
-        else:
-            self.counters.misses += 1
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs, oldest first."""
-        return list(self._jobs)

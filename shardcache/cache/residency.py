@@ -7,15 +7,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 
 import structlog
 
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
-from shardcache.errors import CapacityError, DiskFullError
+from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
 from shardcache.metrics import Counters
+from shardcache.store.folder import compare_folder
 from shardcache.store.shard import Shard
 from shardcache.store.store import Space, Store
 from shardcache.units import size
@@ -36,32 +36,45 @@ _CHECK_AGAIN_S = 0.5
 _REMEMBERED = 100_000
 
 
-class Inventory:
-    """The cached shards, and whether each may be evicted: not with leases, a pin, or a process that has it open.
+class Residency:
+    """The shards of one store: they stay while they have leases, a pin, or a process that has them open.
 
-    Nothing else writes `Shard.leases` and `Shard.pinned`, or tells the plan which shards are cached and evictable.
+    Others are evicted, following the plan, as soon as a transfer needs their space. Nothing else writes `Shard.leases`
+    and `Shard.pinned`, or tells the plan which shards are cached and evictable.
 
     Attributes:
         leased: the shards with leases, including damaged ones already in quarantine.
         pinned: the cached shards that are pinned, by key.
+        claims: the shards being fetched, by key.
         changed: notified when more shards may be evictable.
+        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
     """
 
-    def __init__(self, store: Store, planner: Planner, pins: Pins) -> None:
+    def __init__(self, store: Store, planner: Planner, pins: Pins, counters: Counters) -> None:
         self.leased: set[Shard] = set()
         self.pinned: dict[str, Shard] = {}
+        self.claims: dict[str, KeyClaim] = {}
         self.changed = Signal()
+        self.short_bytes = 0
         self.store = store
         self.planner = planner
         self.pins = pins
+        self.counters = counters
+        self._allocating = asyncio.Lock()
+        self._evicted: dict[str, None] = {}
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
         pins.watch(self._pin_changed)
 
-    def published(self, shard: Shard) -> None:
+    # What is cached, and what keeps it
+
+    def arrived(self, shard: Shard) -> None:
         """Add a newly cached shard."""
+        if shard.key in self._evicted:
+            del self._evicted[shard.key]
+            self.counters.refetches += 1
         self.planner.now.arrived(shard.key, shard.kept_bytes)
         self.pins.arrived(shard)
 
@@ -69,7 +82,7 @@ class Inventory:
         """Remove a shard that was evicted, quarantined or lost; its leases last until they are released."""
         self._unpin(key)
         self.planner.now.gone(key)
-        self.planner.aliases.forget(key)
+        self.planner.forget(key)
         self.changed.notify()
 
     def retain(self, shard: Shard) -> None:
@@ -93,7 +106,7 @@ class Inventory:
             self._update_plan(shard)
         self.changed.notify()
 
-    @contextmanager
+    @contextlib.contextmanager
     def retained(self, shard: Shard) -> Iterator[None]:
         """Keep a shard while it is examined."""
         self.retain(shard)
@@ -121,26 +134,6 @@ class Inventory:
             self._update_plan(shard)
             self.changed.notify()
 
-    @contextmanager
-    def evicting(self, shard: Shard) -> Iterator[None]:
-        """Make a shard no candidate for eviction while it is removed; if that fails, until `look_again`."""
-        self.planner.now.held(shard.key)
-        try:
-            yield
-        finally:
-            if self._is_cached(shard):  # a process has it open, or the disk failed
-                self._still_open[shard] = time.monotonic()
-                self.pins.arrived(shard)  # it may have been pinned in the meantime
-            elif shard.key not in self.store.shards:
-                self.gone(shard.key)
-
-    def look_again(self) -> None:
-        """Make shards evictable again that could not be removed a while ago."""
-        limit_s = time.monotonic() - LOOK_AGAIN_S
-        for shard in [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]:
-            del self._still_open[shard]
-            self._update_plan(shard)
-
     def _update_plan(self, shard: Shard) -> None:
         if self._is_cached(shard):
             now = self.planner.now
@@ -149,24 +142,7 @@ class Inventory:
     def _is_cached(self, shard: Shard) -> bool:
         return self.store.shards.get(shard.key) is shard  # a corrupt shard may be quarantined while leased
 
-
-class Evictor:
-    """Allocator and evictor for the space of one store, following the plan.
-
-    Attributes:
-        claims: the shards being fetched, by key.
-        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
-    """
-
-    def __init__(self, inventory: Inventory, counters: Counters) -> None:
-        self.claims: dict[str, KeyClaim] = {}
-        self.short_bytes = 0
-        self.inventory = inventory
-        self.store = inventory.store
-        self.planner = inventory.planner
-        self.counters = counters
-        self._lock = asyncio.Lock()
-        self._evicted: dict[str, None] = {}
+    # Space
 
     async def reserve(
         self, claim: KeyClaim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
@@ -189,9 +165,9 @@ class Evictor:
 
     async def _try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
         assert claim.reservation is not None
-        async with self._lock:
-            self.inventory.look_again()
-            while shortfall := self.store.shortfall_bytes(size_bytes):
+        async with self._allocating:
+            self._look_again()
+            while shortfall := self.store.measured().shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
             claim.reservation.grow(size_bytes)
@@ -199,9 +175,9 @@ class Evictor:
 
     async def keep_free(self) -> None:
         """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
-        async with self._lock:
-            self.inventory.look_again()
-            while shortfall := self.store.crowding_bytes():
+        async with self._allocating:
+            self._look_again()
+            while shortfall := self.store.measured().crowding_bytes:
                 if not await self._free(shortfall, NOW):
                     break
         if bool(shortfall) != bool(self.short_bytes):
@@ -217,10 +193,10 @@ class Evictor:
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
-            check_progress(claim, self.claims.values(), self.inventory.leased, self.store.space)
+            check_progress(claim, self.claims.values(), self.leased, self.store.space)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
-                await self.inventory.changed.wait()
+                await self.changed.wait()
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
@@ -228,59 +204,15 @@ class Evictor:
         return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
-        """Return whether `_try_reserve` would succeed now; evict nothing."""
-        self.inventory.look_again()
-        shortfall = self.store.shortfall_bytes(size_bytes)
+        """Return whether `reserve` would succeed now; evict nothing."""
+        self._look_again()
+        shortfall = self.store.measured().shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self.store.leftovers.values())
         return self._victims(shortfall - leftovers, needed_at_s) is not None
 
     def due_s(self, key: str) -> float:
         """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
-        return self.planner.now.now_s + self.planner.lead_s if self.inventory.pins.has(key) else AFTER_ALL_PLANS
-
-    def arrived(self, shard: Shard) -> None:
-        """Register a newly published shard."""
-        if shard.key in self._evicted:
-            del self._evicted[shard.key]
-            self.counters.refetches += 1
-        self.inventory.published(shard)
-
-    async def evict(self, shard: Shard) -> bool:
-        """Remove a shard; False if it is leased, pinned, or still open in a process.
-
-        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
-        """
-        async with self._lock:
-            return await self._evict(shard.key)
-
-    async def _evict(self, key: str) -> bool:
-        shard = self.store.shards.get(key)
-        if shard is None or shard.stays:  # since it was chosen
-            return False
-        with self.inventory.evicting(shard):
-            if not await self.store.remove(shard):
-                return False
-        log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
-        self.counters.evictions += 1
-        return True
-
-    def _remember(self, key: str) -> None:
-        self._evicted[key] = None
-        if len(self._evicted) > _REMEMBERED:
-            del self._evicted[next(iter(self._evicted))]
-
-    async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
-        for key in list(self.store.leftovers):
-            if key in self.store.leftovers and await self.store.remove_leftover(key):
-                return True
-        victims = self._victims(wanted_bytes, needed_at_s)
-        for key in victims or ():
-            if await self._evict(key):
-                self._remember(key)
-        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
-
-    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
-        return self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
+        return self.planner.now.now_s + self.planner.lead_s if self.pins.has(key) else AFTER_ALL_PLANS
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
@@ -297,6 +229,102 @@ class Evictor:
             url=url,
             remedy=f"remove pins with `shardcache unpin`, or {space.remedy}",
         )
+
+    # Eviction
+
+    async def evict(self, shard: Shard) -> bool:
+        """Remove a shard; False if it is leased, pinned, or still open in a process.
+
+        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
+        """
+        async with self._allocating:
+            return await self._evict(shard.key)
+
+    async def _evict(self, key: str) -> bool:
+        shard = self.store.shards.get(key)
+        if shard is None or shard.stays:  # since it was chosen
+            return False
+        with self.evicting(shard):
+            if not await self.store.remove(shard):
+                return False
+        log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
+        self.counters.evictions += 1
+        return True
+
+    @contextlib.contextmanager
+    def evicting(self, shard: Shard) -> Iterator[None]:
+        """Make a shard no candidate for eviction while it is removed; if that fails, for another while."""
+        self.planner.now.held(shard.key)
+        try:
+            yield
+        finally:
+            if self._is_cached(shard):  # a process has it open, or the disk failed
+                self._still_open[shard] = time.monotonic()
+                self.pins.arrived(shard)  # it may have been pinned in the meantime
+            elif shard.key not in self.store.shards:
+                self.gone(shard.key)
+
+    def _look_again(self) -> None:
+        """Make shards evictable again that could not be removed a while ago."""
+        limit_s = time.monotonic() - LOOK_AGAIN_S
+        for shard in [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]:
+            del self._still_open[shard]
+            self._update_plan(shard)
+
+    async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
+        for key in list(self.store.leftovers):
+            if key in self.store.leftovers and await self.store.remove_leftover(key):
+                return True
+        victims = self._victims(wanted_bytes, needed_at_s)
+        for key in victims or ():
+            if await self._evict(key):
+                self._evicted[key] = None
+                if len(self._evicted) > _REMEMBERED:
+                    del self._evicted[next(iter(self._evicted))]
+        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
+
+    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
+        return self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
+
+    # Damage, and changes to the folder by others
+
+    async def isolate(self, shard: Shard, exn: CorruptShardError) -> None:
+        """Take a corrupt shard out of service; the next request re-fetches it."""
+        if not self._is_cached(shard):
+            return  # evicted or quarantined, and perhaps re-fetched, during the check
+        log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
+        self.counters.corrupt += 1
+        self.gone(shard.key)
+        try:
+            await self.store.quarantine(shard)
+        except CacheError as failure:  # it is out of service in any case
+            log.warning("cannot move the corrupt shard to quarantine yet", shard=exn.url, cause=failure.message)
+        self.changed.notify()
+
+    async def reconcile(self) -> None:
+        """Forget shards that are no longer in the folder, and serve others that are. Raises DiskError."""
+        store = self.store
+        await store.set_aside()
+        diff = await asyncio.to_thread(compare_folder, store.layout, store.known(), tuple(store.leftovers.values()))
+        gone = [key for key in diff.gone if self._forget(key)]
+        known = store.known() | self.claims.keys()  # a transfer owns the files of its key
+        found = [shard for shard in diff.found if shard.key not in known]
+        for shard in found:
+            store.restore(shard)
+            self.arrived(shard)
+        for part in diff.parts:
+            if part.key not in self.claims:
+                store.leave(part)
+        self.pins.schedule_save()  # their file may have been lost with the folder
+        if gone or found:
+            log.warning("the cache folder has changed", gone=len(gone), shards_back=len(found))
+
+    def _forget(self, key: str) -> bool:
+        was_served = key in self.store.shards
+        known = self.store.forget(key)
+        if was_served:
+            self.gone(key)
+        return known
 
 
 # Deadlocks over cache space: everything cached is held by readers and transfers waiting for space. The general

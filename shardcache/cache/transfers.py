@@ -1,4 +1,4 @@
-"""Transfers of shards into the cache: one per shard, shared by everyone who asks for it, or started ahead of need."""
+"""Shards for readers: found in the cache, or transferred into it, once for all who ask, or ahead of need."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 import structlog
 
 from shardcache.cache.disk import Health
-from shardcache.cache.planner import Planner
-from shardcache.cache.residency import LOOK_AGAIN_S, Evictor
-from shardcache.cache.waits import Arrival, Class, PostponedError, Signal, Stage, Transfer, Wait
-from shardcache.errors import OriginUnavailableError, ShardcacheError
+from shardcache.cache.planner import History, Revalidation, name_of
+from shardcache.cache.residency import LOOK_AGAIN_S, Residency
+from shardcache.cache.waits import Arrival, Class, PostponedError, Stage, Transfer, Wait
+from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError
 from shardcache.logs import about
-from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
-from shardcache.store.shard import Shard
+from shardcache.store.folder import shard_key
+from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import footprint_bytes
 
 log = structlog.get_logger()
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 _TRIES_AHEAD = 3
 # Number of failed shards remembered; a forgotten one is prefetched again.
 _REMEMBERED = 100_000
+# Urls looked up at a time: larger batches would block the event loop.
+_RECALLED_AT_ONCE = 1_000
 
 
 class RetryGate:
@@ -76,16 +79,14 @@ class Transfers:
         self,
         fetch: Callable[[Transfer], Awaitable[Shard]],
         reconsider: Callable[[], None],
-        planner: Planner,
-        changed: Signal,
-        counters: Counters,
+        residency: Residency,
         group: asyncio.TaskGroup,
     ) -> None:
         self._fetch = fetch
         self._reconsider = reconsider
-        self._planner = planner
-        self._changed = changed
-        self._measures = counters.measures
+        self._planner = residency.planner
+        self._changed = residency.changed
+        self._measures = residency.counters.measures
         self._group = group
         self._by_name: dict[str, Transfer] = {}
         self.failures = RetryGate()
@@ -197,15 +198,12 @@ class Transfers:
 class Prefetcher:
     """Turns the plan into transfers: of the shards needed soonest, while there is space and a free slot."""
 
-    def __init__(self, evictor: Evictor, health: Health, transfers: Transfers, max_transfers: int) -> None:
-        self._evictor = evictor
+    def __init__(self, health: Health, transfers: Transfers, max_transfers: int) -> None:
         self._health = health
+        self._residency = health.residency
+        self._planner = health.residency.planner
         self._transfers = transfers
         self._max_transfers = max_transfers
-        self._store = evictor.store
-        self._planner = evictor.planner
-        self._aliases = evictor.planner.aliases
-        self._changed = evictor.inventory.changed
 
     async def run(self) -> None:
         """Start transfers whenever plans, transfers or space change, or a shard becomes due; runs until cancelled."""
@@ -217,7 +215,7 @@ class Prefetcher:
                 pause_s = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
+                    await self._residency.changed.wait()
 
     def _start_all(self) -> float | None:
         """Start what can be started now; return in how many seconds to try again if nothing changes, or None.
@@ -231,7 +229,7 @@ class Prefetcher:
                 return None
             name, needed_at_s, reader, position = missing
             ref = reader.ref(position)
-            size_bytes = self._aliases.size_bytes(name) or ref.size_bytes
+            size_bytes = self._planner.size_bytes(name) or ref.size_bytes
             # Shards needed later than the soonest missing one have even less claim to the space.
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
@@ -243,9 +241,9 @@ class Prefetcher:
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether there is no space now. A shard that can never fit is started, so that it fails early."""
-        if not self._evictor.may_fit(size_bytes):
+        if not self._residency.may_fit(size_bytes):
             return False
-        return self._health.error is not None or not self._evictor.could_fit(size_bytes, needed_at_s)
+        return self._health.error is not None or not self._residency.could_fit(size_bytes, needed_at_s)
 
     @staticmethod
     def _is_ahead(transfer: Transfer) -> bool:
@@ -253,9 +251,101 @@ class Prefetcher:
 
     def is_cared_for(self, name: str) -> bool:
         """Return whether a shard needs no prefetch: it is cached, being fetched, or blocked after failures."""
-        return (
-            self._aliases.key(name) in self._store.shards or name in self._transfers or name in self._transfers.failures
-        )
+        is_cached = self._planner.key(name) in self._residency.store.shards
+        return is_cached or name in self._transfers or name in self._transfers.failures
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A cached shard, to be retained before the next await. `hit`: it did not have to be fetched."""
+
+    shard: Shard
+    facts: Facts
+    hit: bool
+
+
+class Leasing:
+    """Finds or fetches the published file of a planned shard."""
+
+    def __init__(self, transfers: Transfers, health: Health, history: History, revalidation: Revalidation) -> None:
+        self.residency = health.residency
+        self.transfers = transfers
+        self.history = history
+        self.store = health.residency.store
+        self._planner = health.residency.planner
+        self._revalidation = revalidation
+        self._health = health
+
+    async def recall(self, refs: Iterable[ShardRef]) -> None:
+        """Restore the versions of bare urls cached before the last restart; `acquire` revalidates them."""
+        unknown = [ref.url for ref in refs if ref.version is None and self._planner.key(ref.url) == ref.url]
+        for first in range(0, len(unknown), _RECALLED_AT_ONCE):
+            urls = unknown[first : first + _RECALLED_AT_ONCE]
+            for url, version in zip(urls, await self.history.versions(urls), strict=True):
+                if version is not None and shard_key(url, version) in self.store.shards:
+                    self._planner.learn(url, shard_key(url, version), now_s=float("-inf"))
+
+    async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+        """Return the published shard, or early access to it if `wait` accepts that; fetch it if it is missing.
+
+        Raises every error that fetching it can raise.
+        """
+        name = name_of(ref)
+        shard = await self._present(name, ref)
+        hit = shard is not None
+        while True:
+            if shard is None:
+                found = await self.transfers.wait(name, ref, wanted, wait)
+                if isinstance(found, Arrival):
+                    return found
+                # The published shard may have been evicted before this task runs: check again.
+                shard = self.store.shards.get(found.key)
+            elif (facts := await self._facts(shard, ref.url)) and self.store.shards.get(shard.key) is shard:
+                if hit:
+                    self._planner.now.found(shard.key)
+                return Published(shard, facts, hit)
+            else:
+                shard, hit = None, False
+
+    @contextlib.asynccontextmanager
+    async def published(self, ref: ShardRef) -> AsyncIterator[Published]:
+        """Provide a shard, fetched if it is missing, and keep it during the block. Raises as `acquire` does."""
+        found = await self.acquire(ref, Class.WARM, Wait())
+        assert isinstance(found, Published)  # this wait does not accept a partial shard
+        self.residency.retain(found.shard)
+        try:
+            yield found
+        finally:
+            await self.release(found.shard)
+
+    async def release(self, shard: Shard) -> None:
+        """Release a retained shard and record this as the time of its last use."""
+        self.store.touch(shard)
+        self.residency.release(shard)
+        if not shard.leases:
+            await self.store.remember_use(shard)
+
+    async def _facts(self, shard: Shard, url: str) -> Facts | None:
+        """Return the facts of a cached shard; None if it is damaged. Raises DiskError if the disk has failed."""
+        with self.residency.retained(shard):
+            try:
+                fresh = shard.facts is None
+                facts = await self.store.facts(shard)
+                if fresh:
+                    await self.history.remember(facts)
+            except CorruptShardError as exn:
+                await self._health.examine()
+                self._health.check(url)  # an unmounted disk proves nothing about its shards
+                await self.residency.isolate(shard, exn)
+                return None
+            self.store.touch(shard)
+            return facts
+
+    async def _present(self, name: str, ref: ShardRef) -> Shard | None:
+        """Return the shard if it is cached; if no version is given, the origin's last known one."""
+        if ref.version is None:
+            await self._revalidation.check(name, ref.url)
+        return self.store.shards.get(self._planner.key(name))
 
 
 def _retrieve(outcome: asyncio.Future[Shard]) -> None:

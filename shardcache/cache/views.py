@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from shardcache.cache.jobs import Job
-from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.readers import Job, Reader, Readers
 from shardcache.cache.transfers import Prefetcher
 from shardcache.cache.waits import Holder, JobKey, Stage, Transfer
 from shardcache.errors import CacheError
@@ -67,9 +66,10 @@ class Overview:
 
     def __init__(self, readers: Readers, prefetcher: Prefetcher, downloader: Downloader, origins: Origins) -> None:
         self._readers = readers
-        self._transfers = readers.transfers
-        self._planner = readers.planner
-        self._store = readers.inventory.store
+        self._transfers = readers.leasing.transfers
+        self._residency = readers.leasing.residency
+        self._planner = readers.leasing.residency.planner
+        self._store = readers.leasing.residency.store
         self._prefetcher = prefetcher
         self._downloader = downloader
         self._origins = origins
@@ -84,11 +84,11 @@ class Overview:
                 "used_bytes": space.used_bytes,
                 "free_bytes": self._free_bytes(),
                 "leased_bytes": self._leased_bytes(),
-                "leases": sum(shard.leases for shard in self._readers.inventory.leased),
+                "leases": sum(shard.leases for shard in self._residency.leased),
                 "reserved_bytes": space.reserved_bytes,
                 "shards": len(self._store.shards),
             },
-            "counters": self._readers.counters.to_json() | {"paused": self._downloader.scheduler.pauses},
+            "counters": self._residency.counters.to_json() | {"paused": self._downloader.scheduler.pauses},
             "origins": [asdict(load) for load in self._downloader.scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
@@ -115,16 +115,19 @@ class Overview:
             return None
 
     def _leased_bytes(self) -> int:
-        return sum(shard.kept_bytes for shard in self._readers.inventory.leased)
+        return sum(shard.kept_bytes for shard in self._residency.leased)
 
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
         now, url = self._planner.now, transfer.ref.url
         failed = self._downloader.failing.get(url) if visible(url) else None
-        return transfer.to_json() | {
-            "url": redact(url) if visible(url) else HIDDEN,
-            "last_error": None if failed is None else str(failed),
-            "needed_in_s": _ahead(now.next_use_s(self._planner.aliases.key(transfer.name)), now.now_s),
-        }
+        return (
+            {"url": redact(url) if visible(url) else HIDDEN}
+            | transfer.to_json()
+            | {
+                "last_error": None if failed is None else str(failed),
+                "needed_in_s": _ahead(now.next_use_s(self._planner.key(transfer.name)), now.now_s),
+            }
+        )
 
     def _jobs(self) -> list[Json]:
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
@@ -256,9 +259,9 @@ class LiveView:
         self.looks = self.maps = 0
         self._readers = readers
         self._turns = readers.turns
-        self._transfers = readers.transfers
-        self._planner = readers.planner
-        self._store = readers.inventory.store
+        self._transfers = readers.leasing.transfers
+        self._planner = readers.leasing.residency.planner
+        self._store = readers.leasing.residency.store
         self._reason = reason
         self._lanes: list[Lane] = []
         self._cells: list[Cell] = []
@@ -325,7 +328,7 @@ class LiveView:
     async def _look_ahead(self) -> list[Lane]:
         """Return a lane for each job with readers, sharing the event loop between readers."""
         lanes: dict[JobKey, Lane] = {}
-        for reader in list(self._readers):
+        for reader in self._readers:
             await self._turns.wait()
             now, client = self._planner.now, reader.client
             lanes.setdefault(client, Lane(client)).add(
@@ -337,7 +340,7 @@ class LiveView:
         return list(lanes.values())
 
     def _presence(self, name: str) -> Presence:
-        if self._planner.aliases.key(name) in self._store.shards:
+        if self._planner.key(name) in self._store.shards:
             return Presence.CACHED
         if name in self._transfers:
             return Presence.FETCHING

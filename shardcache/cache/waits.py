@@ -1,4 +1,4 @@
-"""Shards on their way to the cache, and what waits for them: readers for shards, transfers for space.
+"""Shards on their way to the cache, and what waits for them: readers for shards, transfers for space, tasks for a turn.
 
 A shard can be read while it is still being downloaded, by readers with nothing else to read (`Arrival`). This is
 offered only for origins that check the version on every read: a version checked once, at the end, could be a mixture.
@@ -16,30 +16,34 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.reads import Coming
 from shardcache.fetch.scheduler import Priority
 from shardcache.protocol import ShardRef
-from shardcache.redact import redact
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.store import Reservation
 
+T = TypeVar("T")
+
+# A turn ends after this time or number of items. A request passes through the loop about ten times until it is
+# answered, and may meet a turn each time.
+_TURN_S = 0.001
+_MAX_ITEMS = 256
+# Items between two looks at the clock.
+_PIECE = 32
+
 
 class Signal:
-    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals missed ones.
-
-    Attributes:
-        count: number of calls of `notify`.
-    """
+    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals missed ones."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # of calls of `notify`
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
@@ -51,6 +55,35 @@ class Signal:
         self.count += 1
         self._event.set()
         self._event = asyncio.Event()
+
+
+class Turns:
+    """Turns on the event loop, in the order of request: long computations run one short piece at a time.
+
+    Yielding between pieces is not enough: if 64 readers join at the same moment, each would run a piece before the loop
+    gets to anything else.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self, items: Sequence[T], act: Callable[[Sequence[T]], object]) -> None:
+        """Call `act` with the items, piece by piece. Raises as `act` does."""
+        at = 0
+        while at < len(items):
+            async with self._lock:
+                stop, until_s = min(at + _MAX_ITEMS, len(items)), time.perf_counter() + _TURN_S
+                while at < stop:
+                    act(items[at : at + _PIECE])
+                    at += _PIECE
+                    if time.perf_counter() > until_s:
+                        break
+                await asyncio.sleep(0)
+
+    async def wait(self) -> None:
+        """Wait for the caller's turn, which lasts until it next awaits."""
+        async with self._lock:
+            await asyncio.sleep(0)
 
 
 class Stage(enum.StrEnum):
@@ -67,9 +100,6 @@ class Stages:
 
     def __init__(self) -> None:
         self._begun: list[tuple[Stage, float]] = [(Stage.ASKING, time.monotonic())]
-
-    def __repr__(self) -> str:
-        return f"Stages({' → '.join(stage.name.lower() for stage, _ in self._begun)})"
 
     @property
     def present(self) -> Stage:
@@ -130,39 +160,27 @@ class Holder(Hashable, Protocol):
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One caller's wait for a shard, or for more of an arriving one.
+    """One caller's wait for a shard, or for more of an arriving one."""
 
-    Attributes:
-        client: the reader's job; None outside a job.
-        since_s: when the reader began to wait; None while it still has something to read.
-        partial: True if the caller accepts a shard that is still arriving.
-        stages: the stages of the transfer being waited for, once there is one.
-        holder: the waiting reader; None if the caller is not a reader.
-    """
-
-    client: JobKey | None = None
-    since_s: float | None = None
-    partial: bool = False
-    stages: Stages | None = None
-    holder: Holder | None = None
+    client: JobKey | None = None  # the reader's job
+    since_s: float | None = None  # when the reader began to wait; None while it still has something to read
+    partial: bool = False  # whether the caller accepts a shard that is still arriving
+    stages: Stages | None = None  # of the transfer being waited for, once there is one
+    holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
 
 
 class Arrival:
     """A shard that readers can open before its download ends.
 
-    Attributes:
-        partial: the file and its finished parts.
-        readers: the job of each reader that has the file open.
-        shard: the published shard; None until then.
-
     Args:
+        partial: the file and its finished parts.
         transfer: its transfer, notified when more bytes are in the file, and at the end.
     """
 
     def __init__(self, partial: Partial, transfer: Transfer) -> None:
         self.partial = partial
-        self.readers: list[JobKey | None] = []
-        self.shard: Shard | None = None
+        self.readers: list[JobKey | None] = []  # the job of each reader that has the file open
+        self.shard: Shard | None = None  # once it is published
         self._transfer = transfer
         self._coming = transfer.coming
         self._failure: ShardcacheError | None = None
@@ -253,11 +271,7 @@ class Transfer:
     @property
     def klass(self) -> Class:
         """Present urgency, counting waiting readers."""
-        return self.wanted if self.longest_wait() is None else Class.WAITING
-
-    def longest_wait(self) -> Wait | None:
-        """Return the wait of the reader that has waited longest, if any reader waits."""
-        return _longest(self.waits)
+        return self.wanted if _longest(self.waits) is None else Class.WAITING
 
     def begin(self, total_bytes: int) -> None:
         """Begin a download of `total_bytes`, of which nothing has been received yet."""
@@ -273,18 +287,14 @@ class Transfer:
         """Bytes received so far, on disk or not."""
         return self.done_bytes + self.coming.size_bytes
 
-    def rate_bytes_per_s(self) -> float:
-        """Return the mean rate of the download; 0 outside the download stage."""
-        elapsed_s = time.monotonic() - self.stages.present_since_s
-        return self.arrived_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
-
     def to_json(self) -> dict[str, Any]:
-        """Return the transfer's entry in `shardcache status`."""
+        """Return the transfer's entry in `shardcache status` but its url; its rate is 0 outside the download stage."""
+        elapsed_s = time.monotonic() - self.stages.present_since_s
+        is_downloading = self.stages.present is Stage.NETWORK and elapsed_s > 0
         return {
-            "url": redact(self.ref.url),
             "done_bytes": self.arrived_bytes,
             "total_bytes": self.total_bytes,
-            "rate_bytes_per_s": round(self.rate_bytes_per_s()),
+            "rate_bytes_per_s": round(self.arrived_bytes / elapsed_s) if is_downloading else 0,
             "class": self.klass.name.lower(),
             "stage": self.stages.present.value,
             "waiters": len(self.waits),
@@ -338,11 +348,11 @@ class KeyClaim:
 
     def priority(self, next_use_s: Callable[[], float]) -> Priority:
         """Return the priority of the download; `next_use_s` returns when a plan next needs the shard."""
-        waits = [wait for transfer in self.transfers if (wait := transfer.longest_wait())]
         beginnings = [transfer.arriving for transfer in self.transfers if transfer.arriving]
         readers = [client for beginning in beginnings for client in beginning.readers]
-        if (longest := _longest(waits)) is not None:
-            alone = bool(readers) or (bool(beginnings) and any(wait.partial for wait in waits))
+        if (longest := _longest(self.waits)) is not None:
+            longest_waits = (_longest(transfer.waits) for transfer in self.transfers)
+            alone = bool(readers) or (bool(beginnings) and any(wait and wait.partial for wait in longest_waits))
             return Priority(Class.WAITING, longest.since_s or 0.0, longest.client, alone)
         if readers:  # they will soon have read everything that has arrived
             return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardcache.cache.leasing import Leasing, Published
 from shardcache.cache.planner import name_of
-from shardcache.cache.transfers import Transfers
+from shardcache.cache.transfers import Leasing, Published, Transfers
 from shardcache.cache.waits import Class, Wait
 from shardcache.errors import CapacityError, ShardcacheError
 from shardcache.fetch.download import Downloader

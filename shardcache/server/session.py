@@ -13,11 +13,9 @@ from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
 from shardcache.access.rules import Peer
-from shardcache.cache.jobs import Loader
-from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planned
-from shardcache.cache.readers import Lease, Reader
-from shardcache.cache.waits import Arrival
+from shardcache.cache.readers import Lease, Loader, Reader
+from shardcache.cache.waits import Arrival, Turns
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
 from shardcache.protocol import REQUESTS, Json, ShardRef, take

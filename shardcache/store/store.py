@@ -214,14 +214,6 @@ class Store:
         self.space.measure(free_bytes(self.layout.root))
         return self.space
 
-    def shortfall_bytes(self, wanted_bytes: int) -> int:
-        """Return how many bytes must be evicted before `wanted_bytes` can be reserved."""
-        return self.measured().shortfall_bytes(wanted_bytes)
-
-    def crowding_bytes(self) -> int:
-        """Return how many bytes must be evicted because other files fill the filesystem."""
-        return self.measured().crowding_bytes
-
     # Arriving shards
 
     def adopt(self, key: str, reservation: Reservation) -> None:

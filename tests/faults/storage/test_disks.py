@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,8 @@ import pytest
 from campaign import disks
 from campaign.harness import Row, rows
 from shardcache.cache.disk import Health
-from shardcache.cache.waits import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
+from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk import disk_errors
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
 from shardcache.tarindex import Samples, write
@@ -27,6 +28,7 @@ from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
+from support.shards.stores import open_store, residency_of
 
 needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
@@ -211,36 +213,36 @@ def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
         folder.close()
 
 
-class SlowKeeper:
-    """A keeper that lets a look at the disk take until it is told to end."""
+class SlowCatalogue(Catalogue):
+    """Lets a look at the disk take until it is told to end."""
 
-    def __init__(self) -> None:
-        self.settling, self.go_on = asyncio.Event(), asyncio.Event()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.entered, self.leave = threading.Event(), threading.Event()
 
-    async def make_room(self) -> None:
-        """Do nothing."""
-
-    async def settle(self, was_away: bool) -> None:
+    def reopen(self) -> None:
         """Wait."""
-        self.settling.set()
-        await self.go_on.wait()
+        self.entered.set()
+        self.leave.wait(GUARD_S)
 
 
 async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path: Path) -> None:
     """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
-    folder, keeper = CacheFolder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
-    health = Health(folder, Signal())
+    store = open_store(tmp_path / "cache")
+    store.catalogue.close()
+    store.catalogue = slow = SlowCatalogue(store.layout.catalogue)
+    health = Health(residency_of(store))
     async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
-        watching = group.create_task(health.run(keeper))
-        await keeper.settling.wait()
+        watching = group.create_task(health.run())
+        await asyncio.to_thread(slow.entered.wait, GUARD_S)
         (tmp_path / "cache").rename(tmp_path / "aside")
         (tmp_path / "cache").touch()
         found = group.create_task(health.examine())
         await asyncio.sleep(0)
-        keeper.go_on.set()
+        slow.leave.set()
         assert not await found
         watching.cancel()
-    folder.close()
+    store.close()
 
 
 def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import flip
-from shardcache.cache.disk import Health, Quarantine
-from shardcache.cache.scrubbing import Scrubber, ScrubProgress
+from shardcache.cache.disk import Health, Scrubber, ScrubProgress
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import Layout
 from shardcache.store.shard import Scrub, Shard
@@ -22,7 +21,7 @@ from shardcache_client import ShardDataset
 from support.disks.cache_rig import SAMPLES, CacheRig
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
-from support.shards.stores import PIECE_BYTES, evictor_of, open_store, publish
+from support.shards.stores import PIECE_BYTES, open_store, publish, residency_of
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -64,12 +63,11 @@ def read_all(layout: Layout, shard: Shard) -> int:
     return scrub.read_bytes
 
 
-class Notes(Quarantine):
+class Notes(Health):
     """Writes down what was found."""
 
     def __init__(self, store: Store) -> None:
-        evictor = evictor_of(store)
-        super().__init__(evictor, Health(store.folder, evictor.inventory.changed))
+        super().__init__(residency_of(store))
         self.keys: list[str] = []
 
     async def found(self, shard: Shard, exn: CorruptShardError) -> bool:

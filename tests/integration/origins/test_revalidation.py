@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 
-from shardcache.cache.planner import AliasTable
-from shardcache.cache.versions import Revalidation
+from shardcache.cache.planner import Planner, Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
@@ -74,7 +73,7 @@ class Asking:
 
     def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
         self._store, self._root = open_store(root), root
-        self.names, self.faulty = AliasTable(self._store.shards), faulty
+        self.names, self.faulty = Planner(self._store.shards), faulty
         self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, ttl_s=0.0)
         self.url = faulty.put("a.tar", shard(0))
 
@@ -133,7 +132,7 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
     assert {await asking.check() for _ in range(5)} == {former}
     assert len(asking.revalidation.questions) == 1
     asking.faulty.answer_late()
-    await asyncio.gather(*asking.revalidation.questions)
+    await asyncio.gather(*asking.revalidation.questions.values())
     assert asking.names.key(asking.url) != former
 
 
@@ -143,7 +142,7 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
     await asking.check()
     asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())
     asking.faulty.answer_late()
-    await asyncio.gather(*asking.revalidation.questions)
+    await asyncio.gather(*asking.revalidation.questions.values())
     assert asking.names.key(asking.url) == "newer"
 
 
@@ -188,7 +187,7 @@ async def test_unexpected_error_ends_no_daemon(tmp_path: Path) -> None:
     register_implementation("odd", OddFileSystem, clobber=True)
     store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)
     await publish(store, url, version="1")
-    names = AliasTable(store.shards)
+    names = Planner(store.shards)
     names.learn(url, shard_key(url, "1"), float("-inf"))
     async with asyncio.TaskGroup() as group:
         await Revalidation(store, origins, names, Counters(), group, ttl_s=0.0).check(url, url)

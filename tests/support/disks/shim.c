@@ -280,6 +280,16 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
     return write(fd, parts[0].iov_base, parts[0].iov_len);
 }
 
+DECLARE(preadv64v2);
+
+ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags)
+{
+    char buffer[PATH_MAX];
+    if (!watched(READ) || count < 1 || !below(path_of_fd(fd, buffer)))
+        return REAL(preadv64v2)(fd, parts, count, offset, flags);
+    return pread64(fd, parts[0].iov_base, parts[0].iov_len, offset);
+}
+
 DECLARE(fallocate);
 DECLARE(fallocate64);
 DECLARE(posix_fallocate);

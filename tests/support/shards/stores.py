@@ -7,10 +7,10 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from shardcache.cache.loop_turns import Turns
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
-from shardcache.cache.residency import Evictor, Inventory
+from shardcache.cache.residency import Residency
+from shardcache.cache.waits import Turns
 from shardcache.config import Amount
 from shardcache.metrics import Counters
 from shardcache.store.folder import SIDECAR, TAR, shard_key
@@ -27,10 +27,10 @@ def open_store(root: Path, capacity_bytes: int = 10**9) -> Store:
     return Store.open(root, Amount(capacity_bytes), Amount(0))
 
 
-def evictor_of(store: Store, pin_limit_bytes: int = 10**9) -> Evictor:
-    """Return the evictor of a store, whose shards are in no plan."""
+def residency_of(store: Store, pin_limit_bytes: int = 10**9) -> Residency:
+    """Return the cached shards of a store; they are in no plan."""
     pins = Pins(store, Turns(), Amount(pin_limit_bytes))
-    return Evictor(Inventory(store, Planner(store.shards), pins), Counters())
+    return Residency(store, Planner(store.shards), pins, Counters())
 
 
 async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20) -> Shard:

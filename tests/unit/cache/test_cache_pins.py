@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from shardcache.cache.pins import Pin, Pins, read_pins
-from shardcache.cache.residency import Inventory
+from shardcache.cache.residency import Residency
 from shardcache.errors import CapacityError, DiskError
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.store import Store
 from support.programs.guard import GUARD_S
-from support.shards.stores import evictor_of, open_store, publish
+from support.shards.stores import open_store, publish, residency_of
 
 MANY = 600  # more than are changed before others have their turn
 SIZE_BYTES = 1_000_000
@@ -31,15 +31,15 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def inventory(store: Store) -> Inventory:
+def residency(store: Store) -> Residency:
     """Cached shards in no plan; pins have space for twice as many as a test makes."""
-    return evictor_of(store, LIMIT_BYTES).inventory
+    return residency_of(store, LIMIT_BYTES)
 
 
 @pytest.fixture
-def pins(inventory: Inventory) -> Pins:
+def pins(residency: Residency) -> Pins:
     """The pins of that cache."""
-    return inventory.pins
+    return residency.pins
 
 
 def made(uid: int, first: int = 0) -> list[Pin]:
@@ -66,7 +66,7 @@ async def test_the_limit_holds_for_concurrent_requests(pins: Pins) -> None:
 
 
 async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
-    pins: Pins, inventory: Inventory, store: Store
+    pins: Pins, residency: Residency, store: Store
 ) -> None:
     """The version that arrives between asking and changing stays pinned; the pin does not fall back to the former."""
     await pins.add(made(7))
@@ -74,8 +74,7 @@ async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     shard = await publish(store, first.url, version="2")
     joining = asyncio.create_task(pins.add(made(8)))
     await asyncio.sleep(0)  # it has looked at the first of them, and changed none
-    inventory.published(shard)
-    pins.arrived(shard)
+    residency.arrived(shard)
     await joining
     found = pins.get(first.url)
     assert shard.pinned and found is not None and (found.key, found.uids) == (shard.key, {7, 8})

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shardcache.cache.loop_turns import Turns
+from shardcache.cache.waits import Turns
 from shardcache.protocol import ShardRef
 from shardcache.server.session import written
 from support.programs.guard import GUARD_S

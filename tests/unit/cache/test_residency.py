@@ -21,7 +21,7 @@ from shardcache.store.folder import shard_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Space, Store, footprint_bytes
 from support.programs.guard import GUARD_S
-from support.shards.stores import evictor_of, open_store, publish
+from support.shards.stores import open_store, publish, residency_of
 
 KEYS = [f"key-{number}" for number in range(8)]
 SIZE_BYTES = 100
@@ -48,8 +48,8 @@ def pin_on(key: str) -> Pin:
 @pytest.mark.parametrize("seed", range(4))
 async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store, seed: int) -> None:
     """Leases, pins, removals that fail and damage of leased shards, in any order."""
-    rng, inventory = random.Random(seed), evictor_of(store).inventory
-    planner, pins = inventory.planner, inventory.pins
+    rng, residency = random.Random(seed), residency_of(store)
+    planner, pins = residency.planner, residency.pins
     leases: list[Shard] = []
     still_open: set[Shard] = set()
 
@@ -58,7 +58,7 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store,
 
     def remove(key: str, *, fails: bool) -> None:
         shard = store.shards[key]
-        with inventory.evicting(shard):
+        with residency.evicting(shard):
             del store.shards[key]
             check()
             if fails:
@@ -71,24 +71,24 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store,
         keys = planner.now.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
         assert sorted(keys or ()) == sorted(shard.key for shard in evictable())
         assert planner.now.victims(wanted_bytes + 1, NOW, 0.0) is None
-        assert inventory.leased == set(leases)
-        assert set(inventory.pinned) == {shard.key for shard in store.shards.values() if shard.pinned}
-        assert store.space.pinned_bytes == SIZE_BYTES * len(inventory.pinned)
+        assert residency.leased == set(leases)
+        assert set(residency.pinned) == {shard.key for shard in store.shards.values() if shard.pinned}
+        assert store.space.pinned_bytes == SIZE_BYTES * len(residency.pinned)
 
     for _ in range(STEPS):
         key = rng.choice(KEYS)
         match rng.choice(["publish", "retain", "retain", "release", "pin", "unpin", "remove", "stays", "damage"]):
             case "publish" if key not in store.shards:
                 store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
-                inventory.published(store.shards[key])
-            case "retain" if (shard := inventory.retain_cached(key)) is not None:
+                residency.arrived(store.shards[key])
+            case "retain" if (shard := residency.retain_cached(key)) is not None:
                 leases.append(shard)
                 still_open.discard(shard)
             case "release" if leases:
-                inventory.release(leases.pop(rng.randrange(len(leases))))
+                residency.release(leases.pop(rng.randrange(len(leases))))
             case "pin":
                 await pins.add([pin_on(key)])
-                still_open.difference_update(inventory.pinned.values())
+                still_open.difference_update(residency.pinned.values())
             case "unpin":
                 await pins.remove([pin_on(key)], None)
             case "remove" if any(shard.key == key for shard in evictable()):
@@ -96,7 +96,7 @@ async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store,
             case "stays" if any(shard.key == key for shard in evictable()):
                 remove(key, fails=True)
             case "damage" if key in store.shards:
-                inventory.gone(key)
+                residency.gone(key)
                 del store.shards[key]
         check()
 
@@ -114,13 +114,13 @@ async def test_a_pin_added_during_a_failing_eviction_keeps_the_shard(
 
     monkeypatch.setattr("shardcache.store.store._unlink_unless_open", unlink)
     url = "s3://bucket/0.tar"
-    shard, evictor = await publish(store, url, version="1"), evictor_of(store)
+    shard, residency = await publish(store, url, version="1"), residency_of(store)
     wanted = Pin(url, shard_key(url, "1"), SIZE_BYTES, frozenset({7}))
-    evictor.arrived(shard)
-    removing = asyncio.create_task(evictor.evict(shard))
+    residency.arrived(shard)
+    removing = asyncio.create_task(residency.evict(shard))
     await asyncio.to_thread(entered.wait, GUARD_S)
     assert shard.key in store.known(), "a shard being removed is not taken for one that reappeared"
-    await evictor.inventory.pins.add([wanted])
+    await residency.pins.add([wanted])
     assert not shard.pinned
     leave.set()
     assert not await removing

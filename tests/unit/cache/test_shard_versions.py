@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.versions import History
+from shardcache.cache.planner import History
 from shardcache.protocol import ShardRef
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.shard import Facts

@@ -1,88 +1,80 @@
-"""Whoever waits for a transfer is answered, however it ends."""
+"""Every reader that waits for a transfer is answered, however it ends; what failed is fetched ahead again or not."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from shardcache.cache.planner import Planner
+from shardcache.cache.residency import Residency
 from shardcache.cache.transfers import RetryGate, Transfers
-from shardcache.cache.waits import Arrival, Class, PostponedError, Signal, Transfer, Wait
+from shardcache.cache.waits import Arrival, Class, PostponedError, Transfer, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
-from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
+from support.shards.stores import open_store, residency_of
 
 REF = ShardRef("s3://bucket/a.tar")
 SHARD = Shard("key", 1, 1, 0.0)
 AWAY = OriginUnavailableError("the store is away")
 
 
-async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arrival:
-    """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
-    async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(), Signal(), Counters(), group)
-        if ahead:
-            transfers.start("a", REF, Class.PLANNED)
-        return await transfers.wait("a", REF, Class.PLANNED, Wait())
+@pytest.fixture
+def residency(tmp_path: Path) -> Iterator[Residency]:
+    """An empty cache."""
+    store = open_store(tmp_path)
+    yield residency_of(store)
+    store.close()
 
 
-async def outcome(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> ShardcacheError:
-    """Return the error that a reader gets."""
-    with pytest.RaisesGroup(ShardcacheError) as caught:
-        await waited(fetch, ahead=ahead)
-    error = caught.value.exceptions[0]
-    assert isinstance(error, ShardcacheError)
-    return error
+class Origin:
+    """Ends each transfer as its list says: with an exception, or else with a shard."""
 
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes = list(outcomes)
 
-async def test_an_error_reaches_the_reader_as_itself() -> None:
-    """The origin's error is what the reader is told, at the first try."""
-    tries = 0
-
-    async def fetch(transfer: Transfer) -> Shard:
-        nonlocal tries
-        tries += 1
-        raise NotFoundError("gone", url=transfer.ref.url)
-
-    assert (await outcome(fetch)).code == "not_found"
-    assert tries == 1
-
-
-async def test_a_bug_fails_one_shard() -> None:
-    """An exception that nobody foresaw becomes an error of that shard, and the daemon goes on."""
-
-    async def fetch(transfer: Transfer) -> Shard:
-        raise ZeroDivisionError
-
-    assert "ZeroDivisionError" in (await outcome(fetch)).message
-
-
-async def test_a_postponed_transfer_answers_its_waiters() -> None:
-    """A reader that came in at the last moment is told, and not left alone."""
-
-    async def fetch(transfer: Transfer) -> Shard:
-        raise PostponedError
-
-    assert isinstance(await outcome(fetch), OriginUnavailableError)
-
-
-async def test_joining_a_failing_transfer_retries_once() -> None:
-    """The last of a prefetch's tries is not the only one of the reader that joined it."""
-    tries = 0
-
-    async def fetch(transfer: Transfer) -> Shard:
-        nonlocal tries
-        tries += 1
+    async def fetch(self, _transfer: Transfer) -> Shard:
+        """Fetch, or fail."""
         await asyncio.sleep(0)
-        if tries == 1:
-            raise OriginUnavailableError("away")
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
         return SHARD
 
-    assert await waited(fetch, ahead=True) is SHARD
-    assert tries == 2
+    async def read(self, residency: Residency, *, ahead: bool) -> Shard | Arrival:
+        """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
+        async with asyncio.TaskGroup() as group:
+            transfers = Transfers(self.fetch, lambda: None, residency, group)
+            if ahead:
+                transfers.start("a", REF, Class.PLANNED)
+            return await transfers.wait("a", REF, Class.PLANNED, Wait())
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_told"),
+    [
+        (NotFoundError("gone", url=REF.url), lambda exn: exn.code == "not_found"),
+        (ZeroDivisionError(), lambda exn: "ZeroDivisionError" in exn.message),
+        (PostponedError(), lambda exn: isinstance(exn, OriginUnavailableError)),
+    ],
+    ids=["the origin's error", "a bug", "postponed at the last moment"],
+)
+async def test_a_failed_transfer_answers_its_reader(
+    residency: Residency, raised: Exception, is_told: Callable[[ShardcacheError], bool]
+) -> None:
+    """At the first try, by a typed error, which ends that shard alone."""
+    origin = Origin(raised)
+    with pytest.RaisesGroup(ShardcacheError) as caught:
+        await origin.read(residency, ahead=False)
+    assert isinstance(error := caught.value.exceptions[0], ShardcacheError) and is_told(error)
+    assert not origin.outcomes
+
+
+async def test_joining_a_failing_transfer_retries_once(residency: Residency) -> None:
+    """The last of a prefetch's tries is not the only one of the reader that joined it."""
+    assert await Origin(AWAY, None).read(residency, ahead=True) is SHARD
 
 
 def test_a_success_after_an_outage_retries_failed_shards() -> None:
@@ -95,24 +87,17 @@ def test_a_success_after_an_outage_retries_failed_shards() -> None:
     assert "a" not in failures
 
 
-def test_a_shard_that_keeps_failing_is_not_prefetched_again() -> None:
-    """One bad object among good ones is not asked for without end."""
+@pytest.mark.parametrize(("tries", "exn"), [(3, AWAY), (1, NotFoundError("no such object"))])
+def test_a_shard_that_keeps_failing_is_not_prefetched_again(tries: int, exn: ShardcacheError) -> None:
+    """One bad object among good ones is not asked for without end, a missing one once; until a reader gets it."""
     failures = RetryGate()
-    for _ in range(3):
-        failures.failed("bad", AWAY)
+    for _ in range(tries):
+        failures.failed("bad", exn)
         last = failures.succeeded("good")
     assert last == set()
     assert "bad" in failures
-
-
-def test_a_permanent_failure_is_not_retried() -> None:
-    """A missing object stays missing, until a reader asks and it is there."""
-    failures = RetryGate()
-    failures.failed("gone", NotFoundError("no such object"))
-    assert failures.succeeded("good") == set()
-    assert "gone" in failures
-    failures.succeeded("gone")
-    assert "gone" not in failures
+    failures.succeeded("bad")
+    assert "bad" not in failures
 
 
 def test_the_number_of_remembered_failures_is_bounded() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from shardcache.cache.disk import Health
-from shardcache.cache.waits import Signal
 from shardcache.config import Amount
 from shardcache.server.lifecycle import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually
+from support.shards.stores import open_store, residency_of
 
 WELL = {"error": None, "silent_s": 0.0}
 
@@ -74,26 +74,19 @@ class Hanging(CacheFolder):
         return not self.answers.wait()
 
 
-class NoKeeper:
-    """Has nothing to put in order."""
-
-    async def make_room(self) -> None:
-        """Do nothing."""
-
-    async def settle(self, was_away: bool) -> None:
-        """Do nothing."""
-
-
 async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
     """An error would be an answer; what never comes back shows as seconds that grow, and ends with the answer."""
-    folder, changed = Hanging(), Signal()
-    health = Health(folder, changed)
+    store, folder = open_store(tmp_path), Hanging()
+    held, store.folder = store.folder, folder
+    health = Health(residency_of(store))
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(health.run(NoKeeper()))
+        watching = group.create_task(health.run())
         await asyncio.to_thread(eventually, lambda: health.to_json()["silent_s"] > 0)
         folder.answers.set()
         await asyncio.to_thread(eventually, lambda: health.to_json()["silent_s"] == 0)
         watching.cancel()
+    held.close()
+    store.catalogue.close()
 
 
 def test_a_full_disk_is_alive_and_a_silent_one_is_not(tmp_path: Path) -> None:
