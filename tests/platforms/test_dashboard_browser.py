@@ -35,9 +35,9 @@ LIGHTNESS = """(() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 })()"""
 THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then((dom) => {
-    const { sync, setText, make } = dom;
-    const list = make('ul');
-    for (const items of ['aab', 'ab', 'aba']) sync(list, [...items], (name) => name, () => make('li'), setText);
+    const list = document.createElement('ul');
+    list.id = 'past-jobs';
+    for (const items of ['aab', 'ab', 'aba']) dom.sync(list, [...items], (name) => name, dom.setText);
     return [...list.children].map((child) => child.textContent);
 })"""
 AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
@@ -93,7 +93,7 @@ def opened(browser: ClientConnection, scene: Scene, **look: bool | int) -> Itera
     with tab(browser) as page:
         page.look(**look)  # type: ignore[arg-type]
         page.open(scene.url)
-        page.until("document.querySelector('.live') && document.querySelector('#band-rows tr') && true")
+        page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
         yield page
 
 

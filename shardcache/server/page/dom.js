@@ -1,73 +1,49 @@
-// DOM helpers. Text is inserted as text, never as markup: urls, job names and errors come from other users.
+// DOM helpers and the formatting of figures. Text is inserted as text, never as markup: it comes from other users.
 
 export const byId = (id) => document.getElementById(id);
 
-/** Create an element; `children` are nodes or text. */
-export function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
+/** Set an element's text and tooltip, the text only if it differs: screen readers announce every change. */
+export function setText(element, text, title = element.title) {
+  if (element.textContent !== text) element.textContent = text;
+  element.title = title;
 }
 
-/** Set an element's text, but only if it differs: screen readers announce every change. */
-export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
+/** Set the texts of an element's first children. */
+export const setTexts = (element, texts) => texts.forEach((text, at) => setText(element.children[at], text));
 
 /**
- * Give a parent one child per item, in order, reusing the children of items that remain.
- * `create(item)` makes a child; `fill(child, item)` updates it.
+ * Give a list one child per item, in order: a copy of the template with the list's id and `-item`, or the former child
+ * of the same item. `fill(child, item)` updates it.
  */
-export function sync(parent, items, key, create, fill) {
-  const previous = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
+export function sync(list, items, key, fill) {
+  const template = byId(`${list.id}-item`).content.firstElementChild;
+  const previous = new Map(Array.from(list.children, (child) => [child.dataset.key, child]));
   const times = new Map(); // redacted items have equal keys, but each is an item of its own
-  let place = parent.firstElementChild;
+  let place = list.firstElementChild;
   for (const item of items) {
     const time = times.get(key(item)) ?? 0, name = `${time} ${key(item)}`;
     times.set(key(item), time + 1);
-    const child = previous.get(name) ?? create(item);
+    const child = previous.get(name) ?? template.cloneNode(true);
     previous.delete(name);
     child.dataset.key = name;
     fill(child, item);
     if (child === place) place = place.nextElementSibling;
-    else parent.insertBefore(child, place);
+    else list.insertBefore(child, place);
   }
   for (const child of previous.values()) child.remove();
 }
 
-/**
- * Fill a table's body with one row per item, or with the text `none` if there are none. `columns` are
- * { header, name, fill }: true for the row's header cell, its class, and `fill(cell, item)`.
- */
-export function table(body, items, key, columns, none) {
-  const rows = items.length ? items : [null];
-  sync(body, rows, (item) => (item === null ? "" : key(item)), (item) => newRow(item, columns), (row, item) => {
-    if (item === null) { setText(row.firstElementChild, none); return; }
-    columns.forEach(({ fill }, index) => fill(row.children[index], item));
-  });
-}
-
-function newRow(item, columns) {
-  if (item === null) return make("tr", {}, make("td", { class: "empty", colspan: columns.length }));
-  const cells = columns.map(({ header, name }) => {
-    const attributes = name ? { class: name } : {};
-    return header ? make("th", { ...attributes, scope: "row" }) : make("td", attributes);
-  });
-  return make("tr", {}, ...cells);
-}
-
-/** Fill a definition list; `rows` are [term, definition…]. */
-export function definitions(list, rows) {
-  const create = ([name, ...texts]) => make("div", {}, make("dt", {}, name), ...texts.map(() => make("dd")));
-  sync(list, rows, ([name]) => name, create, (item, [, ...texts]) => {
-    texts.forEach((text, index) => setText(item.children[index + 1], text));
-  });
+/** Fill a table's body with one row per item, or show the text `none`; `fill(row, item, cells)` updates a row. */
+export function table(body, items, key, fill, none) {
+  sync(body, items, key, (row, item) => fill(row, item, ...row.children));
+  const { rows: [row] } = body.nextElementSibling;
+  row.hidden = items.length > 0;
+  setText(row.cells[0], none);
 }
 
 /** A canvas's drawing context, sized to its displayed size and pixel density; null while it is hidden. */
-export function brush(canvas, height = canvas.clientHeight) {
-  const width = canvas.clientWidth, density = window.devicePixelRatio || 1;
+export function brush(canvas) {
+  const width = canvas.clientWidth, height = canvas.clientHeight, density = window.devicePixelRatio || 1;
   if (!width || !height) return null;
   const across = Math.round(width * density), down = Math.round(height * density);
   if (canvas.width !== across || canvas.height !== down) { canvas.width = across; canvas.height = down; }
@@ -77,26 +53,34 @@ export function brush(canvas, height = canvas.clientHeight) {
   return { context, width, height };
 }
 
-const root = document.documentElement;
 /** A colour of the current theme, by the name of its custom property. */
-export const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Call back when all drawings must be redrawn: another theme, another size. */
-export function onRedraw(callback) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
-  addEventListener("resize", callback);
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const COUNT = new Intl.NumberFormat("en");
+
+/** 12345678 → "12.3 MB", as `shardcache status` writes it. */
+export function size(bytes) {
+  let value = bytes, unit = 0;
+  while (value >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit += 1; }
+  return `${unit === 0 || value >= 99.5 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
-/** Make exactly those frames focusable that scroll sideways. */
-export function reachScrolled() {
-  for (const frame of document.querySelectorAll(".wide")) {
-    const scrolls = frame.scrollWidth > frame.clientWidth + 1;
-    if (scrolls === frame.hasAttribute("tabindex")) continue;
-    const section = frame.closest("section");
-    if (scrolls) {
-      frame.tabIndex = 0;
-      frame.setAttribute("role", "group");
-      frame.setAttribute("aria-label", section.querySelector("h2").textContent);
-    } else ["tabindex", "role", "aria-label"].forEach((name) => frame.removeAttribute(name));
-  }
+/** 75 → "1 min 15 s"; below ten seconds with one decimal. */
+export function duration(seconds) {
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
+  if (minutes < 60) return pair(minutes, "min", whole % 60, "s");
+  return hours < 48 ? pair(hours, "h", minutes % 60, "min") : pair(Math.floor(hours / 24), "d", hours % 24, "h");
 }
+
+const pair = (large, unit, small, lesser) => (small ? `${large} ${unit} ${small} ${lesser}` : `${large} ${unit}`);
+
+export const number = (value) => COUNT.format(value);
+export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const percent = (part, whole) => `${Math.floor((100 * part) / whole)} %`;
+export const neededIn = (seconds) => (seconds === null ? "not planned" : seconds < 0.5 ? "now" : duration(seconds));
+
+/** The end of a url, by which shards of one dataset differ. */
+export const basename = (url) => url.replace(/[?#].*$/, "").split("/").filter(Boolean).pop() ?? url;

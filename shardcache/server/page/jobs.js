@@ -1,118 +1,150 @@
-// The jobs: the current state of each, and its next five minutes as a strip.
+// The jobs: the current state of each, and its next five minutes as a strip; and the upcoming shards.
 
-import { brush, byId, colour, make, setText, sync, table } from "./dom.js";
-import { byJob, isLong, isStalled, keyOf } from "./waiting.js";
-import { basename, count, duration, neededIn, number, pace } from "./words.js";
+import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
+import { basename, count, duration, neededIn, number, size } from "./dom.js";
 
 const HORIZON_S = 300;
 const PRESENCES = [["cached", "cached"], ["fetching", "being fetched"], ["missing", "missing"]];
 const MARK = 4;
+// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader counts as stalled.
+const SHORT_S = 1, STALLED_S = 10;
 
-const jobKey = (job) => keyOf(job.name, job.uid);
-const sum = (counts) => counts.reduce((total, value) => total + value, 0);
+export const keyOf = ({ job, name = job, uid }) => JSON.stringify([name, uid]);
+export const isLong = ({ longest }) => longest.for_s >= SHORT_S;
+export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;
 
-const COLUMNS = [
-  { header: true, fill: (cell, { job }) => lines(cell, job.name, job.user) },
-  { name: "now", fill: fillNow },
-  { name: "number", fill: (cell, { job }) => setText(cell, number(job.sessions)) },
-  { name: "number", fill: (cell, { job }) => setText(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
-  { name: "number", fill: (cell, { job }) => setText(cell, pace(job.shards_per_s)) },
-  { name: "number", fill: (cell, { job }) => setText(cell, job.ahead_s === null ? "all cached" : neededIn(job.ahead_s)) },
-  { name: "number", fill: fillWaited },
-  { name: "lane", fill: fillLane },
-];
+/** Waits by job, as { job, uid, readers, longest }; the job that waits longest first. */
+export function byJob(waits) {
+  const found = new Map();
+  for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
+    const previous = found.get(keyOf(wait));
+    if (previous) previous.readers += wait.readers;
+    else found.set(keyOf(wait), { job: wait.job, uid: wait.uid, readers: wait.readers, longest: wait });
+  }
+  return found;
+}
+
+const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : number(Math.round(rate)));
+const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}`;
 
 export function showJobs({ jobs, waits, lanes }) {
-  const laneOf = new Map(lanes.map((lane) => [jobKey(lane), lane])), waitOf = byJob(waits);
-  const present = jobs.filter((job) => job.sessions > 0).map((job) => {
-    const key = jobKey(job);
-    return { key, job, lane: laneOf.get(key), wait: waitOf.get(key) };
+  const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane])), waitOf = byJob(waits);
+  table(byId("job-rows"), jobs.filter((job) => job.sessions > 0), keyOf, (row, job, name, now, ...cells) => {
+    setTexts(name, [job.name, job.user]);
+    showNow(row, now, job, waitOf.get(keyOf(job)));
+    const ahead = job.ahead_s === null ? "all cached" : neededIn(job.ahead_s);
+    [number(job.sessions), read(job), pace(job.shards_per_s), ahead].forEach((text, at) => setText(cells[at], text));
+    showWaited(cells[4], job);
+    showLane(cells[5], job, laneOf.get(keyOf(job)));
+  }, "No job is connected.");
+  const past = jobs.filter((job) => job.sessions === 0);
+  byId("past").hidden = past.length === 0;
+  setText(byId("past-count"), count(past.length, "ended job"));
+  sync(byId("past-jobs"), past, keyOf, (item, job) => {
+    setText(item, `${job.name} (${job.user}): read ${read(job)} shards, waited ${duration(job.waited_s)}`);
   });
-  table(byId("job-rows"), present, ({ key }) => key, COLUMNS, "No job is connected.");
-  showPast(jobs.filter((job) => job.sessions === 0));
-  legend();
 }
 
-function lines(cell, first, second) {
-  if (!cell.firstChild) cell.append(make("span"), make("span", { class: "small" }));
-  setText(cell.children[0], first);
-  setText(cell.children[1], second);
-}
-
-function fillNow(cell, { job, wait }) {
+function showNow(row, cell, job, wait) {
   const waits = wait !== undefined && isLong(wait); // as in the summary, which would contradict it otherwise
-  if (waits) {
-    const { longest } = wait;
-    const what = `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}`;
-    lines(cell, what, `${basename(longest.url)}: ${longest.reason}`);
-  } else lines(cell, "reading", "");
+  const what = waits && `${number(job.waiting)} waiting, up to ${duration(wait.longest.for_s)}`;
+  setTexts(cell, waits ? [what, `${basename(wait.longest.url)}: ${wait.longest.reason}`] : ["reading", ""]);
   cell.title = wait?.longest.url ?? "";
   cell.firstElementChild.classList.toggle("waits", waits);
-  cell.parentElement.classList.toggle("stalled", wait !== undefined && isStalled(wait));
+  row.classList.toggle("stalled", wait !== undefined && isStalled(wait));
 }
 
-function fillWaited(cell, { job }) {
-  const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05);
-  const most = causes.sort(([, a], [, b]) => b - a)[0];
-  lines(cell, duration(job.waited_s), most ? `mostly ${most[0].replace(/_s$/, "")}` : "");
-  cell.title = causes.map(([cause, seconds]) => `${cause.replace(/_s$/, "")}: ${duration(seconds)}`).join(", ");
+function showWaited(cell, job) {
+  const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05).sort(([, a], [, b]) => b - a)
+    .map(([name, seconds]) => [name.replace(/_s$/, ""), duration(seconds)]);
+  setTexts(cell, [duration(job.waited_s), causes.length ? `mostly ${causes[0][0]}` : ""]);
+  cell.title = causes.map((cause) => cause.join(": ")).join(", ");
 }
 
-function fillLane(cell, { job, lane }) {
-  if (!cell.firstChild) {
-    cell.append(make("canvas", { "aria-hidden": "true" }), make("span", { class: "visually-hidden" }));
-  }
+function showLane(cell, job, lane) {
   const [canvas, text] = cell.children;
   if (lane === undefined) { setText(text, "not computed yet"); return; }
   const { cached, fetching, failed } = lane.counts;
   const counts = { cached, fetching, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
   setText(text, `needed: ${words}`);
   const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
   const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
   cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
-  draw(canvas, counts, lane.looked_s);
+  drawLane(canvas, counts, lane.looked_s);
 }
 
 /** Bars as high as the number of shards needed, coloured by state; below, a mark if one is missing or being fetched. */
-function draw(canvas, counts, looked) {
+function drawLane(canvas, counts, looked) {
   const area = brush(canvas);
   if (area === null) return;
   const { context, width, height } = area, bins = counts.cached.length, step = width / bins, room = height - MARK - 2;
   const totals = counts.cached.map((cached, at) => cached + counts.fetching[at] + counts.missing[at]);
   const most = Math.max(1, ...totals);
-  context.fillStyle = colour("--track");
-  context.fillRect(0, room, width * Math.min(1, looked / HORIZON_S), 1);
+  const bar = (tone, ...box) => { context.fillStyle = tone; context.fillRect(...box); };
+  bar(colour("--track"), 0, room, width * Math.min(1, looked / HORIZON_S), 1);
   const tones = Object.fromEntries(PRESENCES.map(([name]) => [name, colour(`--${name}`)]));
   totals.forEach((total, at) => {
+    const left = at * step, wide = Math.max(1, step - 1);
     let top = room;
     for (const [name] of PRESENCES) {
       const tall = total ? Math.max(counts[name][at] ? 2 : 0, (counts[name][at] / most) * (room - 2)) : 0;
       top -= tall;
-      context.fillStyle = tones[name];
-      context.fillRect(at * step, top, Math.max(1, step - 1), tall);
+      bar(tones[name], left, top, wide, tall);
     }
-    const worst = counts.missing[at] ? "missing" : counts.fetching[at] ? "fetching" : null;
-    if (worst === null) return;
-    context.fillStyle = tones[worst];
-    context.fillRect(at * step, height - MARK, Math.max(1, step - 1), worst === "missing" ? MARK : MARK / 2);
+    if (counts.missing[at]) bar(tones.missing, left, height - MARK, wide, MARK);
+    else if (counts.fetching[at]) bar(tones.fetching, left, height - MARK, wide, MARK / 2);
   });
 }
 
-function showPast(jobs) {
-  const [summary, list] = byId("past").children;
-  byId("past").hidden = jobs.length === 0;
-  setText(summary, `${count(jobs.length, "ended job")}`);
-  sync(list, jobs, jobKey, () => make("li"), (item, job) => {
-    const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
-    setText(item, `${job.name} (${job.user}): read ${read}, waited ${duration(job.waited_s)}`);
-  });
+// Upcoming shards: the missing shards that are needed soonest, then all other transfers.
+
+const MAX_ROWS = 14;
+const DOWNLOADING = "downloading from the object store";
+const FAILED = "failed; retried when a reader needs it";
+const STATES = { fetching: "being fetched", missing: "to be fetched", failed: FAILED };
+
+const isWaitedFor = ({ transfer }) => transfer?.class === "waiting";
+const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
+
+export function showUpcoming({ jobs, gaps, transfers, lanes }) {
+  const rows = upcoming(gaps, transfers), users = new Map(jobs.map(({ uid, user }) => [uid, user]));
+  const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
+  const key = ({ url, job }) => `${url} ${job}`;
+  table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), key, (_, row, need, shard, job, state) => {
+    setText(need, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
+    need.classList.toggle("waits", isWaitedFor(row));
+    setText(shard, basename(row.url), row.url);
+    setText(job, row.job ?? "", row.job ? `${row.job}, ${users.get(row.uid) ?? row.uid}` : "");
+    showState(state, row);
+  }, none);
+  setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");
 }
 
-function legend() {
-  sync(byId("lane-legend"), PRESENCES, ([name]) => name, ([name, word]) => {
-    const swatch = make("span", { class: "swatch" });
-    swatch.style.background = `var(--${name})`;
-    return make("li", {}, swatch, word);
-  }, () => {});
+/** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */
+function upcoming(gaps, transfers) {
+  const left = new Set(transfers); // redacted urls are all equal: each transfer is used once
+  const rows = gaps.map((gap) => {
+    const transfer = transfers.find((each) => each.url === gap.url && left.has(each)) ?? null;
+    left.delete(transfer);
+    return { ...gap, transfer };
+  });
+  const others = [...left].map((transfer) => ({ in_s: transfer.needed_in_s, url: transfer.url, transfer }));
+  return [...rows, ...others].sort((a, b) => urgency(a) - urgency(b) || 0); // NaN if neither is planned
+}
+
+function showState(cell, { presence, transfer }) {
+  const [bar, text] = cell.children;
+  bar.hidden = transfer === null;
+  cell.className = transfer === null ? `state is-${presence}` : "state";
+  setText(text, transfer === null ? STATES[presence] : progress(bar, transfer));
+  cell.title = text.textContent;
+}
+
+/** Show a transfer's progress in a bar; return it in words. */
+function progress(bar, { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate, stage, last_error: error }) {
+  if (total) { bar.max = total; bar.value = done; } else bar.removeAttribute("value");
+  const now = error || (stage !== DOWNLOADING ? stage : rate && `${size(rate)}/s`);
+  return [total && `${size(done)} of ${size(total)}`, now].filter(Boolean).join(" · ");
 }

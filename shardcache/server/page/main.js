@@ -1,15 +1,16 @@
-// The page: follows the daemon's updates and shows them.
+// The page: follows the daemon's event stream while it is visible, and shows what it says.
+//
+// Not EventSource: it can send a token only in the address, which ends up in logs and histories.
 
-import { byId, onRedraw, reachScrolled, setText } from "./dom.js";
-import { showUpcoming } from "./upcoming.js";
-import { showJobs } from "./jobs.js";
+import { byId, setText } from "./dom.js";
+import { showJobs, showUpcoming } from "./jobs.js";
 import { CacheMap } from "./map.js";
-import { TokenError, follow, setToken, takeToken } from "./stream.js";
-import { showSummary } from "./summary.js";
-import { Rates, showStores } from "./traffic.js";
+import { Rates, showStores, showSummary } from "./summary.js";
 
-const rates = new Rates(byId("rate"), byId("rate-text"));
-const map = new CacheMap();
+const KEY = "shardcache.token";
+const PAUSES_S = [0.5, 1, 2, 5];
+
+const rates = new Rates(), map = new CacheMap(byId("map"));
 let last = null;
 
 function show(moment) {
@@ -18,15 +19,21 @@ function show(moment) {
   showJobs(moment);
   showUpcoming(moment);
   showStores(moment);
-  reachScrolled();
+  // Exactly those frames can have the focus that scroll sideways.
+  for (const frame of document.querySelectorAll(".wide")) {
+    if (frame.scrollWidth > frame.clientWidth + 1) frame.tabIndex = 0;
+    else frame.removeAttribute("tabindex");
+  }
 }
 
 function onEvent(name, data) {
-  if (name === "moment") {
+  onLink(true);
+  if (name === "map") map.take(data);
+  else if (name === "moment") {
     last = data;
     rates.take(data);
     show(data);
-  } else if (name === "map") map.take(data);
+  }
 }
 
 function onLink(connected) {
@@ -34,42 +41,83 @@ function onLink(connected) {
   setText(byId("link-text"), connected ? "live" : "the daemon does not answer; retrying");
 }
 
+/** Draw again, in another theme or size. */
+function redraw() {
+  if (last !== null) show(last);
+  rates.draw();
+  map.arrange();
+}
+
 async function run() {
   takeToken();
-  for (;;) {
+  for (let failures = 0; ;) {
+    while (document.hidden) await once(document, "visibilitychange"); // a hidden page sends no requests
     try {
-      await follow(onEvent, onLink);
-    } catch (error) {
-      if (!(error instanceof TokenError)) throw error;
-      setToken(await askToken());
+      await follow((name, data) => { failures = 0; onEvent(name, data); });
+    } catch {
+      if (document.hidden) continue;
+      onLink(false);
+      await new Promise((done) => setTimeout(done, 1000 * PAUSES_S[Math.min(failures, PAUSES_S.length - 1)]));
+      failures += 1;
     }
   }
 }
 
-let asked = false;
+/** Take the token from the address's fragment, which browsers never send, and remove it from the address. */
+function takeToken() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (found === null) return;
+  sessionStorage.setItem(KEY, found);
+  history.replaceState(null, "", location.pathname + location.search);
+}
 
-/** Show the token form; return the token typed. */
-function askToken() {
+/** Show the token form until a token has been typed. */
+async function askToken() {
   const form = byId("token"), field = byId("token-text");
   byId("main").hidden = true;
   form.hidden = false;
-  setText(byId("token-wrong"), asked ? "That was not the daemon's token." : "");
-  asked = true;
   field.value = "";
   field.focus();
-  return new Promise((done) => {
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      form.hidden = true;
-      done(field.value.trim());
-    }, { once: true });
-  });
+  await once(form, "submit");
+  sessionStorage.setItem(KEY, field.value.trim());
+  form.hidden = true;
+  setText(byId("token-wrong"), "That was not the daemon's token."); // read when the form is shown again
 }
 
-onRedraw(() => {
-  if (last !== null) show(last);
-  rates.draw();
-  map.arrange();
-});
+const once = (target, event) => new Promise((done) => target.addEventListener(event, done, { once: true }));
 
+/** Read the stream once; `take` is called with each event's name and data. */
+async function follow(take) {
+  const token = sessionStorage.getItem(KEY), stop = new AbortController();
+  const hide = () => document.hidden && stop.abort();
+  document.addEventListener("visibilitychange", hide);
+  try {
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const answer = await fetch("dashboard/live", { headers, signal: stop.signal, cache: "no-store" });
+    if (answer.status === 401) await askToken();
+    else if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
+    else await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), take);
+  } finally {
+    document.removeEventListener("visibilitychange", hide);
+  }
+}
+
+async function read(reader, take) {
+  for (let pieces = []; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    pieces.push(value);
+    if (!value.includes("\n")) continue;
+    const blocks = pieces.join("").split("\n\n");
+    pieces = [blocks.pop()];
+    for (const block of blocks) {
+      const [, name, data] = /^event: (.*)\ndata: (.*)$/.exec(block);
+      take(name, JSON.parse(data));
+    }
+  }
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+addEventListener("resize", redraw);
+for (const id of ["token", "find"]) byId(id).addEventListener("submit", (event) => event.preventDefault());
 run();

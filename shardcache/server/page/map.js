@@ -1,32 +1,28 @@
 // The map of the cache: one cell per shard in name order, coloured by when it is needed next.
 
-import { brush, byId, colour, make, setText, sync } from "./dom.js";
-import { number, size } from "./words.js";
+import { brush, byId, colour, number, setText, size } from "./dom.js";
 
-// The daemon's bands, see shardcache/cache/views.py: -1 is leased.
-const BANDS = [
-  [-1, "being read", "--band-leased"],
-  [0, "within a minute", "--band-0"],
-  [1, "within 5 minutes", "--band-1"],
-  [2, "within 15 minutes", "--band-2"],
-  [3, "within the hour", "--band-3"],
-  [4, "later", "--band-4"],
-  [5, "in no plan", "--band-none"],
-];
+// Colours of the daemon's bands (shardcache/cache/views.py), from -1, which is leased; their words are in the table.
+const BANDS = ["--band-leased", "--band-0", "--band-1", "--band-2", "--band-3", "--band-4", "--band-none"];
 const LARGEST = 18, SMALLEST = 3, TALLEST = 300;
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const HINT = "Each cell is a shard: point at one, or move with the arrow keys, to see its name.";
 
 export class CacheMap {
-  constructor() {
-    this.shards = 0;
-    this.cells = []; // in name order: { url, band, bytes, pinned }
-    this.chosen = -1; // index of a cell
-    this.wanted = "";
-    this.canvas = byId("map");
-    this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event.offsetX, event.offsetY)));
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
-    byId("find").addEventListener("submit", (event) => event.preventDefault());
-    byId("find-text").addEventListener("input", (event) => this.find(event.target.value.trim()));
+  shards = 0;
+  cells = []; // in name order: { url, band, bytes, pinned }
+  chosen = -1; // index of a cell
+  wanted = "";
+
+  constructor(canvas) {
+    this.canvas = canvas;
+    canvas.addEventListener("pointermove", (event) => this.choose(this.at(event.offsetX, event.offsetY)));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    byId("find-text").addEventListener("input", ({ target }) => {
+      this.wanted = target.value.trim();
+      this.draw();
+      this.describe();
+    });
   }
 
   /** Show another state of the cache; the chosen shard stays chosen. */
@@ -59,52 +55,42 @@ export class CacheMap {
     const area = brush(this.canvas);
     if (area === null) return;
     const { context } = area, inner = this.step - (this.step > 4 ? 1 : 0.5);
-    const ink = colour("--pin"), colours = new Map(BANDS.map(([band, , name]) => [band, colour(name)]));
+    const tones = BANDS.map(colour), ink = colour("--pin");
+    const corner = (index) => [(index % this.columns) * this.step, Math.floor(index / this.columns) * this.step];
     this.cells.forEach((cell, index) => {
       context.globalAlpha = this.wanted && !cell.url.includes(this.wanted) ? 0.15 : 1;
-      context.fillStyle = colours.get(cell.band);
-      const x = (index % this.columns) * this.step, y = Math.floor(index / this.columns) * this.step;
-      context.fillRect(x, y, inner, inner);
-      if (cell.pinned) pin(context, x, y, inner, ink);
+      context.fillStyle = tones[cell.band + 1];
+      context.fillRect(...corner(index), inner, inner);
+      if (cell.pinned) pin(context, ...corner(index), inner, ink);
     });
     context.globalAlpha = 1;
-    const index = this.chosen;
-    if (index < 0) return;
+    if (this.chosen < 0) return;
     context.strokeStyle = colour("--ink");
     context.lineWidth = 2;
-    context.strokeRect((index % this.columns) * this.step, Math.floor(index / this.columns) * this.step, inner, inner);
+    context.strokeRect(...corner(this.chosen), inner, inner);
   }
 
   count() {
-    const totals = new Map(BANDS.map(([band]) => [band, [0, 0]]));
-    for (const { band, bytes } of this.cells) {
-      const total = totals.get(band);
-      total[0] += 1;
-      total[1] += bytes;
-    }
-    sync(byId("band-rows"), BANDS, ([band]) => String(band), newBand, (row, [band]) => {
-      const [shards, bytes] = totals.get(band);
-      setText(row.children[1], number(shards));
-      setText(row.children[2], size(bytes));
+    const sum = (cells) => size(cells.reduce((total, { bytes }) => total + bytes, 0));
+    [...byId("band-rows").rows].forEach((row, at) => {
+      const cells = this.cells.filter(({ band }) => band + 1 === at);
+      setText(row.cells[1], number(cells.length));
+      setText(row.cells[2], sum(cells));
     });
-    const kept = this.cells.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
-    setText(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}; marked at the corner` : "");
+    const kept = this.cells.filter(({ pinned }) => pinned);
+    setText(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${sum(kept)}; marked at the corner` : "");
   }
 
   at(x, y) { return Math.floor(y / this.step) * this.columns + Math.min(this.columns - 1, Math.floor(x / this.step)); }
 
   key(event) {
-    const arrow = ARROWS[event.key];
+    const [across, down] = ARROWS[event.key] ?? [], last = this.cells.length - 1;
     if (event.key === "Escape") this.choose(-1);
     else if (event.key === "Home") this.choose(0);
-    else if (event.key === "End") this.choose(this.cells.length - 1);
-    else if (arrow) this.choose(this.chosen < 0 ? 0 : this.beside(arrow));
-    else return;
+    else if (event.key === "End") this.choose(last);
+    else if (across === undefined) return;
+    else this.choose(this.chosen < 0 ? 0 : Math.max(0, Math.min(last, this.chosen + across + down * this.columns)));
     event.preventDefault();
-  }
-
-  beside([across, down]) {
-    return Math.max(0, Math.min(this.cells.length - 1, this.chosen + across + down * this.columns));
   }
 
   choose(index) {
@@ -115,16 +101,11 @@ export class CacheMap {
     this.describe();
   }
 
-  find(text) {
-    this.wanted = text;
-    this.draw();
-    this.describe();
-  }
-
   /** Describe the chosen cell, the search result, or how much of the cache is shown. */
   describe() {
-    const cell = this.cells[this.chosen];
-    setText(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
+    const cell = this.cells[this.chosen], shown = this.cells.length;
+    const share = shown < this.shards ? `${number(shown)} of ${number(this.shards)} shards are shown. ` : "";
+    setText(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : share + HINT);
   }
 
   found() {
@@ -132,13 +113,9 @@ export class CacheMap {
     if (!found.length) return "no cached shard matches";
     return `${number(found.length)} found; the first is ${found[0].url}, needed ${wordOf(found[0].band)}`;
   }
-
-  share() {
-    const hint = "Each cell is a shard: point at one, or move with the arrow keys, to see its name.";
-    const shown = this.cells.length;
-    return shown < this.shards ? `${number(shown)} of ${number(this.shards)} shards are shown. ${hint}` : hint;
-  }
 }
+
+const wordOf = (band) => (band === -1 ? "now: being read" : byId("band-rows").rows[band + 1].cells[0].textContent);
 
 function nameOf({ url, bytes, band, pinned }) {
   return `${url} · ${size(bytes)} · needed ${wordOf(band)}${pinned ? " · pinned" : ""}`;
@@ -153,12 +130,4 @@ function pin(context, x, y, side, ink) {
   context.lineTo(x + side, y + reach);
   context.lineTo(x + side - reach, y);
   context.fill();
-}
-
-const wordOf = (wanted) => (wanted === -1 ? "now: being read" : BANDS.find(([band]) => band === wanted)[1]);
-
-function newBand([, word, name]) {
-  const swatch = make("span", { class: "swatch" });
-  swatch.style.background = `var(${name})`;
-  return make("tr", {}, make("th", { scope: "row" }, swatch, word), make("td"), make("td"));
 }

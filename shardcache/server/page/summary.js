@@ -1,25 +1,27 @@
-// The summary: whether any reader is waiting and for what, warnings, and the key figures.
+// The summary: whether any reader is waiting and for what, warnings, and the key figures; and the traffic: the download
+// rate, and the origins with their connections and counters.
 
-import { byId, definitions, make, setText, sync } from "./dom.js";
-import { byJob, isLong, isStalled, keyOf, nameUsers, user } from "./waiting.js";
-import { basename, count, duration, neededIn, number, percent, size } from "./words.js";
+import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
+import { basename, count, duration, neededIn, number, percent, size } from "./dom.js";
+import { byJob, isLong, isStalled, keyOf } from "./jobs.js";
 
 const MAX_WAITS = 6;
 
 export function showSummary(moment, rates) {
-  nameUsers(moment.jobs);
-  setText(byId("who"), `${moment.cache.dir} · version ${moment.version} · up ${duration(moment.uptime_s)}`);
-  const warnings = warningsOf(moment), waiting = [...byJob(moment.waits).values()].filter(isLong);
+  const { jobs, cache, version, uptime_s: up } = moment;
+  setText(byId("who"), `${cache.dir} · version ${version} · up ${duration(up)}`);
+  const warnings = CHECKS.map((check) => check(moment)).filter(Boolean);
+  const waiting = [...byJob(moment.waits).values()].filter(isLong);
   const held = waiting.reduce((total, { readers }) => total + readers, 0);
-  setText(byId("verdict-text"), verdict(moment, waiting, held));
+  setText(byId("verdict-text"), verdict(jobs, waiting, held));
   const level = held ? "waiting" : warnings.length ? "warned" : "well";
   byId("verdict").className = waiting.some(isStalled) ? "stalled" : level;
-  showWaits(waiting);
-  sync(byId("warnings"), warnings, ([what]) => what, newWarning, fill);
-  figures(moment, rates);
+  showWaits(waiting, new Map(jobs.map(({ uid, user }) => [uid, user])));
+  sync(byId("warnings"), warnings, ([what]) => what, setTexts);
+  sync(byId("figures"), figures(moment, rates), ([name]) => name, setTexts);
 }
 
-function verdict({ jobs }, waiting, held) {
+function verdict(jobs, waiting, held) {
   const readers = jobs.reduce((total, job) => total + job.sessions, 0);
   if (readers === 0) return "No job is connected.";
   const of = count(jobs.filter((job) => job.sessions).length, "job");
@@ -29,67 +31,136 @@ function verdict({ jobs }, waiting, held) {
 }
 
 /** List the waiting jobs, for how long and for what; kept out of the line above, which is announced when it changes. */
-function showWaits(waiting) {
-  const shown = waiting.slice(0, MAX_WAITS), more = waiting.length - shown.length;
-  sync(byId("waits"), shown, ({ job, uid }) => keyOf(job, uid), newWait, (item, { job, uid, readers, longest }) => {
+function showWaits(waiting, users) {
+  sync(byId("waits"), waiting.slice(0, MAX_WAITS), keyOf, (item, { job, uid, readers, longest }) => {
     const what = `${basename(longest.url)}: ${longest.reason}`;
-    fill(item, [job ?? "no job", count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
-    item.title = `${job}, ${user(uid)}\n${longest.url}`;
+    setTexts(item, [job ?? "no job", count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
+    item.title = `${job}, ${users.get(uid) ?? uid}\n${longest.url}`;
   });
-  setText(byId("waits-more"), more ? `and ${count(more, "more job")}` : "");
+  const more = waiting.length - MAX_WAITS;
+  setText(byId("waits-more"), more > 0 ? `and ${count(more, "more job")}` : "");
 }
-
-const newWait = () => make("li", {}, make("b", { dir: "auto" }), make("span"), make("span"), make("span"));
-const newWarning = () => make("li", {}, make("b"), " ", make("span"));
-const fill = (item, texts) => texts.forEach((text, index) => setText(item.children[index], text));
 
 function figures({ jobs, cache, counters, pins }, rates) {
   const ahead = jobs.filter((job) => job.sessions && job.ahead_s !== null).map((job) => job.ahead_s);
   const leases = counters.hits + counters.misses;
   const contents = [`${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`, count(cache.shards, "shard")];
-  if (pins?.shards) contents.push(`${size(pins.size_bytes)} pinned`);
-  definitions(byId("figures"), [
-    ahead.length
-      ? ["First missing shard needed in", neededIn(Math.min(...ahead)), "of all jobs"]
-      : ["First missing shard needed in", "–", "all planned shards are cached"],
-    ["Download rate", `${size(rates.now)}/s`, `${size(counters.origin_bytes + (counters.tier_bytes ?? 0))} since the start`],
+  if (pins.shards) contents.push(`${size(pins.size_bytes)} pinned`);
+  return [
+    ["First missing shard needed in", ...(ahead.length
+      ? [neededIn(Math.min(...ahead)), "of all jobs"] : ["–", "all planned shards are cached"])],
+    ["Download rate", `${size(rates.now)}/s`, `${size(downloaded(counters))} since the start`],
     ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
     ["Cache", `${percent(cache.used_bytes, cache.capacity_bytes)} full`, contents.join(" · ")],
-  ]);
+  ];
 }
 
-// Warnings: conditions that need attention.
+// Warnings: conditions that need attention, as pairs [problem, what to do].
 
 const LATE_S = 1;
 const PINNED_FULL = 0.95;
 
-/** Warnings as pairs [problem, what to do]. */
-const warningsOf = (moment) => CHECKS.map((check) => check(moment)).filter((found) => found !== null);
-
 const CHECKS = [
-  ({ draining }) => (draining ? ["The daemon is stopping.", "Readers wait for the next daemon, then continue."] : null),
-  ({ disk }) => (disk.error ? [`${disk.error.message}, for ${duration(disk.since_s)}.`, disk.error.remedy] : null),
-  ({ cache, disk }) => (disk.short_bytes && !disk.error
-    ? [
-      `Other files on the disk limit the cache to ${size(cache.capacity_bytes - disk.short_bytes)}.`,
-      "Remove them, lower --min-free, or lower --capacity.",
-    ] : null),
-  ({ tiers }) => (tiers?.some((tier) => tier.failing)
-    ? [
-      "The tier fails, so parts come from the origins.",
-      `It is tried again every 10 s; shardcache doctor says what is wrong with ${tiers.map((tier) => tier.address).join(", ")}.`,
-    ] : null),
-  ({ pins }) => (pins?.shards && pins.size_bytes > PINNED_FULL * pins.limit_bytes
-    ? [
-      "The limit on pinned shards is almost reached.",
-      `${size(pins.size_bytes)} of ${size(pins.limit_bytes)} are pinned; shardcache unpin frees some.`,
-    ] : null),
-  ({ counters }) => (counters.corrupt
-    ? [
-      `${count(counters.corrupt, "corrupt shard")} since the start.`,
-      "Each was quarantined and is re-fetched when it is needed; the log names them.",
-    ] : null),
-  ({ loop_lag: lag }) => (lag.p99_s > LATE_S
-    ? [`The daemon responds slowly: ${duration(lag.p99_s)}.`, "The node has no CPU time to spare for it."] : null),
-  ({ cache }) => (cache.free_bytes === null ? ["The cache folder is missing.", cache.dir] : null),
+  ({ draining }) => draining && ["The daemon is stopping.", "Readers wait for the next daemon, then continue."],
+  ({ disk }) => disk.error && [`${disk.error.message}, for ${duration(disk.since_s)}.`, disk.error.remedy],
+  ({ cache, disk }) => disk.short_bytes && !disk.error && [
+    `Other files on the disk limit the cache to ${size(cache.capacity_bytes - disk.short_bytes)}.`,
+    "Remove them, lower --min-free, or lower --capacity.",
+  ],
+  ({ tiers }) => tiers.some((tier) => tier.failing) && [
+    "The tier fails, so parts come from the origins.",
+    "It is tried again every 10 s; shardcache doctor says what is wrong with "
+      + `${tiers.map((tier) => tier.address).join(", ")}.`,
+  ],
+  ({ pins }) => pins.shards && pins.size_bytes > PINNED_FULL * pins.limit_bytes && [
+    "The limit on pinned shards is almost reached.",
+    `${size(pins.size_bytes)} of ${size(pins.limit_bytes)} are pinned; shardcache unpin frees some.`,
+  ],
+  ({ counters }) => counters.corrupt && [
+    `${count(counters.corrupt, "corrupt shard")} since the start.`,
+    "Each was quarantined and is re-fetched when it is needed; the log names them.",
+  ],
+  ({ loop_lag: lag }) => lag.p99_s > LATE_S
+    && [`The daemon responds slowly: ${duration(lag.p99_s)}.`, "The node has no CPU time to spare for it."],
+  ({ cache }) => cache.free_bytes === null && ["The cache folder is missing.", cache.dir],
 ];
+
+// The traffic
+
+const KEPT = 120;
+const MARGIN = 16;
+
+const downloaded = (counters) => counters.origin_bytes + counters.tier_bytes;
+
+/** The download rate, from the origins and the tier, over the last two minutes, in bytes per second. */
+export class Rates {
+  values = [];
+  previous = null;
+
+  /** The latest rate. */
+  get now() { return this.values.at(-1) ?? 0; }
+
+  /** Add a moment's counter; after a restart of the daemon, start over. */
+  take({ uptime_s: at, counters }) {
+    const previous = this.previous, bytes = downloaded(counters);
+    this.previous = { at, bytes };
+    if (previous === null || previous.at === at) return;
+    if (previous.at > at) { this.values = []; return; }
+    this.values.push(Math.max(0, (bytes - previous.bytes) / (at - previous.at)));
+    this.values.splice(0, this.values.length - KEPT);
+    this.draw();
+  }
+
+  draw() {
+    const area = brush(byId("rate")), most = Math.max(0, ...this.values);
+    setText(byId("rate-text"), `now ${size(this.now)}/s, peak ${size(most)}/s in the last ${this.values.length} s`);
+    if (area === null) return;
+    const { context, width, height } = area, top = ceiling(most), room = height - MARGIN;
+    grid(context, width, room, top);
+    const x = (index) => width - ((this.values.length - 1 - index) * width) / (KEPT - 1);
+    const y = (value) => MARGIN + (room - MARGIN) * (1 - value / top);
+    context.beginPath();
+    this.values.forEach((value, index) => context.lineTo(x(index), y(value)));
+    context.strokeStyle = colour("--rate");
+    context.lineWidth = 1.5;
+    context.stroke();
+    context.lineTo(width, room);
+    context.lineTo(x(0), room);
+    context.fillStyle = colour("--rate-area");
+    context.fill();
+  }
+}
+
+function grid(context, width, room, top) {
+  context.fillStyle = colour("--quiet");
+  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  context.fillText(`${size(top)}/s`, 0, MARGIN - 5);
+  context.fillText("2 min ago", 0, room + 13);
+  context.textAlign = "right";
+  context.fillText("now", width, room + 13);
+  context.textAlign = "left";
+  context.fillStyle = colour("--line");
+  for (const share of [0, 0.5, 1]) context.fillRect(0, Math.round(MARGIN + (room - MARGIN) * share), width, 1);
+}
+
+/** The next 1, 2 or 5 times a power of ten, so that the axis rarely changes. */
+function ceiling(value) {
+  if (value < 1000) return 1000;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value);
+}
+
+const SOURCES = { hit_bytes: "from the cache", tier_bytes: "from the tier", origin_bytes: "from origins" };
+const COUNTERS = { evictions: "evicted", refetches: "re-fetched", retries: "retries", hedges: "hedged", corrupt: "corrupt" };
+
+export function showStores({ origins, tiers, counters }) {
+  table(byId("store-rows"), origins, (row) => row.name, (_, row, name, ...cells) => {
+    setText(name, row.name, row.name);
+    [row.connections, row.limit, row.throttled].forEach((value, at) => setText(cells[at], number(value)));
+  }, "No requests yet.");
+  const sources = Object.entries(SOURCES).filter(([name]) => tiers.length || name !== "tier_bytes");
+  sync(byId("counters"), [
+    ...sources.map(([name, word]) => [word, size(counters[name])]),
+    ...Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name])]),
+  ], ([word]) => word, setTexts);
+}

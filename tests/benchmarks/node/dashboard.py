@@ -125,7 +125,7 @@ def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> C
             page = stack.enter_context(tab(browser))
             page.look()
             page.open(url)
-            page.until("document.querySelector('.live') && document.querySelector('#band-rows tr') && true")
+            page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
         for _ in range(pages - 1):
             stack.enter_context(_onlooker(url.rstrip("/")))
         before, began_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter()
