@@ -92,9 +92,3 @@ def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path
         process.send_signal(signal.SIGINT)
         process.wait(GUARD_S)
     assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
-
-
-def test_dashboard_without_a_daemon_is_an_error(tmp_path: Path) -> None:
-    """Exit 3, as with every command; no port is opened."""
-    ran = shardcache("dashboard", "--no-open", socket=tmp_path / "none.sock")
-    assert ran.code == 3 and "shardcache serve" in ran.err

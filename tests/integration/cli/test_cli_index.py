@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import signal
-import socket
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +14,7 @@ import pytest
 from shardcache.cli.sample_table import check_same
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from support.programs.cli import Ran, clean_environment, shardcache
+from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -254,15 +249,6 @@ def test_sizes_in_a_listing_are_not_asked_again(moto: Bucket, tmp_path: Path) ->
     assert told == [(number, etag.strip('"')) for number, etag in enumerate(etags)]
 
 
-def test_compressed_shards_are_counted(daemon: Daemon, tmp_path: Path) -> None:
-    """Samples are those of the tar within, the size is that in the store."""
-    packed = gzip.compress(make_tar(random_samples(7)))
-    (tmp_path / "a.tar.gz").write_bytes(packed)
-    ran = shardcache("index", f"file://{tmp_path}/a.tar.gz", "-o", "-", socket=daemon.socket)
-    [row] = ran.json["shardlist"]
-    assert (row["nsamples"], row["filesize"]) == (7, len(packed))
-
-
 def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """A truncated shard and a missing one: exit 1, both named; a file that was there stays as it was."""
     truncated = store / "shard-000001.tar"
@@ -279,23 +265,6 @@ def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_pat
     errors = {event["error"]["code"] for event in ran.events if event["event"] == "error"}
     assert (ran.code, errors) == (1, {"truncated", "not_found"})
     assert not (tmp_path / "none.json").exists()
-
-
-def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
-    """Interrupted while the store is silent: exit 130, quietly, and nothing where the index or a draft would be."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as silent, Daemon(tmp_path) as daemon:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/shard.tar"
-        flags = ["index", url, "-o", str(folder / "index.json"), "--socket", str(daemon.socket)]
-        command = [sys.executable, "-m", "shardcache", *flags]
-        with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
-            connection, _ = silent.accept()  # the daemon's question: the command waits for the answer
-            process.send_signal(signal.SIGINT)
-            assert process.wait() == 130
-            assert process.stderr is not None and process.stderr.read() == ""
-        connection.close()
-    assert list(folder.iterdir()) == []
 
 
 def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from support.programs.cli import shardcache
 
-COMMANDS = [("status",), ("top",), ("warm", "s3://bucket/a.tar"), ("ls",), ("evict", "s3://bucket/a.tar"), ("verify",)]
+URL = "s3://bucket/a.tar"
+COMMANDS = [("status",), ("top",), ("warm", URL), ("ls",), ("evict", URL), ("verify",), ("dashboard", "--no-open")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -35,24 +35,6 @@ def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
         eventually(lambda: "shardcache.origin.s3_sdk" in daemon.log.read_text())
 
 
-def test_unknown_option_in_the_config_file_is_a_usage_error(tmp_path: Path) -> None:
-    """A misspelt key is named, rather than taken for a default."""
-    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capactiy = '1GB'")
-    assert ran.code == 2 and "capactiy" in ran.err
-
-
-def test_unknown_option_in_an_origin_table_is_a_usage_error(tmp_path: Path) -> None:
-    """The same within [[origin]]."""
-    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[[origin]]\nmatch = 's3://b/'\nanonymous = true")
-    assert ran.code == 2 and "anonymous" in ran.err
-
-
-def test_config_file_that_is_no_toml_is_a_usage_error(tmp_path: Path) -> None:
-    """A file that cannot be parsed is named."""
-    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capacity: 1GB")
-    assert ran.code == 2 and str(tmp_path / "shardcache.toml") in ran.err
-
-
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -107,12 +89,6 @@ def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
     assert "meant=SHARDCACHE_CAPACITY" in log and "name=SHARDCACHE_CAPCITY" in log
 
 
-def test_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:
-    """A --config that is not there is an error, not silence."""
-    ran = shardcache("serve", "--config", tmp_path / "none.toml")
-    assert ran.code == 2 and str(tmp_path / "none.toml") in ran.err
-
-
 def test_socket_in_use_is_refused(tmp_path: Path) -> None:
     """A second daemon at the same socket exits 1 and leaves the first one alone."""
     with Daemon(tmp_path) as daemon:
@@ -142,17 +118,6 @@ def test_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Path) -> No
         assert process.wait() == 0
     assert " stopped " in last and " took=" in last and " shards=0 " in last, last
     assert not (tmp_path / "s.sock").exists()
-
-
-def test_shard_larger_than_the_capacity_is_refused(tmp_path: Path) -> None:
-    """A shard that can never fit is an error with a remedy, and the daemon goes on to serve one that does."""
-    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(500)))
-    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
-    with Daemon(tmp_path, capacity="400kB") as daemon:
-        ran = shardcache("warm", "--json", f"file://{tmp_path}/big.tar", socket=daemon.socket)
-        assert ran.code == 1 and ran.events[-1]["error"]["code"] == "capacity"
-        assert "--capacity" in ran.events[-1]["error"]["remedy"]
-        assert shardcache("warm", f"file://{tmp_path}/small.tar", socket=daemon.socket).code == 0
 
 
 @pytest.fixture

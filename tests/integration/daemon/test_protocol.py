@@ -261,16 +261,6 @@ def test_a_shard_in_use_is_not_evicted(daemon: Daemon, urls: list[str]) -> None:
     assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))["evicted"] == [urls[0]]
 
 
-def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> None:
-    """The reader learns which url, and the session continues."""
-    missing = urls[0].replace("000000", "999999")
-    with Session(daemon) as session:
-        session.plan([missing, urls[1]], [0, 1])
-        error = session.ask("lease", position=0)["error"]
-        assert (error["code"], error["url"]) == ("not_found", missing)
-        assert session.ask("lease", position=1)["type"] == "leased"
-
-
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
@@ -301,15 +291,6 @@ def test_nonsense_is_refused_and_the_session_continues(
         assert answer["error"]["code"] == "protocol"
         assert complaint in answer["error"]["message"]
         assert session.ask("lease", position=0)["type"] == "leased"
-
-
-def test_text_that_is_no_json_is_refused(daemon: Daemon) -> None:
-    """Deeply nested or malformed text costs an error, not the daemon."""
-    with Session(daemon) as session:
-        for text in ("{", "[]", "[" * 100_000):
-            session.send_text(text)
-            assert session.receive()["error"]["code"] == "protocol"
-    assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"
 
 
 def test_another_version_is_turned_away(daemon: Daemon) -> None:

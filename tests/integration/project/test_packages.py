@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import tarfile
@@ -59,12 +57,6 @@ class Environment:
         for requirement in self._closure(installed, {"", *extras}, {}):
             self._link(requirement)
         self.pip("install", f"{name}[{','.join(extras)}]")
-
-    def link(self, name: str) -> None:
-        """Add an installed package and its requirements."""
-        package = distribution(name)
-        for each in (package, *self._closure(package, {""}, {})):
-            self._link(each)
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program; the first word is looked up among those of this environment."""
@@ -186,26 +178,3 @@ def test_a_daemon_and_a_training_image_need_no_more_than_they_declare(
             assert json.loads(status.stdout)["version"] == __version__
             read = image.run("python", "-c", READ, f"{tmp_path}/a.tar", socket)
             assert read.stdout == "10\n", read.stderr
-
-
-def documented_installs() -> Iterator[str]:
-    """Yield what README and docs have pip install of this project."""
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for line in re.findall(r"\bpip install ([^`\n&|;]+)", page.read_text()):
-            yield from (word for word in shlex.split(line, comments=True) if re.match(r"\.(\[|$)|shardcache\b", word))
-
-
-@pytest.mark.slow
-def test_no_documented_install_fails(tmp_path: Path) -> None:
-    """For a newcomer each `pip install` of a page finds shardcache, and the extras in it. It is on no index yet."""
-    newcomer = Environment(tmp_path)
-    newcomer.link("hatchling")  # pip would fetch it for the build
-    found = set(documented_installs())
-    assert {".[daemon]", ".[daemon,torch]", ".[demo]"} <= found
-    for wanted in sorted(found):
-        if "REPOSITORY" in wanted and not (ROOT / ".git").exists():
-            continue
-        # Requirements take urls with a host only; the extras are those of the same line for a checkout.
-        where = re.sub(r"shardcache\[.*\] @ git\+REPOSITORY", f"git+{ROOT.as_uri()}", wanted)
-        said = newcomer.pip("install", "--dry-run", "--no-deps", "--no-build-isolation", where, cwd=ROOT)
-        assert "Would install shardcache" in said and "does not provide" not in said, said

@@ -32,19 +32,6 @@ def test_each_command_explains_itself(command: str) -> None:
     assert f"\n  {command} " in shardcache("--help").out
 
 
-def test_version_is_printed() -> None:
-    """`--version` prints the package's version."""
-    from shardcache import __version__
-
-    assert shardcache("--version").out == f"shardcache {__version__}\n"
-
-
-def test_warm_without_url_is_a_usage_error() -> None:
-    """A missing argument exits 2 and names it."""
-    ran = shardcache("warm")
-    assert ran.code == 2 and "URL..." in ran.err
-
-
 def test_client_installation_says_how_to_get_the_command_line() -> None:
     """Where only the client is installed, the command exits 2 and names the extra."""
     code = "import sys; sys.modules['click'] = None; from shardcache.__main__ import main; main()"

@@ -96,6 +96,13 @@ def test_complaints_are_made() -> None:
     assert list(commands("kubectl -n shardcache get pods")) == []
 
 
+def test_extras_of_the_documents_exist() -> None:
+    """Every `pip install` of this project names extras that it has."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    named = [found for page in PAGES for found in re.findall(r"(?:'\.|shardcache)\[([\w,]+)\]", page.read_text())]
+    assert len(named) > 5 and {extra for found in named for extra in found.split(",")} - extras == set()
+
+
 def test_variables_of_the_documents_exist() -> None:
     """No document names a SHARDCACHE_ variable that nothing reads."""
     known = {f"SHARDCACHE_{name.upper()}" for name in Settings.model_fields}
