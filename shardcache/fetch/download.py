@@ -30,8 +30,8 @@ from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.redact import redact
 from shardcache.store.partial import Partial
-from shardcache.transport.flow import Received
 from shardcache.transport.parts import PartFileError, PartSums
+from shardcache.transport.workers import Received
 
 log = SharedLogger()
 

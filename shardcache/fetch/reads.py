@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.scheduler import Claim, RoundRobin
-from shardcache.transport.flow import Received, nothing
+from shardcache.transport.workers import Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
 

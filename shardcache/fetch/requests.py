@@ -25,10 +25,9 @@ from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Deferred
 from shardcache.origin.tier_client import OWNER, QUESTION, Route, TierState, sums_of
-from shardcache.transport.flow import Received
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Received
 
 T = TypeVar("T")
 

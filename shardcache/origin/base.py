@@ -11,9 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from shardcache.checksums import Data
 from shardcache.config import OriginTable
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums, write_parts
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 MD5 = "md5"
 _READ_BYTES = 4 * 1024**2

@@ -31,9 +31,8 @@ from shardcache.errors import (
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import error_of, size_of
 from shardcache.protocol import local_path
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Flow, Received
 
 # Fields that identify the content, most specific first; failing those, fields that date it, combined with the size.
 _IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "sha", "md5Hash", "content_md5", "checksum")

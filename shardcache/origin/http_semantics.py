@@ -17,8 +17,8 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.origin.base import RemoteObject
-from shardcache.transport.flow import Flow
 from shardcache.transport.messages import number_in
+from shardcache.transport.workers import Flow
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 _READ_BYTES = 256 * 1024

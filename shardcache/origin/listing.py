@@ -27,7 +27,7 @@ from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
-from shardcache.transport.flow import Free, Received, nothing
+from shardcache.transport.workers import Free, Received, nothing
 from shardcache.units import size
 
 # An index of a million shards with long urls takes 250 MB.

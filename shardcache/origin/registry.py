@@ -14,10 +14,9 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError, OriginUnavailableError
 from shardcache.origin.base import WRITABLE, Origin, RedirectGuard, RemoteObject, Setup, Unrestricted, Uploads
 from shardcache.origin.tier_client import Route, Tiered, TierState
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 # In addition to those for parts, so that requests for versions and listings never queue behind them.
 _SPARE_CONNECTIONS = 8

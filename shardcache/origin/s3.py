@@ -38,10 +38,9 @@ from shardcache.origin.http_semantics import (
 from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
 from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 log = SharedLogger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,7 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.origin.http_semantics import certificate_error, connection_error, error_of
-from shardcache.transport.connections import IDLE_S, Distrust, failure, new_socket
+from shardcache.transport.connections import IDLE_S, SILENCE_S, failure, new_socket
 from shardcache.transport.messages import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
 
 CONNECT_TIMEOUT_S = 10
@@ -39,6 +39,7 @@ _REGION = "x-amz-bucket-region"
 _CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 E = TypeVar("E", bound=Exception)
+T = TypeVar("T")
 
 # Raised for an answer with a missing or unreadable field.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)
@@ -211,6 +212,51 @@ class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def _get_session(self, proxy_url: str | None) -> _Staying:
         return _Staying(await super()._get_session(proxy_url))
+
+
+class Distrust:
+    """Distrust of idle connections after one of them stayed silent.
+
+    Lasts for `IDLE_S`: by then, those that were idle together with the silent one are closed.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = float("-inf")
+        self._answered_s = float("-inf")  # time of the latest answer over a pooled connection
+
+    @property
+    def active(self) -> bool:
+        """True while idle connections are distrusted."""
+        return asyncio.get_running_loop().time() < self._until_s
+
+    def begin(self) -> None:
+        """Distrust idle connections from now on."""
+        self._until_s = asyncio.get_running_loop().time() + IDLE_S
+
+    async def ask(self, pooled: Callable[[], Awaitable[T]], fresh: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer to a request that may be sent twice: over any connection, then over a new one.
+
+        Args:
+            pooled: sends it over an idle connection, if there is one; cancelled after `SILENCE_S`.
+            fresh: sends it over a new connection, without a limit on the wait.
+        """
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        if not self.active:
+            try:
+                async with asyncio.timeout(SILENCE_S) as patience:
+                    answer = await pooled()
+                self._answered_s = loop.time()
+                return answer
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                self.begin()
+            except asyncio.CancelledError:
+                if self._answered_s <= asked_s:  # otherwise the pool works, and this was the slower of two requests
+                    self.begin()
+                raise
+        return await fresh()
 
 
 class StoreSession(_StayingSession):

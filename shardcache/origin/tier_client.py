@@ -19,9 +19,9 @@ from shardcache.config import OriginTable
 from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import RemoteObject
-from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Flow
 
 log = SharedLogger()
 

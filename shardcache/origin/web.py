@@ -37,10 +37,9 @@ from shardcache.origin.http_semantics import (
     wrong_length,
 )
 from shardcache.origin.tier_client import Route
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Flow, Received
 
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5

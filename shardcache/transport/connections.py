@@ -6,6 +6,7 @@ A NAT or load balancer may drop an idle connection without notice to either end;
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import re
 import select
@@ -14,23 +15,20 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
 from shardcache.access.urls import is_near
-from shardcache.transport.gate import Gate
 from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers
 from shardcache.transport.tls import client_context
-
-T = TypeVar("T")
 
 IDLE_S = 10.0
 """Age at which an idle connection is closed: networks drop one after a minute at the earliest, or on a failover."""
@@ -114,49 +112,114 @@ def failure(exn: OSError, place: str) -> str:
     return f"no connection to {place}: {os.strerror(number) if number > 0 else exn.strerror or exn}"
 
 
-class Distrust:
-    """Distrust of idle connections after one of them stayed silent.
+class CancelledError(Exception):
+    """The request was cancelled."""
 
-    Lasts for `IDLE_S`: by then, those that were idle together with the silent one are closed.
+
+class Gate:
+    """Link between the thread that reads an answer and the thread that takes the daemon's messages.
+
+    Args:
+        limit_bytes: bytes of the body that may be received before more credit is granted.
+
+    Attributes:
+        received_bytes: bytes of the body received so far.
+        written_bytes: those that are in the file.
+        asked_idle_s: time when the request was sent over a reused connection; None once that has answered.
     """
 
-    def __init__(self) -> None:
-        self._until_s = float("-inf")
-        self._answered_s = float("-inf")  # time of the latest answer over a pooled connection
+    def __init__(self, limit_bytes: float) -> None:
+        self._limit_bytes = limit_bytes
+        self._paused = self._cancelled = self._committed = self._writes = False
+        self._interrupt: Callable[[], object] | None = None
+        self._changed = threading.Condition()
+        self.received_bytes = self.written_bytes = 0
+        self.asked_idle_s: float | None = None
+
+    def ready(self, wanted_bytes: int) -> int:
+        """Wait until bytes may be read, and return their number. Raises CancelledError."""
+        if self._paused or self._cancelled or self.received_bytes >= self._limit_bytes:
+            with self._changed:
+                self._changed.wait_for(lambda: self._cancelled or not (self._paused or self.used_up))
+                self.check()
+        left_bytes = self._limit_bytes - self.received_bytes
+        return wanted_bytes if wanted_bytes <= left_bytes else int(left_bytes)
+
+    def receive(self, count: int) -> bool:
+        """Count received bytes; return whether they are the first, or the last that there is credit for."""
+        before_bytes = self.received_bytes
+        self.received_bytes = after_bytes = before_bytes + count
+        return not before_bytes or after_bytes >= self._limit_bytes
 
     @property
-    def active(self) -> bool:
-        """True while idle connections are distrusted."""
-        return asyncio.get_running_loop().time() < self._until_s
+    def used_up(self) -> bool:
+        """True while there is no byte credit left."""
+        return self.received_bytes >= self._limit_bytes
 
-    def begin(self) -> None:
-        """Distrust idle connections from now on."""
-        self._until_s = asyncio.get_running_loop().time() + IDLE_S
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write to the file during the block. Raises CancelledError."""
+        with self._changed:
+            self.check()
+            self._writes = True
+        try:
+            yield
+        finally:
+            self._writes = False
 
-    async def ask(self, pooled: Callable[[], Awaitable[T]], fresh: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a request that may be sent twice: over any connection, then over a new one.
+    def committed(self) -> None:
+        """Wait until the body may be written. Raises CancelledError."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled or self._committed)
+            self.check()
 
-        Args:
-            pooled: sends it over an idle connection, if there is one; cancelled after `SILENCE_S`.
-            fresh: sends it over a new connection, without a limit on the wait.
-        """
-        loop = asyncio.get_running_loop()
-        asked_s = loop.time()
-        if not self.active:
-            try:
-                async with asyncio.timeout(SILENCE_S) as patience:
-                    answer = await pooled()
-                self._answered_s = loop.time()
-                return answer
-            except TimeoutError:
-                if not patience.expired():
-                    raise
-                self.begin()
-            except asyncio.CancelledError:
-                if self._answered_s <= asked_s:  # otherwise the pool works, and this was the slower of two requests
-                    self.begin()
-                raise
-        return await fresh()
+    @contextmanager
+    def cancellable(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Have a cancellation call `interrupt`, which ends the block with an error. Raises CancelledError for that."""
+        with self._changed:
+            self.check()
+            self._interrupt = interrupt
+        try:
+            yield
+        except (OSError, http.client.HTTPException, asyncio.CancelledError):
+            self.check()
+            raise
+        finally:
+            with self._changed:
+                self._interrupt = None
+
+    # called by the thread that takes the daemon's messages
+
+    def pause(self) -> None:
+        """Stop reading before the next bytes."""
+        with self._changed:
+            self._paused = True
+
+    def resume(self, limit_bytes: float) -> None:
+        """Continue, up to `limit_bytes` in all."""
+        with self._changed:
+            self._paused, self._limit_bytes = False, limit_bytes
+            self._changed.notify_all()
+
+    def commit(self) -> None:
+        """Allow a held body to be written."""
+        with self._changed:
+            self._committed = True
+            self._changed.notify_all()
+
+    def cancel(self) -> bool:
+        """Wake the thread, wherever it waits; return True if nothing will be written from now on."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+            if self._interrupt is not None:
+                self._interrupt()
+            return not self._writes
+
+    def check(self) -> None:
+        """Raise CancelledError if the request was cancelled."""
+        if self._cancelled:
+            raise CancelledError
 
 
 class Server(NamedTuple):

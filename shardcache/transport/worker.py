@@ -12,20 +12,43 @@ import http.client
 import os
 import select
 import signal
+import socket
 import ssl
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from http import HTTPStatus
 
-from shardcache.transport.connections import NearHostError, Pool
-from shardcache.transport.exchange import Exchange
-from shardcache.transport.gate import CancelledError, Gate
-from shardcache.transport.messages import HeadError, Message, decoded, encoded, request_from_json
-from shardcache.transport.parts import PartFileError
+from shardcache.transport.connections import (
+    CancelledError,
+    Gate,
+    HttpConnection,
+    NearHostError,
+    Pool,
+    ProxyError,
+    open_connection,
+    server_of,
+)
+from shardcache.transport.messages import (
+    KEPT,
+    Answer,
+    Body,
+    HeadError,
+    Message,
+    Request,
+    Response,
+    decoded,
+    encoded,
+    number_in,
+    request_from_json,
+    request_head,
+)
+from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, write_parts, writing
+from shardcache.transport.tls import TlsSocket
 
 _PR_SET_PDEATHSIG = 1
 _IN, _OUT = 0, 1
@@ -33,6 +56,236 @@ _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # one per request
+# An unwanted body is read to its end if a new connection would cost more.
+_SHORT_BYTES = 64 * 1024
+_DRAIN_S = 1.0
+# Bytes read, summed and written at a time: they stay in the processor's cache.
+_BLOCK_BYTES = 256 * 1024
+# Bytes between reports to a reader that has nothing else to read.
+_PROMPT_BYTES = 4 * _BLOCK_BYTES
+_CHUNK_BYTES = 16 * 1024
+_memory = threading.local()
+
+
+class StaleError(Exception):
+    """A reused connection has been closed, or stays silent."""
+
+
+class Exchange:
+    """One request and its answer. Runs in a thread of its own; blocks.
+
+    Args:
+        held: called when a held body has arrived.
+        progress: called when the body begins and when its byte credit is used up.
+        prompt: call it for every MiB that is written, too.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        body: Body | None,
+        gate: Gate,
+        held: Callable[[], None],
+        progress: Callable[[], None],
+        *,
+        prompt: bool = False,
+    ) -> None:
+        self._request = request
+        self._body = body
+        self._gate = gate
+        self._held = held
+        self._progress = progress
+        self._prompt = prompt
+
+    def run(self, pool: Pool) -> Answer:
+        """Return the answer; its body is in the file if the answer is as expected.
+
+        Raises OSError and http.client.HTTPException if the connection fails or the answer is not HTTP; NearHostError,
+        PartFileError, CancelledError.
+        """
+        self._gate.ready(1)
+        server = server_of(self._request)
+        if (connection := pool.take(server)) is not None:
+            try:
+                return self._ask(pool, connection)
+            except StaleError:
+                self._gate.check()
+        try:
+            connection = open_connection(server, self._gate)
+        except ProxyError as exn:
+            if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # same answer as without a tunnel
+                return Answer(exn.status, {})
+            raise
+        return self._ask(pool, connection)
+
+    def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
+        try:
+            with self._gate.cancellable(connection.end_reads):
+                answer, reusable = self._answer(pool, connection)
+        except BaseException:
+            connection.close()
+            raise
+        if reusable:
+            pool.keep(server_of(self._request), connection)
+        else:
+            connection.close()
+        return answer
+
+    def _answer(self, pool: Pool, connection: HttpConnection) -> tuple[Answer, bool]:
+        """Return the answer, and whether the connection can take another request."""
+        with closing(self._response(pool, connection)) as response:  # else it keeps the socket open
+            headers = {name.lower(): ", ".join(response.headers.get_all(name, [])) for name in response.headers}
+            sums = None
+            if self._body is not None and self._is_expected(self._body, response, headers):
+                sums, whole = self._take(self._body, response, connection.socket)
+            else:
+                whole = self._drain(response, headers, connection.socket)
+        # Of an expected answer, one header is needed; there are a hundred such answers per GB.
+        answer = Answer(
+            response.status, {name: headers[name] for name in KEPT & headers.keys()} if sums else headers, sums
+        )
+        return answer, whole and not response.will_close
+
+    def _drain(self, response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
+        """Read a short unwanted body, such as an error's, and return whether its end was reached."""
+        is_odd = number_in(headers.get("content-length", "0")) is None
+        if is_odd or response.length is None or response.length > _SHORT_BYTES:
+            return False
+        sock.settimeout(_DRAIN_S)
+        try:
+            response.read()
+        except (OSError, http.client.HTTPException):
+            return False
+        sock.settimeout(None)
+        return True
+
+    def _response(self, pool: Pool, connection: HttpConnection) -> Response:
+        """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
+        if connection.heard_s is None:
+            return self._asked(connection, None)
+        asked_s, patience_s = time.monotonic(), pool.patience_s
+        if self._request.via is None:
+            self._gate.asked_idle_s = asked_s
+        else:
+            patience_s = None  # no network in between drops idle connections, and the tier may answer late
+        try:
+            response = self._asked(connection, patience_s)
+        except OSError as exn:
+            if isinstance(exn, TimeoutError):
+                pool.silent(asked_s)
+            raise StaleError from exn
+        self._gate.asked_idle_s = None
+        pool.answered()
+        return response
+
+    def _asked(self, connection: HttpConnection, patience_s: float | None) -> Response:
+        response = Response(connection.socket, method=self._request.method)
+        try:
+            connection.socket.sendall(request_head(self._request))
+            connection.socket.settimeout(patience_s)
+            response.receive()
+            connection.socket.settimeout(None)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _is_expected(self, body: Body, response: Response, headers: dict[str, str]) -> bool:
+        if response.chunked:
+            # A chunked body is written only after all of it has arrived.
+            right_size = body.parts.size_bytes <= body.parts.part_bytes and (
+                body.encoded_chunks or headers.get("content-encoding", "identity") == "identity"
+            )
+        else:
+            right_size = set(response.headers.get_all("content-length", [])) == {str(body.parts.size_bytes)}
+        return (
+            response.status == body.status
+            and right_size
+            and all(headers.get(name) in values for name, values in body.expected.items())
+        )
+
+    def _take(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
+        """Write the body. Return its checksums, and whether the connection is at the answer's end.
+
+        A chunked body that is longer than expected is not written and has no checksums.
+        """
+        if body.held or response.chunked:
+            return self._take_held(body, response, sock)
+        read = _BodyReader(response, sock)
+        with writing(body.parts) as writer:
+            self._copy(body.parts.size_bytes, read, writer)
+        return writer.finished, not read.has_more
+
+    def _take_held(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
+        memory = memoryview(bytearray(body.parts.size_bytes))
+        read = _ChunksReader(response) if response.chunked else _BodyReader(response, sock)
+        self._fill(memory, read)
+        if response.chunked and read.has_more:
+            return None, False
+        if body.held:
+            self._held()
+            self._gate.committed()
+        with self._gate.writing():
+            return write_parts(body.parts, memory), not read.has_more
+
+    def _copy(self, size_bytes: int, read: _BodyReader | _ChunksReader, writer: PartsWriter) -> None:
+        if not hasattr(_memory, "block"):
+            _memory.block = memoryview(bytearray(_BLOCK_BYTES))
+        left_bytes = size_bytes
+        while left_bytes:
+            block = _memory.block[: min(_BLOCK_BYTES, left_bytes)]
+            self._fill(block, read)
+            left_bytes -= len(block)
+            with self._gate.writing():
+                writer.write(block)
+            self._gate.written_bytes += len(block)
+            if self._prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
+                self._progress()
+
+    def _fill(self, memory: memoryview, read: _BodyReader | _ChunksReader) -> None:
+        gate, filled, size_bytes = self._gate, 0, len(memory)
+        while filled < size_bytes:
+            count = read(memory[filled : filled + gate.ready(size_bytes - filled)])
+            if not count:
+                raise ConnectionResetError("the server closed the connection before the end of the body")
+            filled += count
+            if gate.receive(count):
+                self._progress()
+
+
+class _BodyReader:
+    """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
+
+    def __init__(self, response: Response, sock: socket.socket) -> None:
+        ahead_bytes, length = len(response.fp.peek()), response.length or 0
+        self._fp = response.fp
+        self._ahead_bytes = min(ahead_bytes, length)
+        self._recv_into: Callable[[memoryview], int] = sock.fill if isinstance(sock, TlsSocket) else sock.recv_into
+        self.has_more = ahead_bytes > length
+
+    def __call__(self, memory: memoryview) -> int:
+        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
+        if not self._ahead_bytes:
+            return self._recv_into(memory)
+        count = self._fp.readinto(memory[: self._ahead_bytes])
+        self._ahead_bytes -= count
+        return count
+
+
+class _ChunksReader:
+    """Reads a chunked body."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+
+    @property
+    def has_more(self) -> bool:
+        """True if the body has not ended. Blocks."""
+        return bool(self._response.read(1))
+
+    def __call__(self, memory: memoryview) -> int:
+        """As `_BodyReader`."""
+        return self._response.readinto(memory[:_CHUNK_BYTES])
 
 
 class Worker:

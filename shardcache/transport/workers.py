@@ -10,14 +10,14 @@ import ssl
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
-from shardcache.transport.flow import Flow, Free
 from shardcache.transport.messages import HEAD_REMEDY, Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
 
@@ -25,6 +25,9 @@ log = SharedLogger()
 
 Commit: TypeAlias = Callable[[], Awaitable[bool]]
 """Called when a whole body has arrived and none of it is written; returns False to drop it."""
+
+Received: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes just received, to tell a slow read from a stalled one."""
 
 # Threads of one process share its interpreter lock, which over TLS changes hands for every 16 KiB.
 _REQUESTS_A_WORKER = 4
@@ -40,6 +43,61 @@ _STARTING_PINGS = 60
 _SHORTEST_PING_S = 1.0
 # A write that hangs with its disk must not block the daemon; if it completes later, it writes the right bytes in place.
 _END_LIMIT_S = 2.0
+
+
+class Flow(Protocol):
+    """Counts a read's bytes, and pauses it.
+
+    Attributes:
+        credit_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
+        prompt: True if somebody is waiting for the first bytes, so that `written` should be called often.
+
+    A read that pulls its bytes chunk by chunk awaits `ready` before each. One to which bytes are pushed is
+    `interruptible`: its callback stops the read until `ready` returns. TCP flow control then stops the origin as well,
+    and no byte is lost.
+    """
+
+    @property
+    def credit_bytes(self) -> float: ...  # noqa: D102
+
+    @property
+    def prompt(self) -> bool: ...  # noqa: D102
+
+    def received(self, count: int) -> None:
+        """Count received bytes."""
+
+    def written(self, size_bytes: int) -> None:
+        """Record the size of the body's beginning that is in the file; not called for every read, nor at its end."""
+
+    async def ready(self) -> None:
+        """Return when the next bytes may be read."""
+
+    def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call `pause` whenever, during the block, the read has to stop until it is `ready` again."""
+
+
+def nothing(count: int) -> None:
+    """Ignore what is received."""
+
+
+class Free:
+    """A flow without limits."""
+
+    credit_bytes = math.inf
+    prompt = False
+
+    def __init__(self, received: Received = nothing) -> None:
+        self.received = received
+
+    def written(self, size_bytes: int) -> None:
+        """As `Flow.written`: ignored."""
+
+    async def ready(self) -> None:
+        """As `Flow.ready`: immediately."""
+
+    def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
+        """As `Flow.interruptible`: never interrupted."""
+        return nullcontext()
 
 
 class TransportError(OSError):

@@ -28,7 +28,7 @@ from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.tokens import TokenMember, tokens_in
-from shardcache.transport.flow import Free, nothing
+from shardcache.transport.workers import Free, nothing
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, sample_of, shown
 
 INDEX = "index.json"

@@ -29,8 +29,8 @@ from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.origin.tier_client import reason_to_bypass
 from shardcache.redact import HIDDEN, redact
-from shardcache.transport.flow import Free
 from shardcache.transport.parts import Parts
+from shardcache.transport.workers import Free
 from shardcache.units import duration, size, user_name
 
 _LIMIT_S = 20.0

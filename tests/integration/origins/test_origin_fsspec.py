@@ -22,7 +22,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.workers import nothing
 from support.stores.buckets import read_range, read_whole
 
 DATA = bytes(range(256)) * 10

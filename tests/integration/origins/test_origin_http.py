@@ -16,7 +16,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.workers import nothing
 from support.network.scripted_server import ScriptedServer, answer
 from support.stores.buckets import read_range, read_whole
 from support.stores.faulty_s3 import Fault, FaultyS3

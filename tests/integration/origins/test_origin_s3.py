@@ -23,7 +23,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import Checksum, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import Free, nothing
+from shardcache.transport.workers import Free, nothing
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3

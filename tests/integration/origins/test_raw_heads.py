@@ -11,7 +11,7 @@ import pytest
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.workers import nothing
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
 from support.stores.buckets import read_range, use_aws

@@ -25,9 +25,8 @@ from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.folder import shard_key
 from shardcache.store.partial import Partial, discard
-from shardcache.transport.flow import Flow
 from shardcache.transport.parts import Parts, PartSums, write_parts
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Flow
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.buckets import Bucket
 from support.stores.faulty_s3 import Fault, FaultyS3

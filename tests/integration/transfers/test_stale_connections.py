@@ -11,7 +11,7 @@ import pytest
 
 from shardcache.origin.registry import Origins
 from shardcache.transport.connections import SILENCE_S
-from shardcache.transport.flow import nothing
+from shardcache.transport.workers import nothing
 from support.network.lead import SILENT, SilentAddress, lead
 from support.stores.buckets import Bucket, read_range, use_aws
 from support.stores.faulty_proxy import FaultyProxy

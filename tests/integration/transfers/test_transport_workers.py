@@ -22,11 +22,10 @@ import pytest
 
 from shardcache.errors import NotAllowedError
 from shardcache.transport import connections, workers
-from shardcache.transport.flow import Flow, Free
-from shardcache.transport.gate import Gate
+from shardcache.transport.connections import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
-from shardcache.transport.workers import TransportError, Workers
+from shardcache.transport.workers import Flow, Free, TransportError, Workers
 from support.network.lead import SILENT, SilentAddress, lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.transport.flow import Flow, Free
 from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Flow, Free
 from support.stores.moto_s3 import MotoS3
 from support.stores.seaweedfs import SeaweedFS
 

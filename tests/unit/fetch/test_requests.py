@@ -14,9 +14,8 @@ from shardcache.fetch.requests import Requests, RequestSpan, race
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
-from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Flow, Received
 from support.programs.still_loop import leaping, pass_time, still, turns
 
 STORE = "s3://bucket"
