@@ -12,7 +12,6 @@ from contextlib import ExitStack
 import pytest
 
 from shardcache.cluster.node_list import parse
-from shardcache.cluster.ring import Ring, key_of
 from shardcache.cluster.tier import OWNER_PORT, Tier
 from support.cluster import network
 from support.cluster.cluster import NOTHING, ONCE
@@ -127,18 +126,6 @@ def test_the_front_is_the_pods_own_and_the_owner_the_clusters(cluster: TierClust
         assert ssl.get_server_certificate((one.address, OWNER_PORT))
 
 
-def test_a_list_without_a_node_is_followed(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
-    """The kubelet swaps its link: the nodes that are left fetch the shards of the third, and nothing else."""
-    addresses = [f"{node.host.address}:{OWNER_PORT}" for node in cluster.nodes[:3] if node.host is not None]
-    before, after = Ring(addresses), Ring(addresses[:2])
-    endpoint = cluster.store.endpoint_url
-    keys = [key_of(url.replace("s3:/", endpoint)) for url in dataset.urls]
-    moved = sum(before.owner(key) != after.owner(key) for key in keys) / len(keys)
-    assert 0 < moved < 1
-    relist(cluster, whole, 2)
-    assert moved - NOTHING <= sent(cluster, whole[:2], dataset) <= moved + ONCE - 1
-
-
 def test_a_new_certificate_is_put_to_use(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
     """The Secret is replaced by one of the same authority; the nodes present it, and go on to share."""
     host = cluster.nodes[0].host
@@ -158,22 +145,6 @@ def test_a_new_certificate_is_put_to_use(cluster: TierCluster, whole: list[Pod],
     assert sent(cluster, whole, dataset) <= NOTHING
 
 
-def test_a_killed_tier_is_done_without(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
-    """The pod's daemon reads from the store until the kubelet has started the container again, which has its parts."""
-    first = whole[:1]
-    first[0].containers["tier"].signal(signal.SIGKILL)
-    first[0].containers["tier"].wait()
-    assert 0.99 <= sent(cluster, first, dataset) <= ONCE
-    first[0].restart("tier")
-    first[0].containers["tier"].wait_until_started()
-
-    def from_the_tier() -> bool:  # which the daemon tries again every ten seconds
-        evict(first)
-        return sent(cluster, first, dataset) <= NOTHING
-
-    eventually(from_the_tier)
-
-
 def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
     """The liveness probe fails while the workers are stopped, though the kernel takes connections for them."""
     tier = pods[0].containers["tier"]
@@ -190,32 +161,22 @@ def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
     assert tier.probe("liveness")
 
 
-def test_a_node_that_is_not_listed_reads_from_the_store(
-    cluster: TierCluster, pods: list[Pod], dataset: Dataset
-) -> None:
-    """Its tier says why it does not start, its daemon does without; once the list has the node, both are well."""
-    with cluster.pod(cluster.nodes[3]) as pod:
-        pod.containers["shardcache"].wait_until_started()
-        assert pod.containers["tier"].wait() == 2
-        assert "gpu-4 is not among the nodes" in pod.containers["tier"].log()
-        assert 0.99 <= sent(cluster, [pod], dataset) <= ONCE
-        try:
-            cluster.list_nodes(cluster.nodes)
-            pod.volumes.sync()
-            pod.restart("tier")
-            pod.containers["tier"].wait_until_started()
-            relist(cluster, [*pods, pod], 4)
-        finally:
-            relist(cluster, pods, 3)
+def test_a_pod_whose_tier_does_not_start_reads_from_the_store(cluster: TierCluster, dataset: Dataset) -> None:
+    """Neither list nor certificate exists yet: nothing holds up the daemon, and the tier names the missing file.
 
-
-def test_a_pod_without_list_and_certificate_has_a_daemon(cluster: TierCluster) -> None:
-    """Neither object exists yet: nothing holds up the daemon, and the tier names the missing file."""
+    A list without the node is an error of the tier, too; the daemon of both pods does without it.
+    """
     listed, certificate = cluster.objects.pop(NODES), cluster.objects.pop(SECRET)
     try:
         with cluster.pod(cluster.nodes[3], "early") as pod:
             pod.containers["shardcache"].wait_until_started()
             assert pod.containers["tier"].wait() == 2
             assert "the list of nodes does not exist" in pod.containers["tier"].log()
+            assert 0.99 <= sent(cluster, [pod], dataset) <= ONCE
+            cluster.objects |= {NODES: listed, SECRET: certificate}
+            pod.volumes.sync()
+            pod.restart("tier")
+            assert pod.containers["tier"].wait() == 2
+            assert "gpu-4 is not among the nodes" in pod.containers["tier"].log()
     finally:
         cluster.objects |= {NODES: listed, SECRET: certificate}

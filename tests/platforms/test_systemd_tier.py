@@ -1,11 +1,10 @@
-"""The tier's unit under systemd itself: installed as the docs say, confined, watched, and after a power loss."""
+"""The tier's unit under systemd itself: installed as the docs say, confined, and watched."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +111,6 @@ class Node:
         return set(self.machine.run("find", PARTS.parent, "-path", "*/parts/*", "-type", "f").split())
 
 
-@contextmanager
-def booted(server: MotoS3, disk: Path) -> Iterator[Node]:
-    """A node, whose tier keeps its parts on a disk; it is gone with a power loss in the end."""
-    binds, _ = own_python(f"{AT}/python")
-    with Machine({**binds, DEPLOY: Path("/mnt")}, {disk: PARTS.parent}) as machine:
-        node = Node(machine, server)
-        node.prepare(server)
-        yield node
-
-
 @pytest.fixture(scope="module")
 def url(moto_server: MotoS3) -> str:
     """A shard in a store."""
@@ -138,42 +127,13 @@ def warm(node: Node, url: str) -> None:
     eventually(lambda: sum(node.figures()[name] for name in ("hits", "misses")) > before, limit_s=LIMIT_S)
 
 
-@contextmanager
-def rebooted(server: MotoS3, disk: Path) -> Iterator[Node]:
-    """A node with the tier, which sees that the machine was booted.
-
-    A container's boot id is a mount in its /proc, of which the unit has another.
-    """
-    boot_id = "/proc/sys/kernel/random/boot_id"
-    with booted(server, disk) as node:
-        node.machine.run("cp", boot_id, "/run/boot_id")
-        setting = f"[Service]\nBindReadOnlyPaths=/run/boot_id:{boot_id}\n"
-        node.machine.write(f"/run/systemd/system/{UNIT}.d/boot-id.conf", setting)
-        node.install()
-        yield node
-
-
-def test_parts_outlive_a_reboot_and_no_power_loss(moto_server: MotoS3, url: str, tmp_path: Path) -> None:
-    """What a machine cached that went down without stopping the tier is deleted at its next boot, and only then.
-
-    It comes first: machines have their control groups in the same place, so that there can be one at a time.
-    """
-    with rebooted(moto_server, tmp_path) as node:
-        warm(node, url)
-        kept = node.parts()
-        assert kept
-        node.machine.run("systemctl", "stop", UNIT)
-    with rebooted(moto_server, tmp_path) as node:
-        assert node.parts() == kept
-    with rebooted(moto_server, tmp_path) as node:
-        assert node.parts() == set()
-        assert "its cache was cleared" in node.journal()
-
-
 @pytest.fixture(scope="module")
 def node(moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node where the tier is installed as the docs say, in front of the daemon."""
-    with booted(moto_server, tmp_path_factory.mktemp("disk")) as prepared:
+    """A node where the tier is installed as the docs say, in front of the daemon, with its parts on a disk."""
+    binds, _ = own_python(f"{AT}/python")
+    with Machine({**binds, DEPLOY: Path("/mnt")}, {tmp_path_factory.mktemp("disk"): PARTS.parent}) as machine:
+        prepared = Node(machine, moto_server)
+        prepared.prepare(moto_server)
         prepared.install()
         yield prepared
 
@@ -205,24 +165,6 @@ def test_it_can_do_nothing_else(node: Node) -> None:
         machine.run(*view, "touch", f"{PARTS.parent}/x")
     for path in (f"{PARTS}/.", "/run/shardcache-tier/.", "/etc/shardcache/tier/node.key"):
         assert "Permission denied" in machine.run("cat", path, user="alice", fails=True)
-
-
-def test_it_follows_the_list(node: Node) -> None:
-    """A list with another node is used without a restart; one that cannot be used is not."""
-    machine, before = node.machine, node.pid()
-    former = machine.run("cat", "/etc/shardcache/tier/nodes")
-
-    def shows(text: str) -> bool:
-        return text in machine.property(UNIT, "StatusText")
-
-    machine.write("/etc/shardcache/tier/nodes", f"{former}\nother=192.0.2.77\n")
-    eventually(lambda: shows("2 nodes"), limit_s=LIMIT_S)
-    machine.write("/etc/shardcache/tier/nodes", "nobody=192.0.2.77\n")
-    eventually(lambda: "is not among the nodes" in node.journal(), limit_s=LIMIT_S)
-    assert shows("2 nodes")
-    machine.write("/etc/shardcache/tier/nodes", former)
-    eventually(lambda: shows("1 node,"), limit_s=LIMIT_S)
-    assert node.pid() == before
 
 
 def test_a_kill_costs_no_part(node: Node, url: str) -> None:

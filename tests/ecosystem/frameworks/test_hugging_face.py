@@ -109,12 +109,7 @@ def test_datasets_idle_workers_are_an_error(make: Make) -> None:
 
 def test_trainer_with_its_own_loaders_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(JOB), str(daemon.socket), index, str(tmp_path)]
-    done = subprocess.run(
-        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_job(daemon, index, tmp_path, "own", ranks=2)
     for rank in range(2):
         errors = json.loads((tmp_path / f"{rank}.json").read_text())
         assert list(errors) == ["train", "evaluate", "predict"]
@@ -123,20 +118,22 @@ def test_trainer_with_its_own_loaders_is_refused(daemon: Daemon, index: str, tmp
 
 def test_shard_trainer_resumes_on_another_mesh(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """The two ranks of a copy train on the same batches; after a resume, four ranks on batches of their own."""
-    ranks = mesh_job(daemon, index, tmp_path, "divided")
+
+    def batches(how: str) -> list[list[list[int]]]:
+        run_job(daemon, index, tmp_path, how, ranks=4)
+        return [json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for rank in range(4)]
+
+    ranks = batches("divided")
     assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
-    before = [batches[:4] for batches in ranks[::2]]
-    after = mesh_job(daemon, index, tmp_path, "whole")
-    numbers = [number for batches in [*before, *after] for batch in batches for number in batch]
+    shown = [*(of_rank[:4] for of_rank in ranks[::2]), *batches("whole")]
+    numbers = [number for of_rank in shown for batch in of_rank for number in batch]
     assert len(numbers) == len(set(numbers)) == 64
 
 
-def mesh_job(daemon: Daemon, index: str, out: Path, how: str) -> list[list[list[int]]]:
-    """Return the batches of each of four ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command += [str(JOB.with_name("mesh_trainer_job.py")), str(daemon.socket), index, str(out), how]
-    done = subprocess.run(
-        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=LIMIT_S
-    )
+def run_job(daemon: Daemon, index: str, out: Path, how: str, *, ranks: int) -> None:
+    """Run the job on some ranks; it succeeds."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(JOB), str(daemon.socket), index, str(out), how]
+    env = clean_environment({"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((out / f"{how}-{rank}.json").read_text()) for rank in range(4)]
