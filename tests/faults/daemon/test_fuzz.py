@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from campaign import fuzz
+from campaign.fuzz_targets import TARGETS, kept
 from campaign.harness import QUICK, Row, rows
-from fuzz.targets import TARGETS, kept
 from shardcache import shardlist
 from shardcache.access.urls import checked, join, store_of
 from shardcache.config import Settings

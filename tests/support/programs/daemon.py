@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -168,12 +169,14 @@ class Daemon:
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
         """Send one request of the admin API and return the body of its answer, whatever its status."""
-        connection = UnixConnection(self.socket)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            return connection.getresponse().read()
-        finally:
-            connection.close()
+        return self.answer(method, path, None if body is None else json.dumps(body).encode())[1]
+
+    def answer(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Send one request of the admin API and return the status and the body of its answer."""
+        with closing(UnixConnection(self.socket)) as connection:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
 
     def _answers(self) -> bool:
         if self._running().poll() is not None:

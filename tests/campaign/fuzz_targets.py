@@ -1,4 +1,4 @@
-"""Changing inputs so that they get past what would refuse nearly all of them at the door: checksums, and JSON."""
+"""Functions that take any bytes, and how inputs are changed so that they get past checksums and JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 import random
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_origin
 
+from campaign import fuzz_files, fuzz_sessions
 from shardcache.protocol import ANSWERS, REQUESTS
 from shardcache.tarindex.members import BLOCK_BYTES
 from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
@@ -120,3 +123,36 @@ def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
         if rng.random() < 0.5:
             break
     return found
+
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function that takes any bytes and raises only when a promise is broken.
+
+    Attributes:
+        check: the function.
+        mutate: how inputs are changed, where libFuzzer's own way would seldom get past a checksum.
+        what: was done, in a few words.
+    """
+
+    check: Callable[[bytes], None]
+    what: str
+    mutate: Callable[[bytes, int, int, Mutate], bytes] | None = None
+
+
+TARGETS = {
+    "tar": Target(fuzz_files.whole, "any bytes as a tar", tar),
+    "arriving": Target(fuzz_files.arriving, "any bytes as a tar that arrives", tar),
+    "sidecar": Target(fuzz_files.sidecar, "any bytes as a sidecar", sidecar),
+    "message": Target(fuzz_sessions.message, "any bytes as a reader's message", lines),
+    "session": Target(fuzz_sessions.session, "any messages to a daemon", lines),
+    "answers": Target(fuzz_sessions.answers, "any answers to a reader", lines),
+}
+
+
+def kept(kind: str, name: str) -> list[Path]:
+    """Return a target's inputs that are kept: its `corpus`, or what was `found` with it."""
+    return sorted((FOLDER / kind / name).glob("*"))

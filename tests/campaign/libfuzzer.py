@@ -1,4 +1,4 @@
-"""`python -m fuzz TARGET [libFuzzer's own arguments]`: give a target inputs that cover ever more of the code.
+"""`python -m campaign.libfuzzer TARGET [libFuzzer's own arguments]`: give a target inputs that cover ever more code.
 
 https://llvm.org/docs/LibFuzzer.html, https://github.com/google/atheris
 """
@@ -10,7 +10,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["shardcache", "shardcache_client"]):
-    from fuzz.targets import TARGETS
+    from campaign.fuzz_targets import TARGETS
 
 
 def main() -> None:
