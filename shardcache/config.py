@@ -51,12 +51,7 @@ _BLOCK_BYTES = 4096
 _BYTES = TypeAdapter(ByteSize)
 
 # Read by the client and the command line.
-_OTHER_VARIABLES = {
-    CONFIG_ENV,
-    SOCKET_ENV,
-    "SHARDCACHE_JOB",
-    "SHARDCACHE_TUNE_MALLOC",
-}
+_OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
 # Kubernetes sets these in every pod if there is a service named shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
@@ -342,8 +337,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_named: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources by precedence: flags, environment, TOML file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
@@ -381,10 +376,7 @@ class FileSettings(Settings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        *_others: PydanticBaseSettingsSource,
-        **_named: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], *_others: Any, **_named: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the TOML file as the only source."""
         return (TomlConfigSettingsSource(settings_cls),)

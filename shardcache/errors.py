@@ -46,6 +46,13 @@ class ShardcacheError(Exception):
     retryable: ClassVar[bool] = False
     default_remedy: ClassVar[str] = ""
 
+    def __init_subclass__(cls, code: str | None = None, retryable: bool | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+        if retryable is not None:
+            cls.retryable = retryable
+
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
         self.yielded, self.worker_traceback = 0, ""
         sent = _sent_by_worker(message)
@@ -88,114 +95,94 @@ class ShardcacheError(Exception):
         return found
 
 
-class ConfigError(ShardcacheError):
+class ConfigError(ShardcacheError, code="config"):
     """An option, a config file or an argument is invalid."""
 
-    code = "config"
 
-
-class OriginError(ShardcacheError):
+class OriginError(ShardcacheError, code="origin"):
     """A request to the object store failed.
 
     Subclasses with a counterpart among Python's OSErrors derive from it: `except IOError` catches a missing shard, a
     denied one and an unreachable object store, just as in a loader that opens files itself.
     """
 
-    code = "origin"
 
-
-class NotFoundError(OriginError, FileNotFoundError):
+class NotFoundError(OriginError, FileNotFoundError, code="not_found"):
     """The object or bucket does not exist, or the pattern matches nothing."""
 
-    code = "not_found"
     default_remedy = (
         'check the url for typos, and end a prefix or folder with "/"; '
         "list the bucket or folder with the object store's own tool"
     )
 
 
-class AccessDeniedError(OriginError, PermissionError):
+class AccessDeniedError(OriginError, PermissionError, code="access_denied"):
     """The object store rejects the daemon's credentials."""
 
-    code = "access_denied"
     default_remedy = (
         "give the daemon credentials that can read this url (AWS_PROFILE, an instance role, or `profile` "
         "in an [[origin]] table of its config), or `anon = true` for public data"
     )
 
 
-class NotAllowedError(OriginError):
+class NotAllowedError(OriginError, code="not_allowed"):
     """The url is outside the prefixes that this daemon is allowed to fetch."""
 
-    code = "not_allowed"
     default_remedy = "ask the node's operator to add the prefix to --allow"
 
 
-class MissingPackageError(OriginError):
+class MissingPackageError(OriginError, code="missing_package"):
     """The url's filesystem needs a Python package that is not installed for the daemon."""
 
-    code = "missing_package"
 
-
-class OriginUnavailableError(OriginError, OSError):
+class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", retryable=True):
     """All retries failed with timeouts, connection resets, 5xx responses or throttling."""
 
-    code = "origin_unavailable"
-    retryable = True
     default_remedy = "check the network path from this node to the object store, and the store's own health; then retry"
 
 
-class OriginBusyError(OriginUnavailableError):
+class OriginBusyError(OriginUnavailableError, code="origin_busy"):
     """The object store throttles requests: 503 SlowDown or 429."""
 
-    code = "origin_busy"
     default_remedy = (
         "lower --max-connections on the nodes that read from this object store, or ask its operator for a higher rate"
     )
 
 
-class ShardChangedError(OriginError):
+class ShardChangedError(OriginError, code="shard_changed", retryable=True):
     """The object was replaced while it was being fetched."""
 
-    code = "shard_changed"
-    retryable = True
     default_remedy = "wait until the shard is completely written before training reads it"
 
 
-class OutdatedError(OriginError):
+class OutdatedError(OriginError, code="outdated"):
     """The object store no longer holds the shard version named by an index file or by the listing of a running job."""
 
-    code = "outdated"
     default_remedy = (
         "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads only "
         "the shards that changed; then restart the job"
     )
 
 
-class ShardError(ShardcacheError):
+class ShardError(ShardcacheError, code="shard"):
     """The object was fetched, but is not a shard that can be served."""
 
-    code = "shard"
 
-
-class NotATarError(ShardError):
+class NotATarError(ShardError, code="not_a_tar"):
     """The object is not a tar archive."""
 
-    code = "not_a_tar"
     default_remedy = "point the dataset at tar shards (.tar, .tar.gz, .tgz, .tar.zst, .tar.bz2, .tar.xz)"
 
 
-class TruncatedShardError(ShardError):
+class TruncatedShardError(ShardError, code="truncated"):
     """The tar ends early: inside a member, or without an end-of-archive block."""
 
-    code = "truncated"
     default_remedy = "write and upload the shard again; it was cut short before it reached the object store"
 
 
-class TrailingDataError(ShardError):
+class TrailingDataError(ShardError, code="trailing_data"):
     """Data follows the tar's end-of-archive block, where other readers stop silently."""
 
-    code = "trailing_data"
     default_remedy = (
         "if the file consists of several tars, join them with `tar --concatenate`; if zeros replaced part of the "
         "shard, write and upload it again; if the data is irrelevant, set `ignore_trailing_data = true` in its "
@@ -203,169 +190,129 @@ class TrailingDataError(ShardError):
     )
 
 
-class CorruptShardError(ShardError):
+class CorruptShardError(ShardError, code="corrupt"):
     """Data does not match the checksum recorded by the object store or the cache."""
 
-    code = "corrupt"
     default_remedy = "run `shardcache verify`; if the copy in the object store is damaged, upload the shard again"
 
 
-class UnsupportedShardError(ShardError):
+class UnsupportedShardError(ShardError, code="unsupported_shard"):
     """Decompressing or indexing the shard needs more memory than one shard is allowed."""
 
-    code = "unsupported_shard"
     default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
 
 
-class TokensError(ShardError):
+class TokensError(ShardError, code="bad_tokens"):
     """A sample of the shard has no array of tokens where there should be one, or one of another type."""
 
-    code = "bad_tokens"
     default_remedy = "write the tokens of each sample as one array of integers with one dimension, all of one type"
 
 
-class MetadataError(ShardError):
+class MetadataError(ShardError, code="bad_metadata"):
     """The member with a sample's metadata is not a JSON object, or too large for the table of samples."""
 
-    code = "bad_metadata"
     default_remedy = (
         "write it as one JSON object, and keep no more of it than select() asks for: "
         "shardcache index URL... -o index.json --samples --metadata json:width,height"
     )
 
 
-class CountMismatchError(ShardError):
+class CountMismatchError(ShardError, code="count_mismatch"):
     """The number of samples in a shard differs from the manifest."""
 
-    code = "count_mismatch"
     default_remedy = "rebuild the dataset's index: shardcache index URL... -o FILE"
 
 
-class CacheError(ShardcacheError):
+class CacheError(ShardcacheError, code="cache"):
     """The node's cache cannot serve the request."""
 
-    code = "cache"
 
-
-class ExhaustedError(CacheError):
+class ExhaustedError(CacheError, code="exhausted", retryable=True):
     """The daemon has run out of file descriptors, memory or connections."""
 
-    code = "exhausted"
-    retryable = True
     default_remedy = "raise the daemon's limits: LimitNOFILE= and MemoryMax= in its unit, or ulimit -n and -v"
 
 
-class CapacityError(CacheError):
+class CapacityError(CacheError, code="capacity"):
     """The shard does not fit into the cache next to the shards in use."""
 
-    code = "capacity"
     default_remedy = "raise --capacity, or write smaller shards"
 
 
-class DiskError(CacheError):
+class DiskError(CacheError, code="disk", retryable=True):
     """The cache's disk or folder is unusable; cached shards that are still readable are served."""
 
-    code = "disk"
-    retryable = True
 
-
-class DiskFullError(DiskError):
+class DiskFullError(DiskError, code="disk_full"):
     """The cache's filesystem is full, regardless of the configured capacity."""
 
-    code = "disk_full"
     default_remedy = "free space on the cache's filesystem or lower --capacity"
 
 
-class DiskFailedError(DiskError):
+class DiskFailedError(DiskError, code="disk_failed"):
     """The disk fails to read or write: I/O errors, or the kernel remounted it read-only."""
 
-    code = "disk_failed"
     default_remedy = (
         "see dmesg for the kernel's disk errors; repair or replace the disk, the daemon then recovers by itself"
     )
 
 
-class CacheDirError(DiskError):
+class CacheDirError(DiskError, code="cache_dir"):
     """The cache folder is missing, not writable, or in use by another daemon."""
 
-    code = "cache_dir"
 
-
-class CacheFormatError(CacheDirError):
+class CacheFormatError(CacheDirError, code="cache_format"):
     """The format of the cache folder is unknown to this release."""
 
-    code = "cache_format"
 
-
-class DaemonError(ShardcacheError):
+class DaemonError(ShardcacheError, code="daemon"):
     """Communication with the daemon failed."""
 
-    code = "daemon"
 
-
-class NoDaemonError(DaemonError):
+class NoDaemonError(DaemonError, code="no_daemon", retryable=True):
     """Nothing listens on the socket, or the connection was lost."""
 
-    code = "no_daemon"
-    retryable = True
     default_remedy = "start it: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 
 
-class StoppingError(NoDaemonError):
+class StoppingError(NoDaemonError, code="stopping"):
     """The daemon is shutting down and accepts no new requests."""
 
-    code = "stopping"
     default_remedy = "retry once the daemon has been restarted; everything fetched so far is kept"
 
 
-class SocketInUseError(DaemonError):
+class SocketInUseError(DaemonError, code="socket_in_use"):
     """Another daemon listens on the socket."""
 
-    code = "socket_in_use"
     default_remedy = "stop the other daemon, or give this one its own --socket"
 
 
-class VersionMismatchError(DaemonError):
+class VersionMismatchError(DaemonError, code="version_mismatch"):
     """Client and daemon have no protocol version in common."""
 
-    code = "version_mismatch"
 
-
-class ProtocolError(DaemonError):
+class ProtocolError(DaemonError, code="protocol"):
     """A message violates the protocol."""
 
-    code = "protocol"
 
-
-class ShardTimeoutError(DaemonError):
+class ShardTimeoutError(DaemonError, code="shard_timeout", retryable=True):
     """A shard did not arrive within the reader's timeout."""
 
-    code = "shard_timeout"
-    retryable = True
 
-
-class InputError(ShardcacheError):
+class InputError(ShardcacheError, code="input"):
     """A file to be written to shards is missing or malformed, or changes while it is being read."""
 
-    code = "input"
 
-
-class SampleError(ShardcacheError):
+class SampleError(ShardcacheError, code="sample"):
     """One sample of an intact shard, or to be written to one, is unusable: two of its members have the same name."""
 
-    code = "sample"
 
-
-class DecodeError(SampleError):
+class DecodeError(SampleError, code="decode"):
     """The function that decodes samples raised an exception."""
 
-    code = "decode"
 
-
-class MissingMemberError(SampleError):
+class MissingMemberError(SampleError, code="missing_member"):
     """A sample lacks a member that it was expected to have."""
-
-    code = "missing_member"
 
     @classmethod
     def of(cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = ()) -> Self:
@@ -398,36 +345,31 @@ def _kin(extension: str, members: list[str]) -> str:
     return (did_you_mean(extension, members) or did_you_mean(extension, images if is_image else [], 0)).strip("; ?")
 
 
-class RanksError(ShardcacheError):
+class RanksError(ShardcacheError, code="ranks"):
     """The ranks of a training job are inconsistent."""
 
-    code = "ranks"
 
-
-class RankTimeoutError(RanksError):
+class RankTimeoutError(RanksError, code="rank_timeout"):
     """A rank did not show up within the other ranks' timeout."""
 
-    code = "rank_timeout"
     default_remedy = (
         "check what that rank is doing: it may have failed, ended its epoch early, or never created the dataset; "
         "create a dataset used by one rank alone with rank=0, world_size=1"
     )
 
 
-class ManifestMismatchError(RanksError):
+class ManifestMismatchError(RanksError, code="manifest_mismatch"):
     """Ranks got different shard lists for the same urls."""
 
-    code = "manifest_mismatch"
     default_remedy = (
         "use one list for all ranks: initialise torch.distributed before creating the dataset, so that every rank uses "
         "rank 0's list; or give the dataset an index file as its url (shardcache index)"
     )
 
 
-class EpochMismatchError(RanksError):
+class EpochMismatchError(RanksError, code="epoch_mismatch"):
     """A rank has abandoned an epoch that the other ranks are still reading, more than once."""
 
-    code = "epoch_mismatch"
     default_remedy = (
         "call dataset.set_epoch(epoch) before each iteration, on every rank; to iterate on one rank alone, create "
         "a dataset with rank=0, world_size=1"
