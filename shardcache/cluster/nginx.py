@@ -18,7 +18,7 @@ from string import Template
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import MIB, PEER_NAME, Tier, Tls, Upstream
 from shardcache.errors import ConfigError
-from shardcache.origin.tier_client import QUESTION
+from shardcache.origin.registry import QUESTION
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"

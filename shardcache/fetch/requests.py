@@ -22,9 +22,8 @@ from shardcache.fetch.estimates import LOOK_AGAIN, MIN_STALL_SHARE, Hedging
 from shardcache.fetch.reads import Bandwidth, PausableRead, StalledError
 from shardcache.fetch.scheduler import Claim, Scheduler
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.registry import Deferred
-from shardcache.origin.tier_client import OWNER, QUESTION, Route, TierState, sums_of
+from shardcache.origin.base import OWNER, Origin, RemoteObject, Route
+from shardcache.origin.registry import QUESTION, Deferred, TierState, sums_of
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Received

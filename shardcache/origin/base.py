@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from shardcache.checksums import Data
 from shardcache.config import OriginTable
+from shardcache.errors import ConfigError
+from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 MD5 = "md5"
 _READ_BYTES = 4 * 1024**2
+
+OWNER = "x-shardcache-owner"
+"""Header of a question about a part's owner in the tier, and of the answer, with the owner's address."""
+
+PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
+"""Keys of `storage_options` that presigned urls support; with others, the S3 SDK has to make every request."""
 
 WRITABLE = "write to a folder, s3://, or another object store"
 """Remedy for a url that nothing can be written to."""
@@ -103,6 +112,30 @@ class Setup:
     workers: Workers
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Address and headers of one request to the tier, the cluster's shared cache in front of an origin.
+
+    Attributes:
+        address: HOST:PORT to connect to.
+        refreshes: fetches the part past the tier's cache, and replaces what it has cached.
+        detours: leads to another owner.
+        question: "name" or "alive": asks about the owner, in place of the parts; empty for the parts.
+    """
+
+    address: str
+    refreshes: bool = False
+    detours: bool = False
+    question: str = ""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers to send in addition to the origin's."""
+        headers = {"X-Shardcache-Fresh": "1"} if self.refreshes else {}
+        headers |= {"X-Shardcache-Detour": "1"} if self.detours else {}
+        return headers | ({OWNER: self.question} if self.question else {})
+
+
 class Origin(Protocol):
     """Remote place that shards come from. Every method raises only the errors of `shardcache.errors`.
 
@@ -135,16 +168,21 @@ class Origin(Protocol):
     async def close(self) -> None:
         """Close connections."""
 
+    async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
+        """Return the tier's answer to a request for parts, which are then in their file.
 
-@runtime_checkable
-class Uploads(Protocol):
-    """An origin that objects can be stored in."""
+        None, and nothing requested, if this object's parts must bypass the tier; `flow` is None if no part is expected.
+        Raises what `fetch` raises when the connection fails.
+        """
+        return None
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """Store a file under `url`, whole or not at all, and return the object; the file may be moved there.
 
-        Raises the errors of `Origin.stat`; with OriginUnavailableError, a retry may help.
+        Raises the errors of `stat`, and ConfigError if urls of this kind can only be read; with OriginUnavailableError,
+        a retry may help.
         """
+        raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE)
 
 
 async def commit_parts(parts: Parts, body: Data, commit: Commit | None) -> list[PartSums] | None:

@@ -103,7 +103,7 @@ class FsspecOrigin(Origin):
         return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
-        """As `Uploads.upload`; where files grow as they are written, under another name until the end."""
+        """As `Origin.upload`; where files grow as they are written, under another name until the end."""
         target = self._path(url)
         folder, _, name = target.rpartition("/")
         draft = target if self._is_atomic else f"{folder}/.{name}.part"
@@ -154,7 +154,7 @@ class LocalOrigin(FsspecOrigin):
         self._redirect_guard = setup.redirect_guard
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
-        """As `Uploads.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
+        """As `Origin.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
         with _translated(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
         return await self.stat(url)

@@ -23,7 +23,7 @@ from botocore.httpsession import get_cert_path
 from shardcache.config import OriginTable
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
-from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup, commit_parts
+from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
 from shardcache.origin.http_semantics import (
     check_range,
     content_ranges,
@@ -37,7 +37,6 @@ from shardcache.origin.http_semantics import (
 )
 from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
-from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route
 from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received, Workers
@@ -107,7 +106,7 @@ class S3Origin(Origin):
             return sums
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
-        """As `Tiered.ask_tier`."""
+        """As `Origin.ask_tier`."""
         async with self._sessions.use(obj.url) as fs:
             return await self._direct.ask_tier(route, fs, _place(obj.url), obj, parts, flow)
 
@@ -130,7 +129,7 @@ class S3Origin(Origin):
                     raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
-        """As `Uploads.upload`; in parts if the file is large, which become an object only after the last."""
+        """As `Origin.upload`; in parts if the file is large, which become an object only after the last."""
         where = _place(url)
         async with self._uploading.use(url) as fs:
             target = f"{where['Bucket']}/{where['Key']}"
@@ -275,7 +274,7 @@ class DirectRequests:
     async def ask_tier(
         self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow | None
     ) -> Answer | None:
-        """As `Tiered.ask_tier`; also raises what botocore and the network raise."""
+        """As `Origin.ask_tier`; also raises what botocore and the network raise."""
         if not self._usable(where["Bucket"]):
             return None
         headers = {**_of_version(obj, parts), **route.headers}

@@ -22,7 +22,7 @@ from yarl import URL
 
 from shardcache.access.urls import WEB
 from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
-from shardcache.origin.base import Origin, RemoteObject, Setup
+from shardcache.origin.base import Origin, RemoteObject, Route, Setup
 from shardcache.origin.http_semantics import (
     certificate_error,
     check_range,
@@ -36,7 +36,6 @@ from shardcache.origin.http_semantics import (
     total_bytes,
     wrong_length,
 )
-from shardcache.origin.tier_client import Route
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
@@ -112,7 +111,7 @@ class HttpOrigin(Origin):
         raise wrong_length(parts.size_bytes, obj.url)
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
-        """As `Tiered.ask_tier`; None unless ETags tell versions of the file apart."""
+        """As `Origin.ask_tier`; None unless ETags tell versions of the file apart."""
         if not (obj.ranges and obj.version.startswith('"')):
             return None
         headers, body = _ask_for(obj, parts, held=False)

@@ -189,7 +189,7 @@ class Destination:
             with _for_this_user():
                 while True:
                     try:
-                        return await self._origins.uploads(url).upload(draft, url)
+                        return await self._origins.origin(url).upload(draft, url)
                     except OriginUnavailableError:
                         failures += 1
                         if failures == _ATTEMPTS:

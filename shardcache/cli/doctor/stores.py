@@ -26,8 +26,7 @@ from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
-from shardcache.origin.registry import Origins
-from shardcache.origin.tier_client import reason_to_bypass
+from shardcache.origin.registry import Origins, reason_to_bypass
 from shardcache.redact import HIDDEN, redact
 from shardcache.transport.parts import Parts
 from shardcache.transport.workers import Free

@@ -21,7 +21,7 @@ from shardcache.cluster.running import NodeTier
 from shardcache.cluster.tier import Tier, Tls, Upstream
 from shardcache.cluster.tier_status import ask
 from shardcache.errors import ConfigError
-from shardcache.origin.tier_client import TierState
+from shardcache.origin.registry import TierState
 from support.cluster.tier_nodes import needs_nginx, tier_findings
 from support.disks.mounted_files import MountedFiles
 from support.network.ports import free_port

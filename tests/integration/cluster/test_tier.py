@@ -13,7 +13,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedError
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
-from shardcache.origin.tier_client import TierState
+from shardcache.origin.registry import TierState
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig

@@ -11,7 +11,7 @@ from shardcache.cluster.node_list import parse
 from shardcache.cluster.ring import Ring, key_of
 from shardcache.cluster.tier import Upstream
 from shardcache.errors import ConfigError
-from shardcache.origin.tier_client import QUESTION
+from shardcache.origin.registry import QUESTION
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardcache.origin.tier_client import Breaker, SlowOwners
+from shardcache.origin.registry import Breaker, SlowOwners
 
 
 def test_failures_in_a_row_open_it() -> None:
