@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,15 +12,13 @@ import requests
 
 from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
-from shardcache_client import ShardDataset
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port
 from support.network.unix_http import BASE_URL, session
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
-from support.shards.tars import make_tar, random_samples, write_shards
-from support.stores.gated_store import GatedStore
+from support.shards.tars import write_shards
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PART_BYTES = 64 * 1024
@@ -129,25 +126,6 @@ def test_upcoming_shards_are_shown_by_time_and_presence(daemon: Daemon, urls: li
         assert [use["url"] for use in lane["soonest"]] == [*urls, missing]
         (gap,) = page.moment["gaps"]
         assert gap["url"] == missing and gap["job"] == "ahead" and 0 < gap["in_s"] < BANDS_S[0]
-
-
-def test_waits_are_shown_with_shard_stage_and_duration(tmp_path: Path) -> None:
-    """While a store holds a shard back: the job, the shard, the stage and a time that grows; then nobody waits."""
-    with GatedStore() as store, Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon, live(daemon) as events:
-        url = store.put("a.tar", make_tar(random_samples(50, {"bin": 9_000})))
-        store.let("a.tar", 1)  # what tells size and version
-        page = Page(events)
-        dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
-        thread = threading.Thread(target=lambda: list(dataset))
-        thread.start()
-        page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the object store"])
-        (first,) = page.moment["waits"]
-        assert (first["job"], first["url"], first["readers"]) == ("thirsty", url, 1)
-        assert page.lanes["thirsty"]["counts"]["fetching"][0] >= 1, "for this epoch, and the next"
-        page.until(lambda: page.moment["waits"][0]["for_s"] > first["for_s"])
-        store.let("a.tar")
-        thread.join()
-        page.until(lambda: not page.moment["waits"])
 
 
 def test_forbidden_urls_are_not_on_the_page(daemon: Daemon, port: int, urls: list[str]) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -47,11 +48,16 @@ async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Fin
     return {finding.check: finding for finding in found}
 
 
+def by_check(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the findings of a report, by their names."""
+    return {finding["check"]: finding for finding in report["findings"]}
+
+
 def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
     """Exit 0; the daemon's own folder and limits, speeds of its disk and of a store that it has read from."""
     ran = CliRunner().invoke(app, ["doctor", "--json", "--socket", str(daemon.socket)])
     report = json.loads(ran.stdout)
-    found = {finding["check"]: finding for finding in report["findings"]}
+    found = by_check(report)
     assert (ran.exit_code, report["daemon"], report["counts"]["failed"]) == (0, True, 0)
     assert str(daemon.pid) in found["socket.daemon"]["found"]
     assert str(daemon.cache_dir) in found["cache.folder"]["found"]
@@ -71,46 +77,19 @@ def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> None:
-    """It is told apart from one that was never there."""
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "s.sock"))
-    found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
-    assert found.state == "warning" and "killed" in found.cause and "shardcache serve" in found.remedy
-
-
-async def test_doctor_warns_of_a_socket_where_clients_do_not_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The config file names another socket than training processes find: the variable that tells them is named."""
-    monkeypatch.delenv("SHARDCACHE_SOCKET")
-    (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
-    found = (await look(tmp_path / "conf.toml"))["socket.path"]
-    assert found.state == "warning"
-    assert f"export SHARDCACHE_SOCKET={tmp_path}/s.sock" in found.remedy
-
-
 @needs_root
-def test_doctor_names_the_group_of_a_closed_socket(daemon: Daemon) -> None:
-    """A user outside of the group is told which one that is; exit 1, though the daemon may be well."""
-    os.chown(daemon.socket, 0, 45_678)
-    code, report = STRANGER.doctor("--socket", daemon.socket)
-    found = {finding["check"]: finding for finding in report["findings"]}
-    assert (code, found["socket.daemon"]["state"]) == (1, "failed")
-    assert "root:45678 0660" in found["socket.daemon"]["cause"]
-    assert found["socket.daemon"]["remedy"].startswith(f"usermod -aG 45678 {STRANGER.uid}")
-
-
-@needs_root
-def test_doctor_fails_a_folder_that_readers_may_not_enter(daemon: Daemon) -> None:
-    """A user of the socket who may not read the files is found: training would fail at its first shard."""
+def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon: Daemon) -> None:
+    """A user outside of the group is told which one that is; so is a member who may not read the files."""
     os.chown(daemon.socket, 0, 45_678)
     os.chown(daemon.cache_dir, 0, 45_679)
-    member = OtherUser(uid=54_322, groups=(45_678,))
-    code, report = member.doctor("--socket", daemon.socket)
-    found = {finding["check"]: finding for finding in report["findings"]}
-    assert (code, found["socket.daemon"]["state"], found["cache.folder"]["state"]) == (1, "ok", "failed")
-    assert found["cache.folder"]["remedy"].startswith("usermod -aG 45679 54322")
+    code, report = STRANGER.doctor("--socket", daemon.socket)
+    found = by_check(report)["socket.daemon"]
+    assert (code, found["state"]) == (1, "failed") and "root:45678 0660" in found["cause"]
+    assert found["remedy"].startswith(f"usermod -aG 45678 {STRANGER.uid}")
+    code, report = OtherUser(uid=54_322, groups=(45_678,)).doctor("--socket", daemon.socket)
+    found = by_check(report)["cache.folder"]
+    assert (code, by_check(report)["socket.daemon"]["state"], found["state"]) == (1, "ok", "failed")
+    assert found["remedy"].startswith("usermod -aG 45679 54322")
 
 
 _CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache; exec "$@"'
@@ -127,7 +106,7 @@ def test_doctor_names_the_closed_folder_of_the_default_socket(monkeypatch: pytes
         assert (code, report["counts"]["failed"]) == (3, 0), report["findings"]
         monkeypatch.delenv("SHARDCACHE_SOCKET")
         code, report = user.doctor(*options)
-    found = {finding["check"]: finding for finding in report["findings"]}
+    found = by_check(report)
     assert (code, report["socket"]) == (1, "/run/shardcache/shardcache.sock")
     assert (found["socket.path"]["state"], found["socket.daemon"]["state"]) == ("ok", "failed")
     assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
@@ -157,14 +136,6 @@ async def test_doctor_names_variables_that_differ_from_the_daemons(
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 
-async def test_doctor_fails_invalid_options(tmp_path: Path) -> None:
-    """A wrong value fails and is named."""
-    (tmp_path / "conf.toml").write_text('capacity = "a lot"\n')
-    found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
-    assert found["config.file"].state == "failed" and "capacity" in found["config.file"].found
-    assert found["origin.reach"].state == "skipped"
-
-
 @needs_root
 def test_doctor_skips_a_config_that_the_user_may_not_read() -> None:
     """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
@@ -175,7 +146,7 @@ def test_doctor_skips_a_config_that_the_user_may_not_read() -> None:
         _, report = STRANGER.doctor("--config", config, "--socket", folder / "s.sock")
         assert {"config.file": "skipped"}.items() <= {f["check"]: f["state"] for f in report["findings"]}.items()
         code, report = STRANGER.doctor("--cache-dir", folder / "cache", "--socket", folder / "s.sock")
-    found = {finding["check"]: finding for finding in report["findings"]}
+    found = by_check(report)
     assert (code, found["cache.folder"]["state"]) == (1, "failed")
     assert found["cache.folder"]["remedy"].startswith(f"install -d -o {STRANGER.uid} -m 0750 {folder}/cache")
 
@@ -190,10 +161,8 @@ async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_p
         assert found["cache.space"].state == "warning" and "--capacity 7MB" in found["cache.space"].remedy
         disk.fill(leave_bytes=100_000)
         found = await look(cache_dir=cache, **flags)
-        assert (
-            found["cache.space"].state == "failed"
-            and f"du -xh --max-depth=2 {disk.folder}" in found["cache.space"].remedy
-        )
+        assert found["cache.space"].state == "failed"
+        assert f"du -xh --max-depth=2 {disk.folder}" in found["cache.space"].remedy
         disk.relieve()
         disk.use_up_inodes()
         found = await look(cache_dir=cache, **flags)
@@ -202,23 +171,6 @@ async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_p
         assert disk.turn_read_only()
         found = await look(cache_dir=cache, **flags)
         assert found["cache.folder"].remedy == f"mount -o remount,rw {disk.folder}"
-
-
-async def test_doctor_fails_a_folder_of_a_newer_release(tmp_path: Path) -> None:
-    """The daemon would not start over it: that is told beforehand."""
-    (tmp_path / "format").write_text("99\n")
-    found = (await look(cache_dir=tmp_path, socket=tmp_path / "s.sock"))["cache.format"]
-    assert found.state == "failed" and "format 99" in found.found and "--cache-dir" in found.remedy
-
-
-@needs_root
-async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
-    """Files of two users in one cache end in a daemon that may not remove its own."""
-    CacheFolder.take(Layout(tmp_path / "cache"), None).close()
-    os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
-    found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
-    assert found.state == "warning"
-    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
 
 
 async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
@@ -255,10 +207,46 @@ def test_doctor_warns_of_a_container_with_little_of_everything(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 3, done.stderr
-    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    broken = {
-        "kernel.shared_memory": "--shm-size=8g",
-        "cache.filesystem": "-v /nvme/shardcache:",
-    }
-    for check, remedy in broken.items():
+    found = by_check(json.loads(done.stdout))
+    for check, remedy in {"kernel.shared_memory": "--shm-size=8g", "cache.filesystem": "-v /nvme/shardcache:"}.items():
         assert found[check]["state"] == "warning" and remedy in found[check]["remedy"], found[check]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "check", "state", "says"),
+    [
+        ("conf.toml", 'socket = "{}/s.sock"\n', "socket.path", "warning", ["export SHARDCACHE_SOCKET={}/s.sock"]),
+        ("conf.toml", 'capacity = "a lot"\n', "config.file", "failed", ["capacity"]),
+        ("cache/format", "99\n", "cache.format", "failed", ["format 99", "--cache-dir"]),
+    ],
+)
+async def test_doctor_names_what_the_daemon_or_its_clients_would_fail_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, check: str, state: str, says: list[str]
+) -> None:
+    """A socket where clients do not look, a wrong value, a folder of a newer release: each with its remedy."""
+    monkeypatch.delenv("SHARDCACHE_SOCKET")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "conf.toml").touch()
+    (tmp_path / name).write_text(text.format(tmp_path))
+    flags = {} if "socket" in text else {"socket": tmp_path / "s.sock", "cache_dir": tmp_path / "cache"}
+    found = await look(tmp_path / "conf.toml", **flags)
+    assert found[check].state == state
+    assert all(each.format(tmp_path) in json.dumps(found[check].to_json()) for each in says), found[check]
+
+
+async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> None:
+    """It is told apart from one that was never there."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s.sock"))
+    found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
+    assert found.state == "warning" and "killed" in found.cause and "shardcache serve" in found.remedy
+
+
+@needs_root
+async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
+    """Files of two users in one cache end in a daemon that may not remove its own."""
+    CacheFolder.take(Layout(tmp_path / "cache"), None).close()
+    os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
+    found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
+    assert found.state == "warning"
+    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy

@@ -1,9 +1,10 @@
-"""Jobs in `status`, while they wait and afterwards."""
+"""Jobs in `status` and on the dashboard while they wait and afterwards, and their lines in the log."""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
+from support.monitoring.dashboard import Page, live
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
@@ -21,13 +24,6 @@ from support.stores.faulty_s3 import Fault, FaultyS3
 from support.stores.gated_store import GatedStore
 
 PART_BYTES = 64 * 1024
-
-
-@pytest.fixture
-def store() -> Iterator[GatedStore]:
-    """A store that holds everything back."""
-    with GatedStore() as running:
-        yield running
 
 
 def job(daemon: Daemon, name: str) -> dict[str, Any]:
@@ -50,23 +46,30 @@ async def test_a_slow_shard_shows_what_has_come_of_it(tmp_path: Path, faulty: Fa
         await asyncio.get_running_loop().run_in_executor(thread, shown)
 
 
-def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> None:
-    """While it waits the page says for what and that nothing is ahead; afterwards how long, and its pace."""
-    url = store.put("a.tar", make_tar(random_samples(50, {"bin": 9_000})))
-    store.let("a.tar", 1)  # what tells size and version
-    with Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon:
+def test_a_job_that_waits_for_the_network(tmp_path: Path) -> None:
+    """Status and dashboard say for which shard it waits, and that nothing is ahead; afterwards, how long it did."""
+    with GatedStore() as store, Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon, live(daemon) as events:
+        url = store.put("a.tar", make_tar(random_samples(50, {"bin": 9_000})))
+        store.let("a.tar", 1)  # what tells size and version
+        page = Page(events)
         dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
         thread = threading.Thread(target=lambda: list(dataset))
         thread.start()
-        eventually(lambda: job(daemon, "thirsty").get("waiting_for") == "downloading from the object store")
+        page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the object store"])
+        (first,) = page.moment["waits"]
+        assert (first["job"], first["url"], first["readers"]) == ("thirsty", url, 1)
+        assert page.lanes["thirsty"]["counts"]["fetching"][0] >= 1, "for this epoch, and the next"
         waiting = job(daemon, "thirsty")
+        assert waiting["waiting_for"] == "downloading from the object store"
         assert (waiting["waiting"], waiting["ahead_s"], waiting["shards_per_s"]) == (1, 0.0, 0.0)
         (transfer,) = daemon.status()["transfers"]
         assert (transfer["class"], transfer["needed_in_s"], transfer["waiters"]) == ("waiting", 0.0, 1)
         eventually(lambda: [row["connections"] for row in daemon.status()["origins"]] == [8])
+        page.until(lambda: page.moment["waits"][0]["for_s"] > first["for_s"])
         assert job(daemon, "thirsty")["waited_s"] > waiting["waited_s"], "it counts while it goes on"
         store.let("a.tar")
         thread.join()
+        page.until(lambda: not page.moment["waits"])
         done = job(daemon, "thirsty")
         assert (done["waiting"], done["ahead_s"], done["shards_done"]) == (0, None, 1)
         assert done["waited"]["network_s"] > 0
@@ -96,3 +99,81 @@ def test_live_jobs_stand_before_ended_ones_with_their_users_name(tmp_path: Path)
             assert {row["user"] for row in jobs} == {getpass.getuser()}
             shown = shardcache("status", socket=daemon.socket).out
     assert shown.index("late") < shown.index("early")
+
+
+# Lines in the log
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for all tests here."""
+    with Daemon(tmp_path_factory.mktemp("d"), "--log-format", "json", "--log-level", "debug") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The urls of some shards."""
+    return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("shards"), 4, 4)]
+
+
+def lines(daemon: Daemon, job: str, event: str) -> list[dict[str, Any]]:
+    """Return the lines of one kind about a job."""
+    logged = map(json.loads, daemon.log.read_text().splitlines())
+    return [line for line in logged if line.get("job") == job and line["event"] == event]
+
+
+def epochs(daemon: Daemon, job: str) -> list[int]:
+    """Return the epochs of a job's lines."""
+    return [line["epoch"] for line in lines(daemon, job, "session started")]
+
+
+def test_an_epoch_is_one_line_however_many_workers_read_it(daemon: Daemon, urls: list[str]) -> None:
+    """Two epochs of a DataLoader: two lines at info, with user and sizes; each worker's connection at debug."""
+    job = "train"
+    dataset = ShardDataset(urls, socket=daemon.socket, job=job)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert len(list(loader)) == 16
+    assert epochs(daemon, job) == [0, 1]
+    line = lines(daemon, job, "session started")[0]
+    assert (line["level"], line["uid"], line["workers"], line["world_size"]) == ("info", 0, 2, 1)
+    connected = lines(daemon, job, "reader connected")
+    assert {line["worker"] for line in connected} == {0, 1} and {line["level"] for line in connected} == {"debug"}
+
+
+def test_another_plan_in_an_epoch_is_no_line(daemon: Daemon, urls: list[str]) -> None:
+    """A reader that replaces skipped samples declares the rest of its epoch again."""
+    with RawSession(daemon, job="again") as session:
+        session.plan(urls, [0, 1])
+        session.plan(urls, [2])
+    assert epochs(daemon, "again") == [0]
+
+
+def test_a_process_that_reads_nothing_is_no_line(daemon: Daemon, urls: list[str]) -> None:
+    """A connection that only resolves urls is at debug."""
+    with RawSession(daemon, job="looks", pid=4711) as session:
+        assert session.ask("resolve", urls=urls)["type"] == "manifest"
+    assert epochs(daemon, "looks") == []
+    assert [line["pid"] for line in lines(daemon, "looks", "reader connected")] == [4711]
+
+
+def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
+    """Each fetch, at level debug, has the job and the shard that it is for."""
+    daemon.empty()
+    assert len(list(ShardDataset(urls[1], socket=daemon.socket, job="loud"))) == 4
+    assert [line["shard"] for line in lines(daemon, "loud", "fetched")] == [urls[1]]
+
+
+def test_an_error_names_job_and_shard(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+    """A shard that could not be fetched ahead has a line with whose it is, its url without its secrets."""
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(Path(urls[0].removeprefix("file://")).read_bytes()[:10_000])
+    with RawSession(daemon, job="unlucky") as session:
+        session.plan([urls[0], f"file://{cut}"], [0, 1])
+        session.take(0)
+        eventually(lambda: lines(daemon, "unlucky", "prefetch failed") != [])
+    (line,) = lines(daemon, "unlucky", "prefetch failed")
+    assert (line["shard"], line["level"]) == (f"file://{cut}", "warning")
+    assert "url" not in line and line["cause"]
