@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shardcache.cli.admin_client import Lines
     from shardcache.tarindex import MetadataMember, TokenMember
 
-Json = dict[str, Any]
 
 _STDOUT = Path("-")
 _SUFFIX = ".json"

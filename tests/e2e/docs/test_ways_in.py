@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from support.programs.daemon import Daemon
 from support.programs.examples import (
-    BATCH,
     EPOCHS,
     RANKS,
     TRAINING,
@@ -97,16 +94,3 @@ def test_processes_without_torch_read_in_turn_and_resume(daemon: Daemon, tmp_pat
             daemon, tmp_path / f"rest {steps}", *ranks("--resume", str(tmp_path / f"step-{first + steps}"))
         )
         check_rest(epochs, rest, steps)
-
-
-def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:
-    """Two ranks of two workers stop after three steps; three ranks of one worker each read every other sample."""
-    script, url, state = "with_stateful_dataloader.py", "s3://bucket/train/", str(tmp_path / "state.pt")
-    before = run(daemon, tmp_path / "before", *torchrun(script), url, "--stop-after=3", "--save", state)["read"]
-    command = [*torchrun(script, ranks=3), url, "--resume", state, "--workers=1"]
-    after = run(daemon, tmp_path / "after", *command)["read"]
-    first, rest = (Counter(chain.from_iterable(chain.from_iterable(part))) for part in (before, after))
-    assert first.total() == len(first) == RANKS * 3 * BATCH
-    assert len(first | rest) == sum(TRAINING)
-    assert len({tuple(map(len, rank)) for rank in after}) == 1
-    assert rest.total() == -(-(sum(TRAINING) - len(first)) // 3) * 3

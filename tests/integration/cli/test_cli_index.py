@@ -226,14 +226,6 @@ async def test_a_version_that_is_gone_is_an_error(place: str, faulty: FaultyS3, 
     await asyncio.to_thread(steps)
 
 
-def test_a_shard_that_is_named_twice_is_listed_once(daemon: Daemon, store: Path) -> None:
-    """At its first place."""
-    last = f"file://{store}/shard-000005.tar"
-    ran = shardcache("index", last, f"file://{store}/", "-o", "-", socket=daemon.socket)
-    urls = [row["url"] for row in ran.json["shardlist"]]
-    assert (urls[0], len(urls)) == (last, SHARDS)
-
-
 def test_sizes_in_a_listing_are_not_asked_again(moto: Bucket, tmp_path: Path) -> None:
     """Once counts are known, an index of a thousand shards in a bucket costs one listing."""
     for number in range(3):
@@ -273,16 +265,6 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
     ran = shardcache("index", f"file://{store}/shard-*.tar", *flags, socket=daemon.socket)
     assert [row["url"] for row in ran.json["shardlist"]] == sorted(path.name for path in store.iterdir())
     assert f"{SHARDS} shards, {SHARDS * SAMPLES} samples" in ran.err
-
-
-def test_relative_index_next_to_the_shards_is_a_url(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """It names the same shards from there, also after the whole folder was moved."""
-    flags = ("--relative-to", f"file://{store}", "-o", store / "index.json")
-    assert shardcache("index", f"file://{store}/", *flags, socket=daemon.socket).code == 0
-    moved = store.rename(tmp_path / "moved")
-    assert [row[0] for row in manifest(daemon, f"file://{moved}/index.json")] == [
-        f"file://{moved}/shard-{number:06d}.tar" for number in range(SHARDS)
-    ]
 
 
 @pytest.mark.parametrize(

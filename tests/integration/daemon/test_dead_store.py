@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import OriginUnavailableError
-from shardcache_client.daemon import connection
-from shardcache_client.daemon.choice import DaemonChoice
-from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import resolve
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
-from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.stores import aws_env
 
@@ -63,16 +57,6 @@ def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None
     assert re.fullmatch(stage + attempt(port), answers[51]["reason"])
     assert f"given up after {ATTEMPTS} attempts" in answers[50]["error"]["message"]
     assert re.search(rf"retrying.*attempt 2 of {ATTEMPTS}", daemon.log.read_text())
-
-
-def test_client_logs_why_a_list_does_not_come(
-    daemon: Daemon, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As it does for a shard."""
-    monkeypatch.setattr(connection, "_FIRST_REPORT_S", 0.1)
-    with pytest.raises(OriginUnavailableError):
-        resolve(DaemonChoice(daemon.socket), ReaderIdentity("job"), [f"http://127.0.0.1:{port}/a.json"], GUARD_S)
-    assert re.search(f"waiting for the daemon for 0 s: listing the shards; {attempt(port)}", caplog.text)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/{{1..3}}.tar", "s3://b/folder/", "s3://b/index.json"])

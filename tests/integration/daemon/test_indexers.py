@@ -13,7 +13,6 @@ import pytest
 from shardcache.errors import NotATarError
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
-from shardcache.tarindex import TarIndex
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -31,16 +30,6 @@ def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:
     """Return the request to index a file."""
     header = {"size_bytes": tar.stat().st_size}
     return IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
-
-
-async def test_a_sidecar_is_written_elsewhere(indexers: Indexers, tmp_path: Path) -> None:
-    """The process leaves a sidecar that opens, with as many samples as it said."""
-    tar = tmp_path / "a.tar"
-    tar.write_bytes(make_tar(random_samples(7)))
-    indexed = await indexers.index(request_for(tar))
-    assert (indexed.samples, indexed.written) == (7, True)
-    assert len(TarIndex.open(tar.with_suffix(".idx"))) == 7
-    assert tar.with_suffix(".idx").stat().st_size == indexed.sidecar_bytes
 
 
 async def test_a_sidecar_that_is_too_large_is_not_written(indexers: Indexers, tmp_path: Path) -> None:

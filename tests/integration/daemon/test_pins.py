@@ -154,17 +154,6 @@ def test_another_version_stays_in_place_of_the_former(daemon: Daemon, urls: list
     assert [row["samples"] for row in daemon.shards() if row["pinned"]] == [8], "what `pin` has told holds"
 
 
-def test_versions_that_come_one_after_the_other_are_written_down_at_the_end(daemon: Daemon, urls: list[str]) -> None:
-    """All pins are written each time, so not at each arrival; a daemon that stops in good order has written them."""
-    pin(daemon, urls[:1])
-    for samples in (9, 8):
-        Path(urls[0].removeprefix("file://")).write_bytes(make_tar(random_samples(samples, SIZES, seed=samples)))
-        daemon.request("POST", "/v1/warm", {"urls": urls[:1]})
-    assert daemon.stop() == 0
-    daemon.start()
-    assert [row["samples"] for row in daemon.shards() if row["pinned"]] == [8]
-
-
 def test_a_damaged_shard_is_pinned_again_once_it_came_again(daemon: Daemon, urls: list[str]) -> None:
     """Its pin says meanwhile that it is not here; whoever reads it next brings it back."""
     pin(daemon, urls[:1])

@@ -88,22 +88,6 @@ def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
             session.send(type="release", lease=leased["lease"])
 
 
-def test_a_plan_of_a_million_positions_is_taken_while_others_are_served(daemon: Daemon, urls: list[str]) -> None:
-    """It comes in pieces, between which another session gets its shards; then it is read like any."""
-    with Session(daemon) as huge, Session(daemon) as other:
-        huge.plan(urls, [0])
-        other.plan(urls, [0, 1, 2, 3])
-        for piece in range(10):
-            huge.send(type="extend", id=1000 + piece, shards=[], order=[1, 2, 3, 0] * 25_000)
-            if piece < 4:
-                leased = other.ask("lease", position=piece)
-                assert leased["url"] == urls[piece]
-                other.send(type="release", lease=leased["lease"])
-        assert [huge.receive()["type"] for _ in range(10)] == ["ok"] * 10
-        assert huge.ask("lease", position=0)["url"] == urls[0]
-        assert huge.ask("lease", position=3)["url"] == urls[3]
-
-
 def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
     """To ask is not to need: a shard is pinned from the moment on at which the reader says that it has come to it."""
     with Session(daemon) as session:
@@ -113,16 +97,6 @@ def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
         assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
         session.take(1)
         assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
-
-
-def test_shard_needed_before_its_arrival_is_leased_with_the_grant(daemon: Daemon, urls: list[str]) -> None:
-    """The reader need not say it again."""
-    with Session(daemon) as session:
-        session.plan(urls, [0])
-        session.send(type="lease", id=50, position=0)
-        session.send(type="need", of=50)
-        assert session.receive()["type"] == "leased"
-        assert leases(daemon, urls[0]) == 1
 
 
 def test_several_in_hand_are_all_pinned_until_each_is_given_back(daemon: Daemon, urls: list[str]) -> None:
@@ -139,19 +113,6 @@ def test_several_in_hand_are_all_pinned_until_each_is_given_back(daemon: Daemon,
             assert {each for each in urls if leases(daemon, each)} == held.keys()
             job = next(job for job in daemon.status()["jobs"] if job["name"] == "juggling")
             assert job["shards_done"] == done
-
-
-def test_a_shard_twice_in_hand_is_pinned_twice(daemon: Daemon, urls: list[str]) -> None:
-    """A plan may name a shard again before its first reading is over."""
-    with Session(daemon) as session:
-        session.plan(urls, [0, 0])
-        first, second = session.take(0), session.take(1)
-        assert leases(daemon, urls[0]) == 2
-        session.send(type="release", lease=first["lease"])
-        session.settle()
-        assert leases(daemon, urls[0]) == 1
-        session.send(type="release", lease=second["lease"])
-        eventually(lambda: leases(daemon, urls[0]) == 0)
 
 
 def test_unneeded_grants_can_be_returned(daemon: Daemon, urls: list[str]) -> None:
@@ -181,18 +142,6 @@ def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, ur
         assert Path(again["path"]).exists()
         job = next(job for job in daemon.status()["jobs"] if job["name"] == "robbed")
         assert job["shards_done"] == 1
-
-
-def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon, urls: list[str]) -> None:
-    """The file under the path that was given counts, whoever brought it back."""
-    with Session(daemon) as session:
-        session.plan(urls, [0, 1])
-        session.take(0)
-        ahead = session.ask("lease", position=1)
-        evict(daemon, urls[1])
-        eventually(lambda: urls[1] in {shard["url"] for shard in daemon.shards()})
-        session.need(ahead["id"])
-        assert leases(daemon, urls[1]) == 1
 
 
 def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[str]) -> None:

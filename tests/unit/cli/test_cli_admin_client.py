@@ -11,7 +11,6 @@ from threading import Event
 
 import pytest
 
-from shardcache.cli import admin_client
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import NoDaemonError, NotAllowedError, ProtocolError
 from support.programs.guard import GUARD_S
@@ -129,13 +128,6 @@ def test_a_refusal_by_something_else_is_a_protocol_error(text: bytes, tmp_path: 
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [b"<html>", b"\xff{}"])
-def test_an_answer_that_is_not_json_is_a_protocol_error(text: bytes, tmp_path: Path) -> None:
-    """No daemon answers so."""
-    with answering(tmp_path / "s", sends(body(text))) as daemon, pytest.raises(ProtocolError, match="not JSON"):
-        daemon.status()
-
-
 def test_silence_ends_at_the_callers_limit(tmp_path: Path) -> None:
     """A daemon that takes the connection and says nothing is given up."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -143,20 +135,6 @@ def test_silence_ends_at_the_callers_limit(tmp_path: Path) -> None:
         listener.listen()
         with pytest.raises(NoDaemonError, match=r"does not answer within 0\.05 s"):
             AdminClient(tmp_path / "s", answer_limit_s=0.05).status()
-
-
-def test_a_daemon_may_work_for_longer_than_connecting_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warming a dataset takes hours, with pauses between events."""
-    monkeypatch.setattr(admin_client, "_CONNECT_LIMIT_S", 0.02)
-
-    def serve(connection: socket.socket) -> None:
-        connection.settimeout(0.2)
-        with pytest.raises(TimeoutError):  # the client is still there
-            connection.recv(1)
-        connection.sendall(LINES + chunk(b'{"event": "done"}\n') + chunk(b""))
-
-    with answering(tmp_path / "s", serve) as daemon:
-        assert list(daemon.warm(["s3://b/a.tar"])) == [{"event": "done"}]
 
 
 def test_a_daemon_that_accepts_nothing_differs_from_none(tmp_path: Path) -> None:

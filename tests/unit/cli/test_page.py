@@ -113,13 +113,6 @@ def test_pages_of_two_daemons_have_no_rates(former: Page | None) -> None:
     assert rates_between(former, page(100.0)) is None
 
 
-def test_json_is_the_page_with_its_rates() -> None:
-    """A script finds the whole page, and the rates beside it."""
-    now = page(12.0, jobs=[job(waited_s=1.0)])
-    rates = rates_between(page(10.0, jobs=[job()]), now)
-    assert rates is not None and Moment(now, rates).to_json() == now | {"rates": rates}
-
-
 # Facts
 
 
@@ -262,12 +255,6 @@ def test_names_are_shown_as_they_are() -> None:
     shown["cache"] = shown["cache"] | {"dir": "/nvme/[bold]"}
     assert line("cache", shown) == "cache /nvme/[bold]" and line("s3://b/[/0-9].tar ", shown)
     assert line("[red]x[/] 987654 ", shown)
-
-
-def test_idle_daemon_shows_no_empty_tables() -> None:
-    """Without transfers and jobs there are no headings for them; without leases, no share of hits."""
-    shown = "\n".join(lines(page()))
-    assert "transfer " not in shown and "readers " not in shown and "%" not in shown
 
 
 def test_pages_with_fewer_fields_are_shown() -> None:

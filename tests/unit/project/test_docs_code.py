@@ -84,18 +84,6 @@ def test_commands_take_what_the_documents_give_them() -> None:
     assert [(page, " ".join(args), wrong) for page, args in calls if (wrong := complaint(args))] == []
 
 
-def test_complaints_are_made() -> None:
-    """The check above would see an option or a command that does not exist, wherever in a line it stands."""
-    line = "$ sudo -u x /bin/shardcache serve --capacitty 1 && shardcache wram s3://a/ | shardcache ls -x  # shardcache"
-    assert [bool(complaint(args)) for args in commands(line)] == [True, True, True]
-    assert [bool(complaint(["config", *args])) for args in (["shwo"], ["check", "--fast"], ["show"])] == [
-        True,
-        True,
-        False,
-    ]
-    assert list(commands("kubectl -n shardcache get pods")) == []
-
-
 def test_extras_of_the_documents_exist() -> None:
     """Every `pip install` of this project names extras that it has."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()

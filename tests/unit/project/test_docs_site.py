@@ -148,27 +148,3 @@ def test_every_error_is_on_its_page(site: Site) -> None:
         entry = site.text("errors", kind.__name__.lower())
         assert f"Code {kind.code}" in entry
         assert kind.default_remedy.replace("`", "") in entry
-
-
-def test_pictures_are_legible_in_the_dark(site: Site) -> None:
-    """Each drawing that a page shows has colours for light and dark, and says in words what it shows."""
-    shown = {
-        name
-        for page in site.folder.glob("*.html")
-        for name in re.findall(r'src="_images/([\w.-]+\.svg)"', page.read_text())
-    }
-    assert len(shown) >= 4
-    for name in shown:
-        drawing = (ROOT / "docs" / "pictures" / name).read_text()
-        assert "prefers-color-scheme: dark" in drawing
-        assert "<title" in drawing
-        assert "<desc" in drawing
-
-
-def test_nothing_is_loaded_from_elsewhere(site: Site) -> None:
-    """The site can be read without a network: no script, style, font or picture comes from another host."""
-    loaded = re.compile(r'<(?:script|img|iframe|source)[^>]+src="(https?:)?//|<link[^>]+href="(https?:)?//')
-    assert [page.name for page in site.folder.glob("*.html") if loaded.search(page.read_text())] == []
-    assert not any(
-        re.search(r"@import|url\(\s*[\"']?(https?:)?//", style.read_text()) for style in site.folder.rglob("*.css")
-    )

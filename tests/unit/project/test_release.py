@@ -55,21 +55,6 @@ def test_a_tag_is_released_only_as_the_version_that_it_names(
     assert complaint in done.stderr
 
 
-def test_the_readme_on_pypi_links_to_the_tag(tmp_path: Path) -> None:
-    """No link of the README is relative any more; pages lead to the tag's, pictures to their bytes."""
-    shutil.copy(ROOT / "README.md", tmp_path)
-    done = run_step("Make the README's links absolute", tmp_path, GITHUB_REF_NAME="v1.2.3")
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "README.md").read_text()
-    targets = re.findall(r"\]\(([^)]+)\)", text)
-    assert len(targets) > 20
-    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
-    assert "](https://github.com/o/shardcache/raw/v1.2.3/docs/pictures/demo.svg)" in text
-    assert "](https://github.com/o/shardcache/blob/v1.2.3/docs/coming-from.md#webdataset)" in text
-    absolute = re.compile(r"https://github\.com/o/shardcache/(?:raw|blob)/v1\.2\.3/([^)#]+)")
-    assert [path for path in absolute.findall(text) if not (ROOT / path).exists()] == []
-
-
 def test_one_version_is_written_everywhere() -> None:
     """Image, chart and kustomizations name the version of the code."""
     written = {
