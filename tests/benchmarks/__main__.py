@@ -18,27 +18,27 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.caching import half, hitrates, sharing
+from benchmarks.caching import hitrates, jobs
 from benchmarks.downloads import cluster, cold, download
+from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, restart
-from benchmarks.reading import batches, decoded, handover, shuffle, tokens, warm
-from benchmarks.table import Row, render
+from benchmarks.reading import decoded, loaders, shuffle, tokens, warm
 from benchmarks.workplace import Workplace
 from support.programs.parts import chosen, console
 
 PARTS = {
     "download": download.measure,
     "warm": warm.measure,
-    "batches": batches.measure,
+    "batches": loaders.batches,
     "decoded": decoded.measure,
     "tokens": tokens.measure,
-    "handover": handover.measure,
+    "handover": loaders.handover,
     "cold": cold.measure,
-    "half": half.measure,
+    "half": jobs.half,
     "hitrates": hitrates.measure,
     "decisions": decisions.measure,
     "shuffle": shuffle.measure,
-    "sharing": sharing.measure,
+    "sharing": jobs.sharing,
     "cluster": cluster.measure,
     "restart": restart.measure,
     "dashboard": dashboard.measure,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import logging
 import random
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.peers import write_litdata
 
 SHARD_BYTES = 64 * 1024 * 1024
 _BLOCK = tarfile.BLOCKSIZE
@@ -118,23 +118,11 @@ def _write_tar(path: Path, contents: Iterator[tuple[str, dict[str, bytes]]]) -> 
 
 
 def make_litdata(dataset: Dataset, say: Progress) -> Path:
-    """Write the same samples as litdata's own chunks, uncompressed, where they are not there yet.
-
-    `litdata.optimize` fills its chunks with this very writer, from worker processes.
-    """
+    """Write the same samples as litdata's own chunks where they are not there yet."""
     folder = dataset.folder.with_name(f"{dataset.folder.name}-litdata")
     if (folder / "index.json").exists():  # written last
         return folder
     say(f"converting {dataset.kind.label} samples for litdata")
-    logging.getLogger("litdata").setLevel(logging.ERROR)
-    with redirect_stdout(io.StringIO()):
-        from litdata.streaming.writer import BinaryWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        writer = BinaryWriter(str(folder), chunk_bytes="64MB")
-        everything = (sample for shard in range(len(dataset.shards)) for sample in samples(dataset.kind, shard))
-        for number, (key, members) in enumerate(everything):
-            writer.add_item(number, {"__key__": key, **members})
-        writer.done()
-        writer.merge()
+    everything = (sample for shard in range(len(dataset.shards)) for sample in samples(dataset.kind, shard))
+    write_litdata(folder, ({"__key__": key, **members} for key, members in everything))
     return folder

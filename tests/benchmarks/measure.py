@@ -1,9 +1,9 @@
-"""Measurements: wall time, processor time, memory; several interleaved tries."""
+"""Measurements: functions in processes of their own, interleaved tries, processor time, memory; and rows of results."""
 
 from __future__ import annotations
 
+import json
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -12,37 +12,34 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+from rich.table import Table
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A program that has run: seconds of wall and of processor time, and what it printed."""
-
-    wall_s: float
-    cpu_s: float
-    output: str
+def command(function: Callable[..., Any], **arguments: Any) -> list[str]:
+    """Return the command that calls a function of a module with such arguments, and prints its result as JSON."""
+    return [sys.executable, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments)]
 
 
-def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Finished:
-    """Run a program to its end. Raises RuntimeError with its error output where it fails."""
-    cpu_s, started_s = _children_cpu_s(), time.perf_counter()
-    (output,) = run_together([command], env)
-    return Finished(time.perf_counter() - started_s, _children_cpu_s() - cpu_s, output)
+def call(function: Callable[..., Any], env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
+    """Call a function in a process of its own; return its result. Raises RuntimeError where it fails."""
+    return call_together([command(function, **arguments)], env)[0]
 
 
-def run_together(commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) -> list[str]:
-    """Run programs at the same time; return what each printed. Leaves none behind, however this ends."""
+def call_together(commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) -> list[Any]:
+    """Call functions at the same time; return their results. Leaves no process behind, however this ends."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_started(command, env)) for command in commands]
-        return [process.communicate()[0] for process in processes]
+        outputs = [process.communicate()[0] for process in processes]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @contextmanager
@@ -68,14 +65,12 @@ def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[
             process.wait()
 
 
-def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of the benchmark's modules in a process of its own."""
-    return [sys.executable, "-m", f"{__package__}.{module}", *arguments]
-
-
-def _children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def rate(read: Callable[[], float], timed_s: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Repeat a read until that much time has passed; return the sum of what it returns, per second."""
+    got, started_s = 0.0, clock()
+    while (elapsed_s := clock() - started_s) < timed_s:
+        got += read()
+    return got / elapsed_s
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -89,13 +84,10 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
 
 
-def peak_rss_bytes(pid: int) -> int:
-    """Return the most memory that a process had resident at any time."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "VmHWM":
-            return int(value.split()[0]) * 1024
-    raise ValueError(f"no VmHWM for process {pid}")
+def memory_bytes(name: str, pid: int | str = "self") -> int:
+    """Return a figure of a process's memory: "VmHWM" for the most resident at any time, "RssAnon" without files."""
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return next(int(value.split()[0]) * 1024 for found, _, value in lines if found == name)
 
 
 def interleaved(
@@ -113,3 +105,85 @@ def interleaved(
 def medians(contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int) -> dict[Key, float]:
     """Return each contender's median of interleaved tries."""
     return {name: statistics.median(tries) for name, tries in interleaved(contenders, say, rounds).items()}
+
+
+def median_of(tries: Mapping[Key, Sequence[Any]], figure: str) -> dict[Key, float]:
+    """Return each contender's median of one attribute of its tries."""
+    return {name: statistics.median(getattr(one, figure) for one in some) for name, some in tries.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Limit to be reached: at least (`≥`), at most (`≤`) or exactly (`=`, to two decimals)."""
+
+    sign: str
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.limit:g}"
+
+    def met_by(self, value: float) -> bool:
+        """Return whether the value reaches the target."""
+        if self.sign == "=":
+            return round(value, 2) == self.limit
+        return value >= self.limit if self.sign == "≥" else value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: our figure, next to a peer's of the same kind (best or median) where there is a peer.
+
+    Attributes:
+        target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.
+    """
+
+    part: str  # which benchmark
+    measure: str  # what was measured, with its unit
+    ours: float
+    peer: str | None = None  # who is compared, or None where the figure itself has the target
+    theirs: float | None = None
+    target: Target | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Our figure divided by the peer's."""
+        return self.ours / self.theirs if self.theirs else None
+
+    @property
+    def met(self) -> bool | None:
+        """True if the target is reached; None without a target."""
+        judged = self.ours if self.peer is None else self.ratio
+        return None if self.target is None or judged is None else self.target.met_by(judged)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON, ratio and verdict included."""
+        target = None if self.target is None else str(self.target)
+        return {**asdict(self), "target": target, "ratio": self.ratio, "met": self.met}
+
+
+def render(rows: Sequence[Row], title: str) -> Table:
+    """Return the table for a terminal."""
+    table = Table(title=title, title_justify="left")
+    for name in ("part", "measure"):
+        table.add_column(name)
+    for name in ("shardcache", "peer", "peer's", "ratio", "target", ""):
+        table.add_column(name, justify="left" if name == "peer" else "right")
+    for before, row in zip((None, *rows), rows, strict=False):
+        if before is not None and before.part != row.part:
+            table.add_section()
+        verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[row.met]
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        target = "" if row.target is None else str(row.target)
+        table.add_row(
+            row.part, row.measure, _figure(row.ours), row.peer or "", _figure(row.theirs), ratio, target, verdict
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    module, name, arguments = sys.argv[1:]
+    print(json.dumps(getattr(import_module(module), name)(**json.loads(arguments)), default=asdict))

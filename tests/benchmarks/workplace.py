@@ -1,21 +1,23 @@
-"""Folders, the S3 server and the datasets, each made when a part first needs it and removed at the end."""
+"""Folders, the S3 server, daemons and the datasets, each made when a part first needs it and removed at the end."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.daemon import Daemon
 from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
 from support.network.certificates import Certificate, make_certificate
+from support.programs import daemon
 from support.stores.seaweedfs import SeaweedFS
 from support.stores.throttled_s3 import ThrottledS3
 
@@ -24,6 +26,39 @@ BUCKET = "benchmark"
 # At one time there are: the tars, their copy in the S3 server, litdata's chunks, a cache and a copy by a peer.
 _COPIES = 5
 _SLACK_BYTES = 2_000_000_000
+
+
+class Daemon(daemon.Daemon):
+    """`shardcache serve` in a new process over a cache folder; leaving lets it drain."""
+
+    ready_s: float  # from the start of the process to its first answer; set on entering
+
+    def __init__(self, cache_dir: Path, capacity: str, env: Mapping[str, str] | None = None) -> None:
+        # Not below the cache folder: the path of a Unix socket has 107 characters at most.
+        self._folder = tempfile.TemporaryDirectory(prefix="shardcache-bench-")
+        where = ("--cache-dir", str(cache_dir))
+        super().__init__(Path(self._folder.name), *where, capacity=capacity, env=env, spawn=daemon.spawn)
+        # An installed package has its bytecode next to it; a checkout is to start like one.
+        self._env.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def start(self) -> None:
+        started_s = time.perf_counter()
+        super().start()
+        self.ready_s = time.perf_counter() - started_s
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON answer of the admin API. Raises OSError while nothing listens."""
+        return json.loads(self.request("GET", path))
+
+    def warm(self, url: str) -> None:
+        """Fetch shards into the cache, as `shardcache warm` does. Raises RuntimeError if one cannot be fetched."""
+        *_, done = self.request("POST", "/v1/warm", {"urls": [url]}).splitlines()
+        if json.loads(done).get("failed") != 0:
+            raise RuntimeError(f"{url} cannot be fetched: {done.decode()}")
 
 
 class Workplace:
@@ -108,8 +143,15 @@ class Workplace:
     def daemon(self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None) -> Iterator[Daemon]:
         """A daemon with an empty cache, able to reach a store: the S3 server unless another is given."""
         env = (store or self.store).env()
-        with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as daemon:
-            yield daemon
+        with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as started:
+            yield started
+
+    @contextmanager
+    def warmed(self, url: str) -> Iterator[Daemon]:
+        """A daemon that has fetched shards into its cache."""
+        with self.daemon() as started:
+            started.warm(url)
+            yield started
 
     @contextmanager
     def far_store(self, dataset: Dataset) -> Iterator[ThrottledS3]:

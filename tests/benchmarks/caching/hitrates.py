@@ -12,13 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from matplotlib.figure import Figure
 
 from benchmarks.caching.policies import LRU, OfflineMin, StaticSubset, hits
-from benchmarks.picture import Panel, draw
-from benchmarks.table import Row, Target
+from benchmarks.measure import Row, Target
 from benchmarks.workplace import Workplace
 from shardcache.plan.sieve import Policy, Sieve
 from support.shards.replay import Job, Replay, all_reads
@@ -31,6 +32,16 @@ OURS, MIN = "shardcache", "offline MIN"
 # With fewer shards the smallest cache would be little more than what the jobs have in hand.
 _LEAST_SHARDS = 160
 _SECONDS_PER_SHARD = 1.0
+
+# Of the curves, from the first, ours, which stands out, to the last.
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#c2410c", "linewidth": 2.6, "marker": "o", "markersize": 5, "zorder": 5},
+    {"color": "#1f2937", "linewidth": 1.3, "linestyle": (0, (4, 2)), "zorder": 6},
+    {"color": "#2563eb", "linewidth": 1.6, "marker": "s", "markersize": 4},
+    {"color": "#0f766e", "linewidth": 1.6, "marker": "^", "markersize": 4},
+    {"color": "#7c3aed", "linewidth": 1.6, "marker": "D", "markersize": 3.5},
+)
+_LABEL_HEIGHT = 5.5  # in per cent of the vertical axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +72,16 @@ Rates = dict[str, float]
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return our hit rates next to those of offline MIN; print those of all policies, and draw them."""
+    """Return our hit rates next to those of offline MIN; tell those of all policies, and draw them."""
     shards = max(_LEAST_SHARDS, round(SHARDS * place.scale))
-    found: dict[Crowd, dict[int, Rates]] = {}
-    for crowd in (*EVEN, UNEVEN):
-        found[crowd] = {percent: rates_of(crowd, shards, percent) for percent in CACHES_PERCENT}
-        place.say(f"{crowd.label}, {shards} shards")
-    Console().print(_table(found))
-    panels = [Panel(crowd.label, _lines(found[crowd])) for crowd in EVEN]
+    found: dict[Crowd, dict[int, Rates]] = {crowd: {} for crowd in (*EVEN, UNEVEN)}
+    for crowd, by_size in found.items():
+        for percent in CACHES_PERCENT:
+            by_size[percent] = rates_of(crowd, shards, percent)
+            told = ", ".join(f"{name} {rate:.1f} %" for name, rate in by_size[percent].items())
+            place.say(f"hits of {crowd.label}, cache {percent} % of {shards} shards: {told}")
     title = f"Reads that find their shard in the cache: {shards} shards, {EPOCHS} shuffled epochs, staggered jobs"
-    draw(title, CACHES_PERCENT, panels, place.root / "hit-rates.png")
+    _draw(title, {crowd.label: found[crowd] for crowd in EVEN}, place.root / "hit-rates.png")
     return list(_rows(found))
 
 
@@ -90,27 +101,39 @@ def rates_of(crowd: Crowd, shards: int, percent: int) -> Rates:
     return {name: 1e2 * (sum(hit.values()) - hit[0, 0]) / warm_reads for name, hit in counts.items()}
 
 
-def _lines(by_size: Mapping[int, Rates]) -> dict[str, Sequence[float]]:
-    policies = next(iter(by_size.values()))
-    return {name: [rates[name] for rates in by_size.values()] for name in policies}
-
-
-def _table(found: Mapping[Crowd, Mapping[int, Rates]]) -> Table:
-    table = Table(title="Reads that find their shard in the cache, %", title_justify="left")
-    table.add_column("jobs", no_wrap=True)
-    table.add_column("cache", justify="right")
-    for name in found[UNEVEN][CACHES_PERCENT[0]]:
-        table.add_column(name, justify="right")
-    for crowd, by_size in found.items():
-        table.add_section()
-        for percent, rates in by_size.items():
-            table.add_row(crowd.label, f"{percent} %", *(f"{rate:.1f}" for rate in rates.values()))
-    return table
-
-
 def _rows(found: Mapping[Crowd, Mapping[int, Rates]]) -> Iterator[Row]:
     for crowd, by_size in found.items():
         for percent, rates in by_size.items():
             yield Row("hit rates", f"hit %, {crowd.label}, cache {percent} %", rates[OURS], MIN, rates[MIN])
         behind = max(rates[MIN] - rates[OURS] for rates in by_size.values())
         yield Row("hit rates", f"most points behind MIN, {crowd.label}", behind, target=Target("≤", 2.0))
+
+
+def _draw(title: str, panels: Mapping[str, Mapping[int, Rates]], path: Path) -> None:
+    """Write a PNG of small panels, two in a row, of hit rate over size of the cache; each curve is named at its end."""
+    figure = Figure(figsize=(11, 8), dpi=120, layout="constrained")
+    figure.suptitle(title, fontsize=12)
+    axes = figure.subplots((len(panels) + 1) // 2, 2, sharex=True, sharey=True, squeeze=False)
+    for axis, (label, by_size) in zip(axes.flat, panels.items(), strict=False):
+        axis.set_title(label, loc="left", fontsize=11, fontweight="bold")
+        axis.set(xlim=(0, 105), ylim=(0, 100), xticks=CACHES_PERCENT)
+        axis.tick_params(labelbottom=True, labelleft=True)
+        axis.grid(axis="y", color="#e5e7eb")
+        axis.spines[["top", "right"]].set_visible(False)
+        ends = by_size[CACHES_PERCENT[-1]]
+        for (name, end), label_height, style in zip(ends.items(), _apart([*ends.values()]), _STYLES, strict=True):
+            axis.plot(CACHES_PERCENT, [rates[name] for rates in by_size.values()], **style)
+            where = (CACHES_PERCENT[-1] + 2, label_height)
+            axis.text(*where, f"{name} {end:.0f}", color=style["color"], fontsize=9, va="center")
+    figure.supxlabel("cache, % of the dataset", fontsize=10)
+    figure.supylabel("hits, % of the reads", fontsize=10)
+    figure.savefig(path)
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Return a height for each label: those of its curve's end, moved so far that none covers another."""
+    order = sorted(range(len(heights)), key=lambda number: (heights[number], -number))
+    placed = list(heights)
+    for below, above in pairwise(order):
+        placed[above] = max(placed[above], placed[below] + _LABEL_HEIGHT)
+    return placed

@@ -10,11 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 from benchmarks.data import LARGE
-from benchmarks.measure import interleaved, tree_cpu_s
-from benchmarks.table import Row, Target
+from benchmarks.measure import Row, Target, interleaved, median_of, tree_cpu_s
 from benchmarks.workplace import Workplace, settle
 from support.cluster.cluster import MBIT_PER_S, Cluster, why_not
 from support.cluster.node import Node
@@ -53,9 +51,7 @@ def measure(place: Workplace) -> list[Row]:
             PLAIN: partial(_tiered, cluster, dataset, tls=False),
         }
         tries = interleaved(contenders, place.say, place.rounds)
-    wall_s = {name: median(one.wall_s for one in some) for name, some in tries.items()}
-    copies = {name: median(one.copies for one in some) for name, some in tries.items()}
-    cpu = {name: median(one.cpu_s_per_gb for one in some) for name, some in tries.items()}
+    wall_s, copies, cpu = (median_of(tries, figure) for figure in ("wall_s", "copies", "cpu_s_per_gb"))
     epoch = f"s for a cold epoch, {NODES} nodes, store link {MBIT_PER_S} Mbit/s"
     return [
         Row("cluster", epoch, wall_s[MTLS], ALONE, wall_s[ALONE], Target("≤", 0.7)),

@@ -12,19 +12,22 @@ next to samples from memory shows how much of the waiting is that.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from pathlib import Path
 from typing import Any
 
-from benchmarks.data import LARGE
-from benchmarks.measure import interleaved, python, run
-from benchmarks.reading.training import WORKERS, Course, Task
-from benchmarks.table import Row, Target
-from benchmarks.workplace import Workplace, forget
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from benchmarks.data import LARGE
+from benchmarks.measure import Row, Target, call, interleaved, median_of
+from benchmarks.workplace import Workplace, forget
+from support.stores.throttled_s3 import ThrottledS3
+
+BATCH_SAMPLES = 32
+WORKERS = 2
 SAMPLES_PER_S = 1000.0
 
 OURS = "shardcache"
@@ -35,31 +38,45 @@ MEMORY = "samples from memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Cold:
-    """One epoch, and what the store sent for it."""
+class Course:
+    """Outcome of a training job.
 
-    course: Course
+    Attributes:
+        wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed over the epochs.
+        store_bytes: what the store sent for it.
+    """
+
+    wall_s: float = 0.0
+    waited_s: float = 0.0  # the part of it in which no step ran
+    first_batch_s: float = 0.0  # from the first `iter(loader)` to the first batch
     store_bytes: int = 0
 
+    @property
+    def waiting_percent(self) -> float:
+        """Share of the wall time in which the accelerator would have had nothing to do."""
+        return 1e2 * self.waited_s / self.wall_s
+
     def __str__(self) -> str:
-        return f"{self.course}, {self.store_bytes / 1e6:,.0f} MB from the store"
+        waited = f"waited {self.waiting_percent:.1f} % of {self.wall_s:.1f} s"
+        return (
+            f"{waited}, first batch after {self.first_batch_s:.2f} s, {self.store_bytes / 1e6:,.0f} MB from the store"
+        )
 
 
 def measure(place: Workplace) -> list[Row]:
     """Return waiting, seconds to the first batch and bytes from the store, the median of all rounds each."""
-    contenders: dict[str, Callable[[], Cold]] = {
+    contenders: dict[str, Callable[[], Course]] = {
         OURS: partial(_shardcache, place),
         MIXED: partial(_shardcache, place, window=WINDOW),
         LOCAL: partial(_local, place),
         STREAMED: partial(_streamed, place),
         CACHED: partial(_cached, place),
-        MEMORY: partial(_memory, place),
+        MEMORY: partial(_train, place, "memory", ""),
     }
     tries = interleaved(contenders, place.say, place.rounds)
-    waiting = {name: median(one.course.waiting_percent for one in some) for name, some in tries.items()}
-    first_s = {name: median(one.course.first_batch_s for one in some) for name, some in tries.items()}
+    waiting, first_s = median_of(tries, "waiting_percent"), median_of(tries, "first_batch_s")
     waits, first = f"% of a cold epoch spent waiting, {WORKERS} workers", "s to the first batch"
-    store_mb = median(one.store_bytes for one in tries[OURS]) / 1e6
+    store_mb = median_of(tries, "store_bytes")[OURS] / 1e6
     return [
         Row("cold", waits, waiting[OURS], LOCAL, waiting[LOCAL], Target("≤", 1.0)),
         *(Row("cold", waits, waiting[OURS], peer, waiting[peer]) for peer in (STREAMED, CACHED, MEMORY, MIXED)),
@@ -69,51 +86,147 @@ def measure(place: Workplace) -> list[Row]:
     ]
 
 
-def _shardcache(place: Workplace, window: int = 0) -> Cold:
+def _shardcache(place: Workplace, window: int = 0) -> Course:
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store, place.daemon(store=store) as daemon:
         url = f"s3://{dataset.folder.name}/{dataset.names}"
         course = _train(place, "shardcache", url, socket=str(daemon.socket), window=window)
-        return Cold(course, store.stats().sent_bytes)
+        return _sent(course, store)
 
 
-def _local(place: Workplace) -> Cold:
+def _local(place: Workplace) -> Course:
     dataset = place.dataset(LARGE)
     forget(dataset.shards)
-    return Cold(_train(place, "webdataset", f"{dataset.folder}/{dataset.names}"))
+    return _train(place, "webdataset", f"{dataset.folder}/{dataset.names}")
 
 
-def _streamed(place: Workplace) -> Cold:
+def _streamed(place: Workplace, **how: Any) -> Course:
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store:
-        course = _train(place, "webdataset", store.http_url(dataset.folder.name, dataset.names))
-        return Cold(course, store.stats().sent_bytes)
+        return _sent(_train(place, "webdataset", store.http_url(dataset.folder.name, dataset.names), **how), store)
 
 
-def _cached(place: Workplace) -> Cold:
-    dataset = place.dataset(LARGE)
-    with place.far_store(dataset) as store, place.folder() as cache_dir:
-        url = store.http_url(dataset.folder.name, dataset.names)
-        course = _train(place, "webdataset", url, cache_dir=str(cache_dir))
-        return Cold(course, store.stats().sent_bytes)
+def _cached(place: Workplace) -> Course:
+    with place.folder() as cache_dir:
+        return _streamed(place, cache_dir=str(cache_dir))
 
 
-def _memory(place: Workplace) -> Cold:
-    return Cold(_train(place, "memory", ""))
+def _sent(course: Course, store: ThrottledS3) -> Course:
+    return replace(course, store_bytes=store.stats().sent_bytes)
 
 
 def _train(place: Workplace, contender: str, source: str, **how: Any) -> Course:
-    task = Task(
-        contender=contender,
-        source=source,
-        samples=place.dataset(LARGE).samples,
-        sample_bytes=LARGE.sample_bytes,
-        samples_per_s=SAMPLES_PER_S,
-        **how,
+    return Course(**call(train, contender=contender, source=source, samples=place.dataset(LARGE).samples, **how))
+
+
+class Logged(IterableDataset[Any]):
+    """Appends a line to a file for each shard whose first sample is yielded: seconds, reader and url, with blanks."""
+
+    def __init__(self, dataset: Iterable[Any], job: str, path: Path) -> None:
+        self._dataset = dataset
+        self._job = job
+        self._path = path
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        reader = f"{self._job}/{info.id if info else 0}"
+        seen: set[str] = set()
+        # Lines of several processes stay whole: each is one short write to the end of the file.
+        with self._path.open("ab", buffering=0) as log:
+            for sample in self._dataset:
+                if (url := sample["__url__"]) not in seen:
+                    seen.add(url)
+                    log.write(f"{time.monotonic():.6f} {reader} {url}\n".encode())
+                yield sample
+
+
+class FromMemory(IterableDataset[Any]):
+    """Samples that cost nothing to read: what is waited for them is the loader's own."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._zeros = bytearray(LARGE.sample_bytes)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for number in range(first, self._samples, step):
+            # A copy each: pickle sends an object that it has met before as a mere reference.
+            yield {"__key__": f"{number:010d}", "__url__": "", "jpg": bytes(self._zeros)}
+
+
+def train(
+    contender: str,
+    source: str,
+    samples: int,
+    *,
+    epochs: int = 1,
+    seed: int = 7,
+    window: int = 0,
+    job: str = "training",
+    socket: str = "",
+    cache_dir: str = "",
+    start_after_s: float = 0.0,
+    reads: str = "",
+) -> Course:
+    """Train with a step of a fixed length. Raises RuntimeError where an epoch gives another number of samples.
+
+    Args:
+        contender: "shardcache", "webdataset" or "memory", for no reading at all.
+        source: brace pattern of the shards: s3 urls for ours, http urls, which go through `curl -s`, or local paths for
+            webdataset.
+        samples: what one epoch must give.
+        epochs: number of epochs, with the same workers.
+        window: number of shards that ours mixes; 0 to read each as it was written, as webdataset does.
+        socket: of the daemon, where the contender is ours.
+        cache_dir: of webdataset's own cache, or empty for none.
+        start_after_s: pause before the first epoch.
+        reads: file to which each start of a shard is appended, or empty for none; see `Logged`.
+    """
+    dataset: Any = FromMemory(samples)
+    if contender == "shardcache":
+        from shardcache_client import ShardDataset
+
+        how: dict[str, Any] = {
+            "seed": seed,
+            "epochs": epochs,
+            "batch_size": BATCH_SAMPLES,
+            "job": job,
+            "socket": socket,
+        }
+        dataset = ShardDataset(source, shuffle=True, shuffle_window=window, **how)
+    elif contender == "webdataset":
+        from webdataset import WebDataset
+
+        dataset = WebDataset(source, shardshuffle=1000, seed=seed, cache_dir=cache_dir or None)
+    loader: DataLoader[Any] = DataLoader(
+        Logged(dataset, job, Path(reads)) if reads else dataset,
+        batch_size=BATCH_SAMPLES,
+        collate_fn=list,
+        num_workers=WORKERS,
+        persistent_workers=True,
     )
-    return course_of(run(python("reading.training", task.to_json())).output)
+    time.sleep(start_after_s)
+    course = Course()
+    for epoch in range(epochs):
+        if contender == "shardcache":
+            dataset.set_epoch(epoch)
+        course = _epoch(loader, samples, course)
+    return course
 
 
-def course_of(output: str) -> Course:
-    """Return what a job printed."""
-    return Course(**json.loads(output.splitlines()[-1]))
+def _epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
+    """Read one epoch: each step lasts as long as its samples take, and everything else is waiting."""
+    read, waited_s = 0, 0.0
+    started_s = asked_s = time.perf_counter()
+    first_batch_s = before.first_batch_s
+    for batch in loader:
+        waited_s += time.perf_counter() - asked_s
+        first_batch_s = first_batch_s or waited_s
+        read += len(batch)
+        time.sleep(len(batch) / SAMPLES_PER_S)
+        asked_s = time.perf_counter()
+    ended_s = time.perf_counter()
+    if read != samples:
+        raise RuntimeError(f"a job read {read} samples, the dataset has {samples}")
+    return Course(before.wall_s + ended_s - started_s, before.waited_s + waited_s + ended_s - asked_s, first_batch_s)

@@ -10,27 +10,23 @@ gigabyte bounds the throughput of a node, however many cores it has.
 
 from __future__ import annotations
 
-import json
 import mmap
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import psutil
 
-from benchmarks.daemon import Daemon
 from benchmarks.data import LARGE
-from benchmarks.downloads.downloaders import TOOLS, Spent, Task
-from benchmarks.measure import interleaved, python, run, thread_cpu_s, tree_cpu_s
+from benchmarks.downloads.downloaders import TOOLS, Spent, download
+from benchmarks.measure import Row, Target, call, interleaved, median_of, thread_cpu_s, tree_cpu_s
 from benchmarks.servers import Endpoint, endpoints
-from benchmarks.table import Row, Target
-from benchmarks.workplace import BUCKET, Workplace, settle
+from benchmarks.workplace import BUCKET, Daemon, Workplace, settle
 
 OURS = "shardcache"
 MEMORY = Path("/dev/shm")
@@ -112,10 +108,10 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
     tries = _tries(place, endpoint, TOOLS, on_disk=False)
     part = f"download, {endpoint.name}"
     mb_per_s, cpu_s_per_gb = Target("≥", 0.8 if endpoint.tls else 0.9), Target("≤", 1.3 if endpoint.tls else 1.1)
-    thread_s = _medians(tries, "thread_cpu_s_per_gb")
+    thread_s = median_of(tries, "thread_cpu_s_per_gb")
     return [
-        *_rows(part, "MB/s", _medians(tries, "mb_per_s"), dict.fromkeys(TOOLS, mb_per_s)),
-        *_rows(part, "CPU-s/GB", _medians(tries, "cpu_s_per_gb"), {"s5cmd": cpu_s_per_gb}),
+        *_rows(part, "MB/s", median_of(tries, "mb_per_s"), dict.fromkeys(TOOLS, mb_per_s)),
+        *_rows(part, "CPU-s/GB", median_of(tries, "cpu_s_per_gb"), {"s5cmd": cpu_s_per_gb}),
         Row(part, "CPU-s/GB of the event loop", thread_s[OURS], target=Target("≤", LOOP_CPU_S_PER_GB)),
         Row(part, "GB/s that the event loop allows", 1 / thread_s[OURS]),
         Row(part, "Gbit/s that the event loop allows", 8 / thread_s[OURS]),
@@ -125,7 +121,7 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
 
 def _until_on_disk(place: Workplace) -> list[Row]:
     tries = _tries(place, Endpoint("SeaweedFS, http, disk", place.store.env()), ["s5cmd"], on_disk=True)
-    ours, theirs = _medians(tries, "mb_per_s").values()
+    ours, theirs = median_of(tries, "mb_per_s").values()
     return [Row("download, SeaweedFS, http", "MB/s until on disk", ours, "s5cmd, sync", theirs, Target("≥", 1.0))]
 
 
@@ -135,10 +131,6 @@ def _tries(place: Workplace, endpoint: Endpoint, peers: Iterable[str], *, on_dis
         **{peer: partial(_peer, peer, place, endpoint, on_disk) for peer in peers},
     }
     return interleaved(contenders, lambda text: place.say(f"{endpoint.name} · {text}"), place.rounds)
-
-
-def _medians(tries: Mapping[str, Sequence[Download]], figure: str) -> dict[str, float]:
-    return {tool: median(getattr(one, figure) for one in some) for tool, some in tries.items()}
 
 
 def _rows(part: str, what: str, figures: Mapping[str, float], targets: Mapping[str, Target] | None = None) -> list[Row]:
@@ -163,8 +155,8 @@ def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool) -> Download
 def _peer(tool: str, place: Workplace, endpoint: Endpoint, on_disk: bool) -> Download:
     objects = {f"{LARGE.name}/{path.name}": path.stat().st_size for path in place.dataset(LARGE).shards}
     with _folder(place, on_disk) as folder:
-        task = Task(tool, BUCKET, objects, str(folder))
-        spent = Spent(**json.loads(run(python("downloads.downloaders", task.to_json()), endpoint.env).output))
+        how = {"tool": tool, "bucket": BUCKET, "objects": objects, "folder": str(folder)}
+        spent = Spent(**call(download, endpoint.env, **how))
         sync_s = settle() if on_disk else 0.0
         files = sum(objects[f"{LARGE.name}/{path.name}"] == path.stat().st_size for path in folder.iterdir())
     return _download(place, spent, sync_s, files)

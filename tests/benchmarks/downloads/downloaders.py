@@ -1,6 +1,5 @@
 """Other programs that download objects into files, one process per download.
 
-`python -m benchmarks.downloads.downloaders TASK` is one of them.
 `AWS_…` variables name the endpoint, the credentials and the trusted authority; all programs check certificates. s5cmd
 downloads eight objects at a time, each in parts of its own choice; the others eight parts of 8 MiB. The time to import
 a library and to set up its client is not counted.
@@ -9,17 +8,16 @@ a library and to set up its client is not counted.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -43,10 +41,6 @@ class Task:
     objects: dict[str, int]  # size in bytes by key
     folder: str  # destination; a file's name is the last part of its key
 
-    def to_json(self) -> str:
-        """Return the task as one argument."""
-        return json.dumps(asdict(self))
-
     def path(self, key: str) -> str:
         """Return the destination of an object."""
         return str(Path(self.folder, Path(key).name))
@@ -61,10 +55,9 @@ class Spent:
     thread_cpu_s: float
 
 
-def main() -> None:
-    """Download, and print the cost."""
-    task = Task(**json.loads(sys.argv[1]))
-    print(json.dumps(asdict(TOOLS[task.tool](task))))
+def download(**task: Any) -> Spent:
+    """Download by one of the programs; return the cost."""
+    return TOOLS[task["tool"]](Task(**task))
 
 
 def _s5cmd(task: Task) -> Spent:
@@ -171,7 +164,3 @@ def _spent(download: Callable[[], None]) -> Spent:
 
 
 TOOLS: Mapping[str, Callable[[Task], Spent]] = {"s5cmd": _s5cmd, "awscrt": _awscrt, "obstore": _obstore}
-
-
-if __name__ == "__main__":
-    main()

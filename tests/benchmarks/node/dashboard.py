@@ -1,10 +1,15 @@
-"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it costs to watch."""
+"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it costs to watch.
+
+The readers do not read: they declare plans, take shards at a modest pace and give them back.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,22 +17,22 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import requests
 from websockets.sync.client import ClientConnection
 
-from benchmarks.daemon import Daemon
-from benchmarks.measure import interleaved, python, tree_cpu_s
-from benchmarks.node.crowd import Task
-from benchmarks.table import Row, Target
-from benchmarks.workplace import Workplace
+from benchmarks.measure import Row, Target, command, interleaved, tree_cpu_s
+from benchmarks.workplace import Daemon, Workplace
 from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
+from support.programs.raw_session import RawSession
 from support.shards.hollow import make_hollow_shards
 
 SHARDS, JOBS, READERS = 10_000, 8, 8
 LOADS, PAGES = 7, 10
+EPOCHS = 2
 
 _URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
 _SHARD_BYTES = 4096
@@ -98,10 +103,8 @@ def _node(place: Workplace, folder: Path, shards: int) -> Iterator[tuple[Daemon,
     # What is made up would not stand up to being read again.
     env = {"SHARDCACHE_HTTP": address, "SHARDCACHE_SCRUB_RATE": "0"}
     with Daemon(folder, "1TB", env) as daemon:
-        task = Task(str(daemon.socket), str(rows), JOBS, READERS, _SHARD_S)
-        with subprocess.Popen(
-            python("node.crowd", task.to_json()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as crowd:
+        readers = command(read_all, socket=str(daemon.socket), shards=str(rows))
+        with subprocess.Popen(readers, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
             assert crowd.stdout is not None
             if not crowd.stdout.readline():
                 raise RuntimeError("the readers did not start; they have said why on stderr")
@@ -161,3 +164,40 @@ def _cpu_s(browser: ClientConnection) -> float:
     """Return the processor time of all of a browser's processes so far."""
     found = Tab(browser).call("SystemInfo.getProcessInfo")["processInfo"]
     return float(sum(process["cpuTime"] for process in found))
+
+
+def read_all(socket: str, shards: str) -> None:
+    """Run all readers, each in a thread of its own; print a line once all are at it, and end with the input.
+
+    Args:
+        shards: a file with the dataset's rows, see `ShardRef.to_json`.
+    """
+    rows, stop = json.loads(Path(shards).read_text()), threading.Event()
+    ready = threading.Barrier(JOBS * READERS + 1)
+    threads = [
+        threading.Thread(target=_read, args=(Path(socket), f"job-{job}", rows[number::READERS], ready, stop))
+        for job in range(JOBS)
+        for number in range(READERS)
+    ]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    print("ready", flush=True)
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def _read(socket: Path, job: str, rows: Sequence[Any], ready: threading.Barrier, stop: threading.Event) -> None:
+    """Go through a part of the dataset, each epoch in another order."""
+    source = random.Random(f"{job} {rows[0]}")
+    order = [index for _ in range(EPOCHS) for index in source.sample(range(len(rows)), len(rows))]
+    with RawSession(socket, job) as session:
+        session.ask("plan", epoch=0, shards=rows, order=order, reads=len(rows))
+        ready.wait()
+        for position in range(len(order)):
+            lease = session.take(position)["lease"]
+            if stop.wait(_SHARD_S * source.uniform(0.5, 1.5)):
+                return
+            session.send(type="release", lease=lease)

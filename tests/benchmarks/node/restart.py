@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.daemon import Daemon
 from benchmarks.data import SHARD_BYTES
-from benchmarks.measure import peak_rss_bytes
-from benchmarks.table import Row, Target
-from benchmarks.workplace import Workplace, settle
+from benchmarks.measure import Row, Target, memory_bytes
+from benchmarks.workplace import Daemon, Workplace, settle
 from support.shards.hollow import make_hollow_shards
 
 SHARDS = 100_000
@@ -45,7 +43,7 @@ def measure(place: Workplace) -> list[Row]:
 def _start(place: Workplace, cache_dir: Path, count: int) -> Start:
     with Daemon(cache_dir, "1000TB") as daemon:
         found = daemon.get("/v1/status")["cache"]["shards"]
-        start = Start(daemon.ready_s, peak_rss_bytes(daemon.pid))
+        start = Start(daemon.ready_s, memory_bytes("VmHWM", daemon.pid))
     if found != count:
         raise RuntimeError(f"the daemon found {found} of {count} shards")
     place.say(str(start))

@@ -1,0 +1,131 @@
+"""Several jobs on one node: how often a dataset crosses the network, with room for all of it and for half.
+
+With half of it, the cache has room for half the dataset and for the shard that each reader holds in its hands. Offline
+MIN (Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966) gets all
+of that room and the very sequence of reads that happened: the order in which the workers of both jobs came to the first
+sample of each shard. It may evict what a reader still holds, which no real cache may; the other row has it obey.
+
+Shards are shuffled, but their samples not mixed. Thus a read is one event, and a reader holds one shard. With a window
+it would hold many, each from its first sample to its last, none of which MIN could evict: the figure would tell how
+wide the window is, and not how well the cache decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.caching.policies import next_reads
+from benchmarks.data import LARGE, Kind
+from benchmarks.downloads.cold import SAMPLES_PER_S, WORKERS, Course, train
+from benchmarks.measure import Row, Target, call_together, command
+from benchmarks.workplace import Workplace
+
+JOBS, EPOCHS = 3, 2
+HALF_JOBS, HALF_EPOCHS, HALF_SHARDS = 2, 6, 100
+
+_SHARD_BYTES = 10_000_000
+# The second job comes when the first is this far into its first epoch.
+_STAGGER_EPOCHS = 0.4
+
+
+def sharing(place: Workplace) -> list[Row]:
+    """Return the bytes that the store sent to jobs on a cache of the whole dataset, next to the dataset's."""
+    url, dataset = place.url(LARGE), place.dataset(LARGE)
+    with place.daemon() as daemon:
+        jobs = [command(read, url=url, socket=str(daemon.socket), job=f"job-{number}") for number in range(JOBS)]
+        for seen in call_together(jobs):
+            if seen != (wanted := [EPOCHS * dataset.samples, dataset.samples]):
+                raise RuntimeError(f"a job saw {seen} samples and distinct ones instead of {wanted}")
+        origin_bytes = daemon.get("/v1/status")["counters"]["origin_bytes"]
+    place.say(f"{JOBS} jobs × {EPOCHS} epochs: {origin_bytes / 1e6:,.0f} MB from the store")
+    what = f"MB from the store, {JOBS} jobs × {EPOCHS} epochs"
+    return [Row("sharing", what, origin_bytes / 1e6, "the dataset", dataset.tar_bytes / 1e6, Target("=", 1.0))]
+
+
+def read(url: str, socket: str, job: str) -> tuple[int, int]:
+    """Read every epoch through a loader, without a model; return the numbers of samples and of distinct ones."""
+    from torch.utils.data import DataLoader
+
+    from shardcache_client import ShardDataset
+
+    dataset = ShardDataset(url, shuffle=True, seed=7, job=job, socket=socket)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    keys: list[str] = []
+    for epoch in range(EPOCHS):
+        dataset.set_epoch(epoch)
+        keys += [sample["__key__"] for sample in loader]
+    return len(keys), len(set(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A reader began to read a shard."""
+
+    at_s: float
+    reader: str
+    url: str
+
+
+def half(place: Workplace) -> list[Row]:
+    """Return the bytes that the store sent and the share of what was read that it did not send, from one run."""
+    # The number of shards decides what MIN can do, so the scale changes their size.
+    kind = Kind("half", "100 KB", (("jpg", 100_000),), HALF_SHARDS * _SHARD_BYTES, round(_SHARD_BYTES * place.scale))
+    dataset = place.dataset(kind)
+    shard_bytes = dataset.tar_bytes // len(dataset.shards)
+    room = len(dataset.shards) // 2 + HALF_JOBS * WORKERS
+    epoch_s = dataset.samples / SAMPLES_PER_S
+    with place.far_store(dataset) as store, place.folder() as folder:
+        # The half shard is for what the cache keeps next to the tars, and too small for one more of them.
+        with place.daemon(f"{int((room + 0.5) * shard_bytes)}", store) as daemon:
+            jobs = [
+                command(
+                    train,
+                    contender="shardcache",
+                    source=f"s3://{dataset.folder.name}/{dataset.names}",
+                    samples=dataset.samples,
+                    epochs=HALF_EPOCHS,
+                    seed=number,
+                    job=f"job-{number}",
+                    socket=str(daemon.socket),
+                    start_after_s=number * _STAGGER_EPOCHS * epoch_s,
+                    reads=str(folder / "reads"),
+                )
+                for number in range(HALF_JOBS)
+            ]
+            for number, found in enumerate(call_together(jobs)):
+                place.say(f"job {number}: {Course(**found)}")
+            store_bytes = store.stats().sent_bytes
+        lines = (line.split(" ") for line in (folder / "reads").read_text().splitlines())
+        reads = sorted((Read(float(at_s), reader, url) for at_s, reader, url in lines), key=lambda read: read.at_s)
+    best, obedient = (min_misses(reads, room, spare_held=held) * shard_bytes for held in (False, True))
+    what, all_bytes = f"MB from the store, {HALF_JOBS} jobs × {HALF_EPOCHS} epochs", len(reads) * shard_bytes
+    hits, best_hits = (1e2 * (1 - fetched_bytes / all_bytes) for fetched_bytes in (store_bytes, best))
+    return [
+        Row("half cache", what, store_bytes / 1e6, "offline MIN", best / 1e6, Target("≤", 1.03)),
+        Row("half cache", what, store_bytes / 1e6, "MIN sparing what is held", obedient / 1e6),
+        Row("half cache", "% of the bytes read from the cache", hits, "offline MIN", best_hits),
+    ]
+
+
+def min_misses(reads: Sequence[Read], room: int, *, spare_held: bool) -> int:
+    """Return how often MIN fetches: it evicts what is read again last, or never.
+
+    Args:
+        reads: all of them, by time.
+        room: how many shards fit, which are of one size.
+        spare_held: never evict the shard that another reader began last, as a real cache must not.
+    """
+    next_read = next_reads([read.url for read in reads])
+    cached: dict[str, int] = {}
+    held: dict[str, str] = {}
+    misses = 0
+    for number, read in enumerate(reads):
+        held[read.reader] = read.url
+        if read.url not in cached:
+            misses += 1
+            if len(cached) == room:
+                victims = cached.keys() - held.values() if spare_held else cached.keys()
+                del cached[max(victims, key=cached.__getitem__)]
+        cached[read.url] = next_read[number]
+    return misses

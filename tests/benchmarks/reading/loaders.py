@@ -1,0 +1,140 @@
+"""Batches from DataLoader workers, as bytes and with zero copy: as the workers gather them, and at the trainer.
+
+In `batches` only the size of a batch reaches the trainer, so that reading is measured; in `handover` the samples do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.data import LARGE
+from benchmarks.measure import Row, Target, call, interleaved, medians, rate
+from benchmarks.workplace import Daemon, Workplace
+
+WORKERS = 2
+BATCH = 32
+_TIMED_S = 3.0
+
+BYTES, ZERO_COPY, WEBDATASET, LITDATA = "shardcache", "zero_copy", "webdataset", "litdata"
+_FORMS = {BYTES: ("bytes", Target("≥", 0.9)), ZERO_COPY: ("zero copy", Target("≥", 1.1))}
+_PEERS = {WEBDATASET: Target("≥", 5.0), LITDATA: Target("≥", 5.0), BYTES: None}
+USES = {False: "left alone", True: "every byte read"}
+
+
+def batches(place: Workplace) -> list[Row]:
+    """Return samples a second that workers gather, medians of interleaved rounds."""
+    with place.warmed(place.url(LARGE)) as daemon:
+        contenders = _contenders(place, daemon, gathered_per_s, (BYTES, ZERO_COPY, LITDATA))
+        rates = medians(contenders, lambda text: place.say(f"{text} samples/s"), place.rounds)
+    what = f"samples/s, {LARGE.label} × {BATCH}, {WORKERS} workers"
+    return [
+        Row("batches", f"{what}, {form}", rates[ours], LITDATA, rates[LITDATA], target)
+        for ours, (form, target) in _FORMS.items()
+    ]
+
+
+def handover(place: Workplace) -> list[Row]:
+    """Return megabytes a second that reach the trainer, best of all rounds each."""
+    with place.warmed(place.url(LARGE)) as daemon:
+        return [row for read in USES for row in _handed_over(place, daemon, read)]
+
+
+def _handed_over(place: Workplace, daemon: Daemon, read: bool) -> list[Row]:
+    contenders = _contenders(place, daemon, handed_mb_per_s, (ZERO_COPY, BYTES, WEBDATASET, LITDATA), read=read)
+    tries = interleaved(contenders, lambda text: place.say(f"{USES[read]} · {text} MB/s"), place.rounds)
+    best = {name: max(rates) for name, rates in tries.items()}
+    what = f"MB/s, {LARGE.label} × {BATCH}, {WORKERS} workers, {USES[read]}"
+    return [
+        Row("handover", what, best[ZERO_COPY], f"{peer}, bytes", best[peer], target) for peer, target in _PEERS.items()
+    ]
+
+
+def _contenders(
+    place: Workplace, daemon: Daemon, measured: Callable[..., float], names: Iterable[str], **how: Any
+) -> dict[str, Callable[[], float]]:
+    dataset, url = place.dataset(LARGE), place.url(LARGE)
+    sources = {WEBDATASET: str(dataset.folder), LITDATA: str(place.litdata(LARGE))}
+    (extension,) = LARGE.extensions
+    wanted = {"extension": extension, "payload_bytes": dataset.payload_bytes, "socket": str(daemon.socket)}
+
+    def run(name: str) -> float:
+        return round(call(measured, contender=name, source=sources.get(name, url), **wanted, **how), 1)
+
+    return {name: partial(run, name) for name in names}
+
+
+def gathered_per_s(contender: str, source: str, socket: str, extension: str, payload_bytes: int) -> float:
+    """Gather an epoch unmeasured, with the workers' start in it, then whole epochs for a while; check each."""
+    # torch's own loader for all: litdata's dataset is no slower in it than in litdata's.
+    loader = _loader(_dataset(contender, source, socket), partial(_sizes, extension=extension))
+
+    def read() -> int:
+        found = list(loader)
+        _check(contender, sum(size_bytes for _, size_bytes in found), payload_bytes)
+        return sum(samples for samples, _ in found)
+
+    read()
+    return rate(read, _TIMED_S)
+
+
+def handed_mb_per_s(contender: str, source: str, socket: str, extension: str, payload_bytes: int, read: bool) -> float:
+    """Receive an epoch unmeasured and checked, with the workers' start in it, then whole epochs for a while.
+
+    Args:
+        read: have the trainer read every byte; else only ask for the length.
+    """
+    import numpy as np
+
+    def as_bytes(sample: dict[str, Any]) -> dict[str, Any]:
+        # Its samples hold memoryviews, which no queue can pickle: whoever does not decode in the workers does this.
+        return sample | {extension: bytes(sample[extension])}
+
+    if contender == LITDATA:
+        from litdata import StreamingDataLoader
+
+        loader = _loader(peers.litdata(source, transform=as_bytes), list, StreamingDataLoader)
+    else:
+        loader = _loader(_dataset(contender, source, socket), list)
+
+    def receive() -> float:
+        received = 0
+        for batch in loader:
+            for sample in batch:
+                value = sample[extension]
+                received += len(value)
+                if read:
+                    np.frombuffer(value, np.uint64).sum()
+        return received
+
+    _check(contender, receive(), payload_bytes)
+    return rate(receive, _TIMED_S) / 1e6
+
+
+def _dataset(contender: str, source: str, socket: str) -> Any:
+    from shardcache_client import ShardDataset
+
+    if contender in (BYTES, ZERO_COPY):
+        return ShardDataset(source, socket=socket, zero_copy=contender == ZERO_COPY)
+    return {WEBDATASET: peers.webdataset, LITDATA: peers.litdata}[contender](source)
+
+
+def _loader(dataset: Any, collate: Callable[[Any], Any], kind: Any = None) -> Iterable[Any]:
+    from torch.utils.data import DataLoader
+
+    loader: Iterable[Any] = (kind or DataLoader)(
+        dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=collate, persistent_workers=True
+    )
+    return loader
+
+
+def _sizes(batch: list[Any], extension: str) -> tuple[int, int]:
+    """Return the number of samples of a batch and their size, all that its worker sends."""
+    return len(batch), sum(len(sample[extension]) for sample in batch)
+
+
+def _check(contender: str, given_bytes: float, payload_bytes: int) -> None:
+    if given_bytes != payload_bytes:
+        raise RuntimeError(f"{contender} gave {given_bytes} bytes, the dataset has {payload_bytes}")
