@@ -19,8 +19,7 @@ from shardcache.cli.common import Family, fail, json_option, parse_size, print_j
 from shardcache.errors import ConfigError, DaemonError
 
 if TYPE_CHECKING:
-    from shardcache.cluster.node_list import Node
-    from shardcache.cluster.tier import Tier, Tls
+    from shardcache.cluster.tier import Node, Tier, Tls
     from shardcache.cluster.tier_status import NodeReport
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -157,7 +156,7 @@ _tier_options = _options(
 
 def _nodes_of(text: str) -> tuple[Node, ...]:
     """Return the nodes of `--nodes`. Raises ConfigError."""
-    from shardcache.cluster.node_list import parse
+    from shardcache.cluster.tier import parse
 
     if text == "-":
         return parse(sys.stdin.read())
@@ -273,13 +272,13 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     if (nodes is None) is not shared:
         raise click.UsageError("name the nodes with --nodes, or give --shared")
     try:
-        from shardcache.cluster.authority import issue_all, issue_shared
+        from shardcache.cluster.authority import issue
     except ModuleNotFoundError as exn:
         if exn.name is None or not exn.name.startswith("cryptography"):
             raise
         remedy = "pip install 'shardcache[cluster]'"
         raise ConfigError("certificates need the package cryptography, which is not installed", remedy=remedy) from None
-    issued = [issue_shared(out, days)] if nodes is None else issue_all(_nodes_of(nodes), out, days)
+    issued = issue(None if nodes is None else _nodes_of(nodes), out, days)
     if as_json:
         rows = [{"node": each.node, "folder": str(each.folder), "expires": each.expires.isoformat()} for each in issued]
         print_json({"certificates": rows})
@@ -302,7 +301,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
     import asyncio
     from threading import Event
 
-    from shardcache.cluster.running import NodeTier
+    from shardcache.cluster.nginx import NodeTier
     from shardcache.server.lifecycle import ServiceNotifier
 
     if options["nodes"] == "-":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shardcache.cluster.node_list import Node
-from shardcache.cluster.tier import PEER_NAME, Tls
+from shardcache.cluster.tier import PEER_NAME, Node, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
@@ -29,6 +27,7 @@ _USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
 )
+_PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +45,54 @@ class Issued:
     expires: datetime
 
 
-class Authority:
-    """Authority of one cluster, whose key lies in a folder.
+def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]:
+    """Write a certificate for each node to a folder of its name, signed by the authority in `folder`.
+
+    The authority, ca.pem and ca.key, is created if neither exists.
 
     Args:
-        folder: folder with ca.pem and ca.key; both are created if neither exists.
+        nodes: None for one certificate for all, in the folder `shared`. It admits as much as that of any node: nodes
+            check a certificate's authority and purpose, not its address.
 
-    Raises ConfigError if they cannot be used.
+    Raises ConfigError.
     """
+    try:
+        authority = _Authority(folder)
+        if nodes is None:
+            return [authority.issue(_SHARED, folder / _SHARED, days)]
+        return [authority.issue(node.name, folder / node.name, days, node.address) for node in nodes]
+    except OSError as exn:
+        raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
+
+
+def expiry_s(tls: Tls) -> float:
+    """Return the time at which a node's certificate or its authority expires. Raises OSError and ValueError."""
+    own, authorities = (
+        [found.not_valid_after_utc for found in x509.load_pem_x509_certificates(file.read_bytes())]
+        for file in (tls.certificate, tls.ca)
+    )
+    return min(*own, max(authorities)).timestamp()  # a file of authorities keeps former ones while nodes change over
+
+
+class _Authority:
+    """Authority of one cluster, whose key lies in a folder. Raises ConfigError if its files cannot be used."""
 
     def __init__(self, folder: Path) -> None:
-        self._file, key_file = folder / "ca.pem", folder / "ca.key"
-        if self._file.exists() or key_file.exists():
-            self._certificate, self._key = _load(self._file, key_file)
-        else:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._key = ec.generate_private_key(ec.SECP256R1())
-            self._certificate = _self_signed(self._key)
-            _write_key(key_file, self._key)
-            _write(self._file, self._pem())
+        file, key_file = folder / "ca.pem", folder / "ca.key"
+        if file.exists() or key_file.exists():
+            self._certificate, self._key = _load(file, key_file)
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        name, unused = _name("shardcache tier authority"), dict.fromkeys(_USES, False)
+        self._certificate = (
+            _builder(name, name, self._key, datetime.now(UTC) + timedelta(days=_CA_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(**unused, key_cert_sign=True, crl_sign=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        _write_key(key_file, self._key)
+        _write(file, self._certificate.public_bytes(_PEM))
 
     def issue(self, name: str, folder: Path, days: int, address: str | None = None) -> Issued:
         """Write a new certificate and key for a node, with the authority's certificate. Raises OSError."""
@@ -80,60 +108,9 @@ class Authority:
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_key(folder / "node.key", key)
-        _write(folder / "node.pem", certificate.public_bytes(serialization.Encoding.PEM))
-        _write(folder / "ca.pem", self._pem())
+        _write(folder / "node.pem", certificate.public_bytes(_PEM))
+        _write(folder / "ca.pem", self._certificate.public_bytes(_PEM))
         return Issued(name, folder, expires)
-
-    def _pem(self) -> bytes:
-        return self._certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def issue_all(nodes: Sequence[Node], folder: Path, days: int) -> list[Issued]:
-    """Write a certificate for each node to a folder of its name, signed by the authority in `folder`.
-
-    Raises ConfigError.
-    """
-    with _writing():
-        authority = Authority(folder)
-        return [authority.issue(node.name, folder / node.name, days, node.address) for node in nodes]
-
-
-def issue_shared(folder: Path, days: int) -> Issued:
-    """Write one certificate for all nodes to the folder `shared`, signed by the authority in `folder`.
-
-    It admits as much as that of any node: nodes check a certificate's authority and purpose, not its address.
-
-    Raises ConfigError.
-    """
-    with _writing():
-        return Authority(folder).issue(_SHARED, folder / _SHARED, days)
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exn:
-        raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
-
-
-def expiry_s(tls: Tls) -> float:
-    """Return the time at which a node's certificate or its authority expires. Raises OSError and ValueError."""
-    own, authorities = (
-        [found.not_valid_after_utc for found in x509.load_pem_x509_certificates(file.read_bytes())]
-        for file in (tls.certificate, tls.ca)
-    )
-    return min(*own, max(authorities)).timestamp()  # a file of authorities keeps former ones while nodes change over
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name, unused = _name("shardcache tier authority"), dict.fromkeys(_USES, False)
-    return (
-        _builder(name, name, key, datetime.now(UTC) + timedelta(days=_CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**unused, key_cert_sign=True, crl_sign=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
 
 
 def _builder(
@@ -169,8 +146,8 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    _write(path, key.private_bytes(encoding, form, serialization.NoEncryption()), mode=0o600)
+    form = serialization.PrivateFormat.PKCS8
+    _write(path, key.private_bytes(_PEM, form, serialization.NoEncryption()), mode=0o600)
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -1,30 +1,35 @@
-"""A node's nginx.conf, from the template beside this file. Pure.
+"""One node's nginx: its configuration, and nginx as a child process with folders and figures. Blocking, Linux.
 
-In the template, `@name` stands for a value, and `@@` for `@`. A line that begins with `[name]` is repeated for each
-node or store, or stands only where the feature is in use.
+The configuration comes from the template beside this file, in which `@name` stands for a value, and `@@` for `@`. A
+line that begins with `[name]` is repeated for each node or store, or stands only where the feature is in use.
 """
 
 from __future__ import annotations
 
+import ctypes
+import http.client
 import json
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from threading import Event, get_native_id
 
-from shardcache.cluster.node_list import Node
-from shardcache.cluster.tier import MIB, PEER_NAME, Tier, Tls, Upstream
-from shardcache.errors import ConfigError
+from shardcache.cluster.nginx_probe import answer_of
+from shardcache.cluster.tier import MIB, PEER_NAME, Node, Tier, Tls, Upstream
+from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.registry import QUESTION
-
-PEERS = "/.shardcache/peers"
-STATUS = "/.shardcache/status"
-STATUS_FILE = "status.json"
-ACCESS_LOG = "access.log"
-PID_FILE = "nginx.pid"
+from shardcache.store.disk import fsync_path
 
 _IDLE_S = 5
 _WAIT = 180
@@ -37,7 +42,23 @@ _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
 _SIGNATURE = r"X-Amz-(Algorithm|Credential|Date|Expires|Security-Token|Signature|SignedHeaders)=[\w%/+=.~-]*"
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
+_STATUS_FILE, _ACCESS_LOG, _PID_FILE = "status.json", "access.log", "nginx.pid"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _CLEAN = "boot", "clean"
+_PARTS = "parts"
+_PERIOD_S = 2.0
+_RETRY_S = 5.0
+_DISK_PERIOD_S = 60.0
+_READ_BYTES = MIB
+_MAX_LOG_BYTES = 64 * MIB
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SYSTEM_FOLDERS = ("usr/local/sbin", "usr/sbin", "sbin")
+_STOP_LIMIT_S = 15.0
+_POLL_S = 0.02
+_RELOAD_LIMIT_S = 20.0
+
 Rows = list[Mapping[str, object]]
+Process = subprocess.Popen[bytes]
 
 
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
@@ -81,13 +102,13 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
     found = _LINE.fullmatch(source)
     assert found is not None
     indent, name, text = found.groups()
-    line = _Line(text)
     for row in rows[name] if name else [{}]:
-        yield indent + line.substitute(values, **row)
+        yield indent + _Line(text).substitute(values, **row)
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    owner = node.at(tier.owner_port) if tier.listen is None else Node(node.name, tier.listen).at(tier.owner_port)
+    own = node.at(tier.owner_port)
+    owner = own if tier.listen is None else Node(node.name, tier.listen).at(tier.owner_port)
     facts = json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest})
     return {
         "workers": tier.workers,
@@ -101,7 +122,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
         "front": tier.front,
-        "own": node.at(tier.owner_port),
+        "own": own,
         "owner": owner if tier.tls is None else f"{owner} ssl",
         "scheme": "http" if tier.tls is None else "https",
         "peers": f'{facts[:-1]}, "time_s": $msec}}',
@@ -113,43 +134,35 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
 
 def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     servers = (*tier.resolvers, *(() if tier.ipv6 else ("ipv6=off",)))
-    stores, tls, store_ca = tier.stores, tier.tls_of(node), {"store_ca": _path(tier.store_ca)}
+    tls, store_ca = tier.tls_of(node), {"store_ca": _path(tier.store_ca)}
+    pem = {} if tls is None else {"certificate": _path(tls.certificate), "key": _path(tls.key), "ca": _path(tls.ca)}
+    # Of these, nginx knows the addresses when it starts.
+    known = [store for store in tier.stores if store.is_address or not tier.resolvers]
+    groups = {store: f"store-{tier.stores.index(store)}" for store in known}
     return {
         "user": [{"user": tier.user}] if tier.user else [],
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
         "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
-        "stores": [{"pattern": _host_pattern(store), "url": _url(tier, store), "host": store.host} for store in stores],
-        "addresses": [
-            {"group": _group(tier, store), "server": store.server} for store in stores if _is_group(tier, store)
+        "stores": [
+            {
+                "pattern": _host_pattern(store),
+                "url": f"{store.scheme}://{groups.get(store, '$http_host')}",
+                "host": store.host,
+            }
+            for store in tier.stores
         ],
-        "https": [store_ca] if any(store.scheme == "https" for store in stores) else [],
-        "tls": [] if tls is None else [_files(tls)],
+        "addresses": [{"group": group, "server": store.server} for store, group in groups.items()],
+        "https": [store_ca] if any(store.scheme == "https" for store in tier.stores) else [],
+        "tls": [pem | {"peer_name": PEER_NAME}] if pem else [],
     }
-
-
-def _files(tls: Tls) -> Mapping[str, object]:
-    return {"certificate": _path(tls.certificate), "key": _path(tls.key), "ca": _path(tls.ca), "peer_name": PEER_NAME}
 
 
 def _host_pattern(store: Upstream) -> str:
     host = re.escape(store.authority).replace("\\-", "-")
     below = "" if store.is_address else "([a-z0-9_-]+[.])*"
     return f"~*^{below}{host}$"
-
-
-def _is_group(tier: Tier, store: Upstream) -> bool:
-    """Return True if nginx knows the store's addresses when it starts."""
-    return store.is_address or not tier.resolvers
-
-
-def _url(tier: Tier, store: Upstream) -> str:
-    return f"{store.scheme}://{_group(tier, store) if _is_group(tier, store) else '$http_host'}"
-
-
-def _group(tier: Tier, store: Upstream) -> str:
-    return f"store-{tier.stores.index(store)}"
 
 
 def _path(path: Path) -> str:
@@ -161,3 +174,319 @@ def _path(path: Path) -> str:
 
 def _mebibytes(value_bytes: int) -> str:
     return f"{max(1, value_bytes // MIB)}m"
+
+
+class NodeTier:
+    """nginx of one node, with a configuration that follows its sources.
+
+    Args:
+        read: returns the current tier; called again whenever a file in `watched` has changed.
+        name: name or address of this node in it.
+        watched: files whose change has the configuration written again and nginx reload it.
+        say: called with each message for the operator.
+        ready: called with a line about the tier, once nginx listens, and after each change.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Tier],
+        name: str,
+        watched: tuple[Path, ...],
+        *,
+        say: Callable[[str], object],
+        ready: Callable[[str], object],
+    ) -> None:
+        self._read, self._name, self._watched, self._say, self._ready = read, name, watched, say, ready
+        self._seen = self._stamps()  # first: what changes later is read again
+        self._tier = read()
+        self._node = self._tier.node(name)
+        self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
+        self._config = self._run / "nginx.conf"
+        self._figures, self._started_s = Figures(), time.time()
+        self._stale: str | None = None  # the reason that nginx does not use the sources as they are now
+        self._tried_s = 0.0
+
+    def run(self, stopping: Event) -> int:
+        """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
+        nginx = _program()
+        try:
+            for folder in (self._folder, self._run):
+                if not folder.exists():
+                    folder.mkdir(parents=True, mode=0o700)
+                    if os.geteuid() == 0:
+                        shutil.chown(folder, self._tier.user or _default_user(nginx))
+            if prepare(self._folder):
+                self._say("unclean shutdown: the tier's cache was cleared")
+            self._config.write_text(render(self._tier, self._node))
+        except OSError as exn:
+            remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
+            raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
+        _check(nginx, self._config)
+        log = AccessLog(self._folder / _ACCESS_LOG, self._tier.owner_port)
+        process = _start(nginx, self._config)
+        try:
+            if _wait_until_listening(process, self._run / _PID_FILE):
+                self._tell_ready()
+            self._follow(nginx, process, log, stopping)
+        finally:
+            status = _end(process)
+        finish(self._folder)
+        return 0 if stopping.is_set() else status
+
+    def _follow(self, nginx: str, process: Process, log: AccessLog, stopping: Event) -> None:
+        measured_s = -_DISK_PERIOD_S
+        while process.poll() is None:
+            if time.monotonic() - measured_s >= _DISK_PERIOD_S:
+                self._figures.measure(self._folder / _PARTS)
+                measured_s = time.monotonic()
+            log.read(self._figures)
+            if log.rotate():
+                process.send_signal(signal.SIGUSR1)
+            self._publish()
+            if stopping.wait(_PERIOD_S):
+                return
+            is_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
+            if (now := self._stamps()) != self._seen or is_due:
+                self._seen, self._tried_s = now, time.monotonic()
+                self._reload(nginx, process)
+
+    def _reload(self, nginx: str, process: Process) -> None:
+        """Have nginx use the sources as they are now; until they can be used, the previous configuration stays."""
+        previous = self._config.read_text()
+        try:
+            tier = self._read()
+            self._config.write_text(render(tier, tier.node(self._name)))
+            _check(nginx, self._config)
+            _reload_nginx(process, tier.front, tier.digest)
+        except (ShardcacheError, OSError) as exn:
+            self._config.write_text(previous)
+            reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
+            if reason != self._stale:
+                self._say(f"the previous configuration stays in use: {exn}")
+            self._stale = reason
+            return
+        self._tier, self._stale = tier, None
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        count = len(self._tier.nodes)
+        self._ready(f"{count} node{'' if count == 1 else 's'}, digest {self._tier.digest}")
+
+    def _publish(self) -> None:
+        """Write the figures to the file that nginx serves."""
+        free_bytes = shutil.disk_usage(self._folder).free
+        page: dict[str, object] = {"node": self._node.name, "started_s": self._started_s, "free_bytes": free_bytes}
+        page |= {"stale": self._stale, "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node))}
+        fresh = self._run / f".{_STATUS_FILE}"
+        fresh.write_text(json.dumps(page | asdict(self._figures)))
+        fresh.chmod(0o644)  # for nginx's workers
+        fresh.replace(self._run / _STATUS_FILE)
+
+    def _stamps(self) -> list[tuple[int, int] | None]:
+        stamps: list[tuple[int, int] | None] = []
+        for path in self._watched:
+            try:
+                found = path.stat()
+                stamps.append((found.st_mtime_ns, found.st_ino))
+            except OSError:  # being replaced
+                stamps.append(None)
+        return stamps
+
+
+def prepare(folder: Path, boot_id: str | None = None) -> bool:
+    """Make a cache folder ready for use; return True if its parts were removed.
+
+    After a power loss, files may hold bytes that never reached the disk. Parts are kept if this machine has not booted
+    since they were written, or if the tier was stopped before it went down.
+    """
+    boot_id = boot_id or _BOOT_ID.read_text().strip()
+    boot, clean = folder / _BOOT, folder / _CLEAN
+    written = boot.read_text() if boot.exists() else None
+    unclean = (folder / _PARTS).exists() and written != boot_id and not clean.exists()
+    if unclean:
+        shutil.rmtree(folder / _PARTS)
+    boot.write_text(boot_id)
+    clean.unlink(missing_ok=True)
+    fsync_path(folder)
+    return unclean
+
+
+def finish(folder: Path) -> None:
+    """Mark a folder as cleanly stopped, once all of it is on the disk."""
+    os.sync()
+    (folder / _CLEAN).touch()
+    fsync_path(folder)
+
+
+def _expiry_s(tls: Tls | None) -> float | None:
+    """Return the time at which a node's certificates expire; None if it has none, or cannot tell."""
+    try:
+        from shardcache.cluster.authority import expiry_s
+
+        return None if tls is None else expiry_s(tls)
+    except (OSError, ValueError, ModuleNotFoundError):  # being replaced; nginx was started without the extra `cluster`
+        return None
+
+
+@dataclass(slots=True)
+class Figures:
+    """Requests that a node served as an owner since its tier was started, and its cached parts.
+
+    Attributes:
+        hits: requests answered from its disk.
+        misses: requests for which it asked the store.
+        refused: requests that were refused, such as those that the store did not permit.
+        from_tier_bytes: bytes of parts that it sent from its disk.
+        from_store_bytes: bytes of parts that it received from the store.
+        files: number of cached parts.
+        cached_bytes: their size.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0
+    from_tier_bytes: int = 0
+    from_store_bytes: int = 0
+    files: int = 0
+    cached_bytes: int = 0
+
+    def add(self, row: dict[str, object]) -> None:
+        """Add one request to an owner."""
+        if row["status"] != 206:
+            self.refused += 1
+        elif row["cache"] == "HIT":
+            self.hits += 1
+            self.from_tier_bytes += _number(row["sent_bytes"])
+        else:
+            self.misses += 1
+            self.from_store_bytes += sum(map(_number, str(row["received_bytes"]).replace(":", ",").split(",")))
+
+    def measure(self, folder: Path) -> None:
+        """Count the cached parts in a folder."""
+        self.files = self.cached_bytes = 0
+        for where, _folders, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # evicted meanwhile
+                    self.cached_bytes += os.stat(os.path.join(where, name)).st_size  # noqa: PTH116, PTH118  # of 100,000
+                    self.files += 1
+
+
+def _number(text: object) -> int:
+    digits = str(text).strip()
+    return int(digits) if digits.isdigit() else 0
+
+
+class AccessLog:
+    """Reads what nginx adds to its access log; keeps one previous file of it.
+
+    Args:
+        path: the log.
+        owner_port: port of the requests that count: those to the front are repeated at the owner.
+    """
+
+    def __init__(self, path: Path, owner_port: int) -> None:
+        self._path, self._owner_port = path, owner_port
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self, figures: Figures) -> None:
+        """Add the lines since the last call."""
+        for line in self._lines():
+            with suppress(ValueError):  # the disk was full in the middle of a line
+                if (row := json.loads(line))["port"] == self._owner_port:
+                    figures.add(row)
+
+    def rotate(self) -> bool:
+        """Set the log aside if it is large; nginx has to reopen it then. Call it after `read`."""
+        if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
+            return False
+        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        self._position = 0
+        return True
+
+    def _lines(self) -> Iterator[bytes]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            while end := (data := file.read(_READ_BYTES)).rfind(b"\n") + 1:
+                self._position += end
+                file.seek(self._position)
+                yield from data[:end].splitlines()
+
+
+def _program() -> str:
+    """Return the path of nginx on this machine. Raises ConfigError."""
+    if (found := shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS)))) is None:
+        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
+    return found
+
+
+def _default_user(nginx: str) -> str:
+    """Return the user of its workers if root starts it without naming one."""
+    built = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r"--user=(\S+)", built)
+    return found[1] if found else "nobody"
+
+
+def _check(nginx: str, config: Path) -> None:
+    """Raise ConfigError if nginx rejects a file of its configuration."""
+    done = subprocess.run([*_command(nginx, config), "-t", "-q"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
+
+
+def _start(nginx: str, config: Path) -> Process:
+    """Start nginx. Call it in the main thread of a process without others: the kernel ties nginx to the thread."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # workers of a killed nginx become this process's own children
+
+    def end_with_parent() -> None:
+        # SIGTERM, so that nginx ends its workers, too.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before that call
+            os._exit(1)
+
+    return subprocess.Popen(_command(nginx, config), stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+
+
+def _wait_until_listening(process: Process, pid_file: Path) -> bool:
+    """Return True as soon as nginx has bound its addresses, which it tells by its pid file; False if it has ended."""
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            if pid_file.read_text().strip() == str(process.pid):
+                return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _reload_nginx(process: Process, front: str, digest: str) -> None:
+    """Have nginx use its changed configuration. Raises ConfigError unless it then serves the list with this digest."""
+    process.send_signal(signal.SIGHUP)
+    deadline_s = time.monotonic() + _RELOAD_LIMIT_S
+    while time.monotonic() < deadline_s:
+        with suppress(OSError, ValueError, http.client.HTTPException):
+            if digest in answer_of(front):
+                return
+        time.sleep(_POLL_S)
+    raise ConfigError("nginx did not take its new configuration", remedy="see its messages")
+
+
+def _end(process: Process) -> int:
+    """Stop nginx, and kill the workers that it left if it was killed; return its exit status."""
+    process.terminate()
+    try:
+        process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    status = process.wait()
+    while left := Path(f"/proc/self/task/{get_native_id()}/children").read_text().split():
+        for pid in map(int, left):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return status
+
+
+def _command(nginx: str, config: Path) -> list[str | Path]:
+    return [nginx, "-e", "stderr", "-c", config]  # else it begins with a log in a folder of root's

@@ -10,7 +10,8 @@ import json
 import sys
 from contextlib import closing
 
-_PATH = "/.shardcache/peers"
+PEERS = "/.shardcache/peers"
+STATUS = "/.shardcache/status"
 _LIMIT_S = 5.0
 _FAILED, _USAGE = 1, 2
 
@@ -25,7 +26,7 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
     Raises OSError if nothing answers, and ValueError if something else does.
     """
     with closing(http.client.HTTPConnection(front, timeout=limit_s)) as connection:
-        connection.request("GET", _PATH)
+        connection.request("GET", PEERS)
         answer = connection.getresponse()
         body = answer.read()
     try:

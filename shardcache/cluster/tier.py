@@ -1,4 +1,4 @@
-"""`Tier`: everything that the nodes of one cluster have in common, and the object stores behind it."""
+"""What the nodes of one cluster have in common: the list of them, the ring of who owns what, `Tier`, its stores."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import hashlib
 import ipaddress
 import math
 import re
+import socket
+import struct
 import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+from zlib import crc32
 
-from shardcache.cluster.node_list import Node
+from braceexpand import braceexpand
+
 from shardcache.errors import ConfigError
 from shardcache.units import duration
 
@@ -26,12 +33,169 @@ RUN_DIR = "/run/shardcache-tier"
 PEER_NAME = "shardcache-tier"
 """Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
 
-_WARNED_S = 30 * 86400.0
-
 NODE_PLACEHOLDER = "{node}"
 
+_WARNED_S = 30 * 86400.0
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PORTS = {"http": 80, "https": 443}
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_RANGES = re.compile(r"\[([0-9,-]+)\]")
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+_OUTSIDE = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
+_MAX_NODES = 4096
+
+_POINTS = 160
+_SPACE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: name of its files and in reports.
+        address: IP address by which the other nodes reach it.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if the address reaches only this machine."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def at(self, port: int) -> str:
+        """Return HOST:PORT of one of its ports."""
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
+
+
+def parse(text: str) -> tuple[Node, ...]:
+    """Return the nodes of a list, in its order.
+
+    Names that have no address in the list are resolved here, so that the files of all nodes agree on the addresses:
+    they decide who owns what.
+
+    Args:
+        text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in Slurm, `node[1-8]`,
+            or as in a shell, `node{1..8}`; the rest of a line after `#` is ignored.
+
+    Raises ConfigError.
+    """
+    lines = (line.partition("#")[0] for line in text.splitlines())
+    nodes = tuple(_node(entry) for line in lines for item in _OUTSIDE.findall(line) for entry in _expanded(item))
+    if not nodes:
+        raise ConfigError("the list of nodes is empty", remedy="write --nodes node1,node2 or --nodes FILE")
+    for attribute in ("name", "address"):
+        values = [getattr(node, attribute) for node in nodes]
+        if twice := next((value for value, count in Counter(values).items() if count > 1), None):
+            raise ConfigError(f"the list of nodes has the {attribute} {twice} twice", remedy="list each node once")
+    if len({node.is_loopback for node in nodes}) > 1:
+        local = next(node for node in nodes if node.is_loopback)
+        raise ConfigError(
+            f"{local.name} has the loopback address {local.address} here, which no other node can reach",
+            remedy=f"write {local.name}=ADDRESS with the address that other nodes connect to",
+        )
+    return nodes
+
+
+def _expanded(item: str) -> Iterator[str]:
+    try:
+        for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
+            if number == _MAX_NODES:
+                raise ConfigError(f"{item!r} stands for more than {_MAX_NODES:,} nodes", remedy="list fewer nodes")
+            yield entry
+    except ValueError:
+        raise ConfigError(f"{item!r} has unbalanced braces", remedy="write node{1..8} or node[1-8]") from None
+
+
+def _braces(ranges: re.Match[str]) -> str:
+    items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
+    return items[0] if len(items) == 1 else f"{{{','.join(items)}}}"
+
+
+def _node(entry: str) -> Node:
+    name, given, address = entry.partition("=")
+    if not _NAME.fullmatch(name) and not _is_address(name):
+        raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
+    if given and not _is_address(address):
+        raise ConfigError(f"{address!r} is not an IP address", remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1")
+    return Node(name, str(ipaddress.ip_address(address if given else _resolved(name))))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolved(name: str) -> str:
+    if _is_address(name):
+        return name
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as exn:
+        remedy = f"write {name}=ADDRESS, or take the node off the list"
+        raise ConfigError(f"the node {name} has no address: {exn.strerror}", remedy=remedy) from None
+    return min({str(info[4][0]) for info in found}, key=lambda text: (":" in text, text))
+
+
+def key_of(url: str) -> str:
+    """Return the key under which the tier looks for the owner of a shard: the url's host and path, as requested.
+
+    Args:
+        url: http(s) url as it is requested from the object store, percent-encoded; its query does not matter.
+    """
+    parts = urlsplit(url)
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class Ring:
+    """Consistent hashing as nginx does it (`hash … consistent`): which node owns which shard.
+
+    nginx and Cache::Memcached::Fast agree on this ring: 160 points per node, each the CRC-32 of the node's address and
+    of the point before it; the owner of a key is the node of the first point that is not below the key's CRC-32.
+
+    Args:
+        addresses: HOST:PORT of each node, as in nginx.conf. Their order does not matter.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        found = sorted((point, address) for address in addresses for point in _points(address))
+        self._owners = dict(reversed(found))  # of two nodes with the same point, the first has it
+        self._points = sorted(self._owners)
+
+    def owner(self, key: str) -> str:
+        """Return the address of the node that owns a key."""
+        return self._owners[self._points[self._following(key)]]
+
+    def owners(self, key: str) -> list[str]:
+        """Return all addresses, the owner first, then in the order in which they take over from it."""
+        start = self._following(key)
+        return list(dict.fromkeys(self._owners[point] for point in self._points[start:] + self._points[:start]))
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of all keys that each node owns."""
+        shares = dict.fromkeys(self._owners.values(), 0.0)
+        before = self._points[-1] - _SPACE
+        for point in self._points:
+            shares[self._owners[point]] += (point - before) / _SPACE
+            before = point
+        return shares
+
+    def _following(self, key: str) -> int:
+        return bisect_left(self._points, crc32(key.encode())) % len(self._points)
+
+
+def _points(address: str) -> Iterator[int]:
+    host, _, port = address.rpartition(":")
+    seed, point = crc32(f"{host}\0{port}".encode()), 0
+    for _ in range(_POINTS):
+        point = crc32(struct.pack("<I", point), seed)
+        yield point
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +237,6 @@ class Upstream:
             )
         return store
 
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}"
-
     @property
     def authority(self) -> str:
         """Host header of requests to it."""
@@ -90,11 +251,7 @@ class Upstream:
     @property
     def is_address(self) -> bool:
         """True if the host is an IP address."""
-        try:
-            ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return True
+        return _is_address(self.host)
 
 
 @dataclass(frozen=True, slots=True)

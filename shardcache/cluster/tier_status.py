@@ -10,10 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from shardcache.cluster.nginx import PEERS, STATUS
-from shardcache.cluster.node_list import Node
-from shardcache.cluster.ring import Ring
-from shardcache.cluster.tier import PEER_NAME, Tls, expiry_warning
+from shardcache.cluster.nginx_probe import PEERS, STATUS
+from shardcache.cluster.tier import PEER_NAME, Node, Ring, Tls, expiry_warning
 from shardcache.errors import ConfigError
 
 # Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.

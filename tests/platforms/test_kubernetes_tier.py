@@ -11,8 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from shardcache.cluster.node_list import parse
-from shardcache.cluster.tier import OWNER_PORT, Tier
+from shardcache.cluster.tier import OWNER_PORT, Tier, parse
 from support.cluster import network
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network

@@ -20,7 +20,7 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, me, of_error, ok, skipped, warning
-from shardcache.cluster.nginx import PEERS, STATUS
+from shardcache.cluster.nginx_probe import PEERS, STATUS
 from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError

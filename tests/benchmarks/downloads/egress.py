@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardcache.cluster.ring import Ring
+from shardcache.cluster.tier import Ring
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology

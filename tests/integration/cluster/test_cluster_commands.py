@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cluster.authority import issue_all
-from shardcache.cluster.node_list import parse
-from shardcache.cluster.tier import PEER_NAME, Tls
+from shardcache.cluster.authority import issue
+from shardcache.cluster.tier import PEER_NAME, Tls, parse
 from shardcache.cluster.tier_status import ask
 from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.programs.cli import shardcache
@@ -74,7 +73,7 @@ def test_a_store_of_tls_is_named(tmp_path: Path) -> None:
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates of three nodes."""
     folder = tmp_path_factory.mktemp("tls")
-    issue_all(parse("node1=127.0.0.2"), folder, 30)
+    issue(parse("node1=127.0.0.2"), folder, 30)
     return folder
 
 
@@ -97,7 +96,7 @@ def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
 @needs_nginx
 def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Path, tmp_path: Path) -> None:
     """Without a certificate, or with one of another cluster, an owner tells nothing."""
-    issue_all(parse("stranger=127.0.0.9"), tmp_path, 30)
+    issue(parse("stranger=127.0.0.9"), tmp_path, 30)
     owner = secure.tier.nodes[0].at(secure.tier.owner_port)
     trusted = issued / "ca.pem"
     for folder, status in ((issued / "node1", 200), (Path(), 400), (tmp_path / "stranger", 400)):

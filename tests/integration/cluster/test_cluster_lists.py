@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from shardcache.cluster.authority import issue_all
-from shardcache.cluster.node_list import parse
-from shardcache.cluster.running import NodeTier
-from shardcache.cluster.tier import Tier, Tls, Upstream
+from shardcache.cluster.authority import issue
+from shardcache.cluster.nginx import NodeTier
+from shardcache.cluster.tier import Tier, Tls, Upstream, parse
 from shardcache.cluster.tier_status import ask
 from shardcache.errors import ConfigError
 from shardcache.origin.registry import TierState
@@ -142,7 +141,7 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
     """By status, by doctor, and to the daemon, which has it in its own status and metrics."""
     nodes, front, port = tmp_path / "nodes", f"127.0.0.1:{free_port()}", free_port()
     nodes.write_text(ONE)
-    (issued,) = issue_all(parse(ONE), tmp_path / "tls", 7)
+    (issued,) = issue(parse(ONE), tmp_path / "tls", 7)
     tls = Tls(issued.folder / "ca.pem", issued.folder / "node.pem", issued.folder / "node.key")
     with forked(tmp_path, nodes, nodes.read_text, tls=tls, front=front, owner_port=port):
         eventually((tmp_path / "run" / "status.json").exists)

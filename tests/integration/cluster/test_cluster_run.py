@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cluster.running import finish, prepare
+from shardcache.cluster.nginx import finish, prepare
 from support.cluster.tier_nodes import needs_nginx, tier_findings
 from support.network.ports import free_port
 from support.programs.cli import Ran, shardcache

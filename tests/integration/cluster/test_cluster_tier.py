@@ -18,7 +18,7 @@ import botocore.session
 import pytest
 from botocore.config import Config
 
-from shardcache.cluster.ring import Ring, key_of
+from shardcache.cluster.tier import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.name_server import NameServer
 from support.programs.daemon import eventually

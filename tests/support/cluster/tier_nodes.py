@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from shardcache.cluster.nginx import render
-from shardcache.cluster.node_list import Node, parse
-from shardcache.cluster.tier import Tier, Tls, Upstream
+from shardcache.cluster.tier import Node, Tier, Tls, Upstream, parse
 from support.cluster.tier import NGINX, Nginx
 from support.network.ports import free_port
 from support.programs.cli import shardcache

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.cluster.nginx import time_limits
-from shardcache.cluster.node_list import parse
-from shardcache.cluster.ring import Ring, key_of
-from shardcache.cluster.tier import Upstream
+from shardcache.cluster.tier import Ring, Upstream, key_of, parse
 from shardcache.errors import ConfigError
 from shardcache.origin.registry import QUESTION
 
