@@ -1,17 +1,12 @@
 """One rank of four for `test_model_parallelism`, two of which hold each copy of a model.
 
-    torchrun … parallel_job.py RECIPE SOCKET URLS OUT_FOLDER
-
-It trains two epochs, and writes down its share, its batches, and the state after each.
+It trains two epochs, and returns its share, its batches, and the state after each.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -162,13 +157,12 @@ def error(call: Callable[[], object]) -> str | None:
     return None
 
 
-def main() -> None:
+def parallel(recipe: str, socket: str, urls: str) -> dict[str, Any]:
     """Be one rank."""
-    recipe, socket, urls, out = sys.argv[1:]
     dist.init_process_group("gloo")
     job = Job(recipe, socket, urls)
     taken, states = job.stop()
-    report = {
+    return {
         "train": job.train(),
         "stopped": taken,
         "rest": job.rest(states),
@@ -178,10 +172,3 @@ def main() -> None:
         "no mesh": job.without_mesh(),
         "other seeds": job.other_seeds(),
     }
-    (Path(out) / f"{dist.get_rank()}.json").write_text(json.dumps(report))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

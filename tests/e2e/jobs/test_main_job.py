@@ -6,23 +6,21 @@ import bz2
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jobs import train
 
 from shardcache.errors import AccessDeniedError, NotFoundError, TruncatedShardError
 from shardcache.store.partial import zstd
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
-from support.programs.guard import GUARD_S
+from support.programs.ranks import torchrun
 from support.shards.tars import make_tar, random_samples
 from support.stores.seaweedfs import SeaweedFS
 
-SCRIPT = Path(__file__).with_name("training_job.py")
 SHARDS = 6
 SAMPLES = 20
 SIZES = {"jpg": 30_000, "cls": 2}
@@ -60,17 +58,14 @@ def keys_of(dataset: ShardDataset) -> list[str]:
 
 
 @pytest.mark.slow
-def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str, tmp_path: Path) -> None:
+def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str) -> None:
     """Two epochs by two ranks of two workers: each sample once an epoch, each byte once from the store."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
-    where = [str(daemon.socket), f"{bucket}/index.json", str(tmp_path), "fork"]
-    done = subprocess.run([*command, str(SCRIPT), *where], capture_output=True, text=True, timeout=GUARD_S, check=False)
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    ranks = torchrun(train, daemon.socket, f"{bucket}/index.json", "fork")
     for epoch in range(2):
         keys = [key for rank in ranks for key in rank[epoch]]
         assert sorted(keys) == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
     eventually(lambda: daemon.sessions() == 0)
+    assert daemon.leases() == 0
     wanted_bytes = sum(len(shard(number)) for number in range(SHARDS))
     assert daemon.status()["counters"]["origin_bytes"] == wanted_bytes
 

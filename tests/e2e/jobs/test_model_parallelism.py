@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from parallel_job import parallel
 
 import support
-from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
+from support.programs.ranks import torchrun
 from support.shards.tars import KEYS
 
 pytestmark = pytest.mark.slow
 
-JOB = Path(__file__).with_name("parallel_job.py")
 MEGATRON = Path(support.__file__).parent / "megatron"
 COPIES = {"titan": [0, 0, 1, 1], "megatron": [0, 0, 1, 1], "pipeline": [0, 1, 0, 1]}  # by rank, in each recipe
 LINES = {
@@ -40,19 +36,9 @@ def recipe(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ranks(recipe: str, train: str, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+def ranks(recipe: str, train: str, daemon: Daemon) -> list[Report]:
     """The report of each rank."""
-    out = tmp_path_factory.mktemp(recipe)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [*command, str(JOB), recipe, str(daemon.socket), train, str(out)],
-        env=clean_environment({"OMP_NUM_THREADS": "1", "PYTHONPATH": str(MEGATRON)}),
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(4)]
+    return torchrun(parallel, recipe, daemon.socket, train, ranks=4, PYTHONPATH=str(MEGATRON))
 
 
 @pytest.fixture

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import listed
 
 from shardcache_client import ShardDataset
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
+from support.programs.ranks import processes
 from support.shards.tars import make_tar, random_samples, write_shards
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).with_name("manifest_job.py")
 SHARDS = 4
 SAMPLES = 5
 OLD_KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
@@ -55,32 +52,11 @@ def nodes(source: Path) -> Iterator[list[Daemon]]:
 
 def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls: str) -> list[Told]:
     """Run a job of a rank for each socket; return what each has told."""
-    port = free_port()
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
-    if init == "env":
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    method = "env://" if init == "env" else f"{init}://{f'127.0.0.1:{port}' if init == 'tcp' else out / 'meet'}"
-    ranks = [
-        subprocess.Popen(
-            [
-                *(sys.executable, str(SCRIPT), urls, str(where), str(out / f"{rank}.json"), when, workers, method),
-                *(str(rank), str(len(sockets))),
-            ],
-            env=env,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, where in enumerate(sockets)
-    ]
-    try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=GUARD_S)
-            assert process.returncode == 0, errors
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(len(sockets))]
+    port = str(free_port())
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if init == "env" else {}
+    method = {"env": "env://", "tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{out}/meet"}[init]
+    arguments = [(urls, socket, when, workers, method, rank, len(sockets)) for rank, socket in enumerate(sockets)]
+    return processes(listed, arguments, **env)
 
 
 @pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("file", "none")])

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import webdataset as wds
 from accelerate.data_loader import IterableDatasetShard
+from jobs import accelerated
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from shardcache_client.webdataset import WebDataset
-from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
-
-JOB = Path(__file__).with_name("resharding_job.py")
+from support.programs.ranks import torchrun
 
 Wrap = Callable[[ShardDataset], Iterable[Any]]
 Make = Callable[..., ShardDataset]
@@ -135,24 +129,19 @@ def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) ->
 
 
 @pytest.mark.slow
-def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon, tmp_path: Path) -> None:
+def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon) -> None:
     """Two processes under `accelerator.prepare` get the typed error, both of them, with and without workers.
 
     Where each process reads all samples, `accelerator.prepare` shares them out, each once. So does a loader that is not
     prepared, and `gather_for_metrics` leaves none out.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(JOB), str(daemon.socket), index, str(tmp_path)]
-    done = subprocess.run(
-        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=GUARD_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [list(map(json.loads, (tmp_path / f"{rank}.jsonl").read_text().splitlines())) for rank in range(2)]
-    for rows in zip(*ranks, strict=True):
-        name, keys = rows[0]["name"], [row["keys"] for row in rows]
+    ranks = torchrun(accelerated, daemon.socket, index)
+    for name in ranks[0]:
+        keys, errors = [rank[name]["keys"] for rank in ranks], [rank[name]["error"] for rank in ranks]
         if name.startswith("every rank reads all"):
             assert sorted(chain(*keys)) == list(range(200)), name
         elif name == "not prepared, gathered":
-            assert [sorted(gathered) for gathered in keys] == [list(range(200))] * 2
+            assert [sorted(each) for each in keys] == [list(range(200))] * 2
         else:
-            assert all("accelerator.prepare()" in (row["error"] or "") and not row["keys"] for row in rows), rows
+            assert keys == [[], []], name
+            assert all("accelerator.prepare()" in (error or "") for error in errors), errors

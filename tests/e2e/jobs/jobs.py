@@ -1,0 +1,185 @@
+"""Training jobs of these tests: functions that `support.programs.ranks` runs as ranks, and what they read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from shardcache.errors import ConfigError, ShardcacheError
+from shardcache_client import ShardDataset
+
+BATCH = 5
+KILLED_AT = {0: (1, 4), 1: (0, 6)}  # attempt: rank, and the step of the epoch after which it is killed
+
+
+def keys(batch: list[dict[str, Any]]) -> list[str]:
+    """Return the keys of a batch."""
+    return [sample["__key__"] for sample in batch]
+
+
+def shuffled(urls: str, socket: str, **options: Any) -> ShardDataset:
+    """Return the dataset of most jobs."""
+    return ShardDataset(urls, shuffle=True, seed=7, batch_size=BATCH, socket=socket, **options)
+
+
+def meet(init_method: str | None = None, rank: str | int = -1, world_size: str | int = -1) -> None:
+    """Initialise torch.distributed."""
+    dist.init_process_group("gloo", init_method, timedelta(seconds=60), int(world_size), int(rank))
+
+
+def train(socket: str, urls: str, method: str, *rendezvous: str) -> list[list[str]]:
+    """Read two epochs by two workers; with a rendezvous, torch.distributed is the only one who knows the ranks."""
+    if rendezvous:
+        meet(*rendezvous)
+    ds = ShardDataset(urls, shuffle=True, shuffle_window=2, seed=7, socket=socket, job="test-job")
+    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    return [[sample["__key__"] for sample in loader] for _ in range(2)]
+
+
+def look(socket: str, urls: str, scenario: str) -> dict[str, Any]:
+    """Train in step with the other rank, of which rank 0 looks at samples alone, or both leave epochs early.
+
+    Scenarios: `look`, rank 0 looks before the other begins, and while they read, through the dataset and loaders;
+    `own`, so it does while both read through the dataset's own loader; `early`, each epoch is left after four batches.
+    """
+    warned: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shardcache").addHandler(handler)
+    meet()
+    rank, dataset = dist.get_rank(), shuffled(urls, socket, timeout_s=60)
+    plain: Any = DataLoader(dataset, batch_size=BATCH, num_workers=rank, collate_fn=keys)
+    loader = dataset.loader(num_workers=rank, collate_fn=keys) if scenario == "own" else plain
+
+    def glance() -> None:
+        if scenario != "early" and not rank:
+            for each in (dataset, loader, dataset.loader(batch_size=3, num_workers=1, collate_fn=keys)):
+                next(iter(each))
+
+    glance()
+    dist.barrier()
+    read: list[list[str]] = []
+    for _ in range(2):
+        read.append([])
+        for batch in islice(loader, 4 if scenario == "early" else None):
+            read[-1] += batch
+            glance()
+            dist.barrier()
+        dist.barrier()
+    return {"read": read, "warned": warned}
+
+
+def elastic(socket: str, urls: str, out: str) -> None:
+    """Gather the keys of each step on rank 0, which saves them with its loader's state.
+
+    In the first two attempts one rank kills itself late in the first epoch; two workers per rank outlive it for a
+    moment.
+    """
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    meet()
+    rank = dist.get_rank()
+    loader = shuffled(urls, socket).loader(num_workers=2, collate_fn=keys)
+    saved = Path(out, "job.json")
+    job = json.loads(saved.read_text()) if saved.exists() else {"read": [], "step": 0}
+    if "state" in job:
+        loader.load_state_dict(job["state"])
+    read, first = job["read"], loader.epoch
+    for epoch in range(first, 2):
+        done = job["step"] if epoch == first else 0
+        for step, batch in enumerate(loader, done + 1):
+            gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(gathered, batch)
+            read += [[epoch, key] for keys_of_rank in gathered for key in keys_of_rank]
+            if rank == 0:
+                temporary = saved.with_suffix(".new")
+                temporary.write_text(json.dumps({"read": read, "step": step, "state": loader.state_dict()}))
+                temporary.replace(saved)
+            if KILLED_AT.get(attempt) == (rank, step):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def listed(
+    urls: str, socket: str, when: str, workers: str, init_method: str, rank: str, world_size: str
+) -> dict[str, Any]:
+    """Read one rank's share, or return its error.
+
+    When: `early`, torch.distributed is initialised before the dataset is made; `late`, after; `alone`, before, and only
+    the last rank makes a dataset; `drawn`, before, and the seed is drawn; `split`, before, and all read the same part
+    of a split; `astray`, before, and each splits by a seed of its own.
+    """
+    told: dict[str, Any] = {"keys": None, "error": None}
+    if when != "late":
+        meet(init_method, rank, world_size)
+    try:
+        if when == "alone" and int(rank) < int(world_size) - 1:
+            return told
+        options = {"shuffle": True, "seed": None} if when == "drawn" else {}
+        ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60, **options)
+        if when in ("split", "astray"):
+            ds = ds.split(0.5, 0.5, seed=int(rank) if when == "astray" else 0)[0]
+        if when == "late":
+            meet(init_method, rank, world_size)
+        method = {} if workers == "none" else {"num_workers": 2, "multiprocessing_context": workers}
+        told["keys"] = [sample["__key__"] for sample in DataLoader(ds, batch_size=None, **method)]
+    except ShardcacheError as exn:
+        told["error"] = f"{type(exn).__name__}: {exn}"
+    return told
+
+
+def accelerated(socket: str, urls: str) -> dict[str, dict[str, Any]]:
+    """Ask for samples through Accelerate; return the keys or the error of each case."""
+    from accelerate import Accelerator
+
+    make = partial(ShardDataset, urls, socket=socket, batch_size=5, decode=number)
+    Accelerator(cpu=True)
+    everything = {"rank": 0, "world_size": 1}
+    cases: dict[str, Callable[[], list[int]]] = {
+        "sharded": lambda: prepared(make()),
+        "sharded, with a worker": lambda: prepared(make(), num_workers=1),
+        "dispatched": lambda: prepared(make(), dispatch=True),
+        "dispatched, with a worker": lambda: prepared(make(), dispatch=True, num_workers=1),
+        "dispatched, spawned": lambda: prepared(make(), dispatch=True, num_workers=1, multiprocessing_context="spawn"),
+        "every rank reads all, sharded": lambda: prepared(make(**everything)),
+        "every rank reads all, dispatched": lambda: prepared(make(**everything), dispatch=True, num_workers=1),
+        "not prepared, gathered": lambda: gathered(make()),
+    }
+    told: dict[str, dict[str, Any]] = {name: {"keys": [], "error": None} for name in cases}
+    for name, case in cases.items():
+        try:
+            told[name]["keys"] = case()
+        except ConfigError as exn:
+            told[name]["error"] = str(exn)
+    return told
+
+
+def number(sample: dict[str, Any]) -> torch.Tensor:
+    """Return the number of a sample: a dispatcher sends tensors alone."""
+    return torch.tensor(int(sample["__key__"]))
+
+
+def prepared(dataset: ShardDataset, *, dispatch: bool = False, **options: Any) -> list[int]:
+    """Read an epoch through `accelerator.prepare`."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+    return [int(number) for batch in accelerator.prepare(DataLoader(dataset, 5, **options)) for number in batch]
+
+
+def gathered(dataset: ShardDataset) -> list[int]:
+    """Read an epoch by a loader that is left out of `accelerator.prepare`, and gather it as metrics are."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    return [int(each) for batch in DataLoader(dataset, 7) for each in accelerator.gather_for_metrics(batch)]
