@@ -33,14 +33,10 @@ _MIN_BYTES = 64 * 1024
 
 
 class Health:
-    """Health of the cache folder's disk: checked periodically, right after an error, and with backoff while it fails.
-
-    Attributes:
-        error: the present problem; None while healthy. With an error, cached shards are served but none is fetched.
-    """
+    """Health of the cache disk: checked periodically, right after an error, and with backoff while it fails."""
 
     def __init__(self, residency: Residency) -> None:
-        self.error: DiskError | None = None
+        self.error: DiskError | None = None  # with an error, cached shards are served but none is fetched
         self.residency = residency
         self._store = residency.store
         self._since_s = time.monotonic()
@@ -151,17 +147,11 @@ class Health:
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Progress of the round. Shards are checked in the order of their keys, which are hashes.
+    """Progress of the round, in seconds since the epoch. Shards are checked in the order of their keys, hashes."""
 
-    Attributes:
-        key: the last key checked in this round; the one after it has gone unchecked for longest.
-        begun_s: start of the round, seconds since the epoch.
-        ended_s: end of the last complete round; None before the first.
-    """
-
-    key: str = ""
+    key: str = ""  # the last one checked in this round; the one after it has gone unchecked for longest
     begun_s: float = 0.0
-    ended_s: float | None = None
+    ended_s: float | None = None  # of the last complete round; None before the first
 
     @classmethod
     def from_row(cls, row: object) -> Self:
@@ -173,12 +163,7 @@ class ScrubProgress:
 
 
 class Scrubber:
-    """Checks one shard after another against its checksums, at a bounded rate.
-
-    Args:
-        rate_bytes_per_s: reading rate; 0 disables scrubbing.
-        pause_s: time between the end of one round and the start of the next.
-    """
+    """Checks one shard after another, at a bounded rate; 0 disables it. Rounds are at least `pause_s` apart."""
 
     def __init__(self, health: Health, rate_bytes_per_s: int, pause_s: float) -> None:
         self._health = health

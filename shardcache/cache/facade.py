@@ -20,7 +20,7 @@ from shardcache.cache.planner import History, Planner, Revalidation
 from shardcache.cache.readers import Loader, Reader, Readers
 from shardcache.cache.residency import Residency
 from shardcache.cache.transfers import Leasing, Prefetcher, Published, Transfers
-from shardcache.cache.views import LiveView, Overview
+from shardcache.cache.views import Overview
 from shardcache.cache.waits import Transfer, Turns
 from shardcache.cache.warming import Send, Warming, reporting
 from shardcache.config import Settings
@@ -72,8 +72,7 @@ class Cache:
         leasing = Leasing(self._transfers, self._health, history, self._revalidation)
         self._readers = Readers(leasing, self.turns, settings.plan_memory)
         self._warming = Warming(leasing, origins, downloader, indexers, max_transfers)
-        self._overview = Overview(self._readers, prefetcher, downloader, origins)
-        self.live_view = LiveView(self._readers, self._overview.reason)
+        self.overview = Overview(self._readers, prefetcher, downloader, origins)
 
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
@@ -275,7 +274,7 @@ class Cache:
 
     def reason(self, transfer: Transfer) -> str:
         """Return a human-readable reason why a transfer has not finished yet."""
-        return self._overview.reason(transfer)
+        return self.overview.reason(transfer)
 
     def listing_reason(self, patterns: Sequence[str]) -> str:
         """Return a human-readable reason why patterns are not resolved yet."""
@@ -285,7 +284,7 @@ class Cache:
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""
         own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
-        return self._overview.page(self.visible_to(peer)) | own
+        return self.overview.page(self.visible_to(peer)) | own
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""

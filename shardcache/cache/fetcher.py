@@ -206,11 +206,20 @@ class Fetcher:
         Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
         PostponedError if others need that space and no reader waits for the shard.
         """
-        rule = self._origins.rule(partial.obj.url)
         tar, facts = await self._plain_tar(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
-        samples = await self._index(IndexRequest.of(tar, facts, sidecar, rule, allowed_bytes), claim)
+        rule = self._origins.rule(partial.obj.url)
+        request = IndexRequest(
+            str(tar),
+            str(sidecar),
+            facts.to_json(),
+            facts.url,
+            rule.require_end,
+            allowed_bytes,
+            rule.ignore_trailing_data,
+        )
+        samples = await self._index(request, claim)
         facts = replace(facts, samples=samples)
         await self._history.remember(facts)
         shard = await self._store.publish(partial.key, tar, sidecar, facts)

@@ -36,15 +36,10 @@ _INDEX_TTL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The shards that a list of patterns matches.
-
-    Attributes:
-        refs: the shards, in the order of the patterns.
-        remembered: number of sample counts that come from this daemon's own catalogue; other nodes may lack them.
-    """
+    """The shards that a list of patterns matches, in the order of the patterns."""
 
     refs: list[ShardRef]
-    remembered: int
+    remembered: int  # sample counts that come from this daemon's own catalogue; other nodes may lack them
 
 
 class Manifests:
@@ -141,10 +136,7 @@ class Manifests:
             total -= len(self._listed.pop(next(iter(self._listed)))[1])
 
     def _lifetime_s(self, pattern: str) -> float:
-        """Return how long a listing may be reused.
-
-        An index file costs one request, and may just have been updated for the job that asks.
-        """
+        # An index file costs one request, and may just have been updated for the job that asks.
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
 
 

@@ -33,19 +33,12 @@ _COLLECT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned shard.
+    """A pinned shard."""
 
-    Attributes:
-        url: the shard's url, redacted as in its sidecar.
-        key: cache key of the pinned version.
-        size_bytes: its size in the cache; an estimate until it is cached.
-        uids: the users who pinned it.
-    """
-
-    url: str
-    key: str
-    size_bytes: int
-    uids: frozenset[int]
+    url: str  # redacted as in its sidecar
+    key: str  # of the pinned version
+    size_bytes: int  # in the cache; an estimate until it is cached
+    uids: frozenset[int]  # the users who pinned it
 
     def to_row(self) -> list[object]:
         """Return the pin's line in the file, as a JSON array."""

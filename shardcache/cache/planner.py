@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -40,6 +39,7 @@ _GUESS_S = 5.0
 _NEWEST = 0.2
 
 _KIND = "shard"  # of rows in the catalogue
+_READ_AT_ONCE = 256  # sidecars
 
 # Revalidation: a reader waits this long for an answer, and nothing waits longer than the timeout.
 _GRACE_S = 1.0
@@ -62,15 +62,13 @@ class _Answer:
 class Planner:
     """The schedule with a clock, the names that plans use with their keys, and the lead time that a fetch needs.
 
-    Attributes:
-        lead_s: time before a shard's need from which its fetch may evict planned ones: the mean duration of transfers.
-
     Args:
         cached: the keys of the cached shards.
         remembered: limit on the other names remembered; the oldest are forgotten, and the origin is asked again.
     """
 
     def __init__(self, cached: Container[str] = (), remembered: int = _REMEMBERED) -> None:
+        # Time before a shard's need from which its fetch may evict planned ones: the mean duration of transfers.
         self.lead_s = _GUESS_S
         self._cached = cached
         self._remembered = remembered
@@ -208,10 +206,11 @@ class History:
             if await self.catalogue.count(_KIND) >= len(store.shards):
                 return
             log.info("rebuilding sample counts from the sidecars", shards=len(store.shards))
-            async with aclosing(store.sidecars()) as sidecars:
-                async for some in sidecars:
-                    rows = [((_KIND, facts.url), [facts.version, facts.samples]) for facts in some]
-                    await self.catalogue.add_many(rows)
+            keys = list(reversed(store.shards))
+            for first in range(0, len(keys), _READ_AT_ONCE):
+                some = [shard for key in keys[first : first + _READ_AT_ONCE] if (shard := store.shards.get(key))]
+                found = [facts for facts in await store.peek(some) if facts is not None]
+                await self.catalogue.add_many([((_KIND, each.url), [each.version, each.samples]) for each in found])
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""

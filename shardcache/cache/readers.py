@@ -42,35 +42,23 @@ _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A data loader, which takes batches of `batch_size` samples from its workers in turn.
+    """A data loader, which takes batches of `batch_size` samples from its workers in turn."""
 
-    Attributes:
-        name: unique among the loaders of its rank's process.
-    """
-
-    name: str
+    name: str  # unique among the loaders of its rank's process
     rank: int
     batch_size: int
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """All readers of one job of one user.
-
-    Attributes:
-        sessions: number of connected readers.
-        shards_planned: shards in the epochs that its readers have begun.
-        shards_done: shards read and released.
-        waited_s: total time that readers had nothing to read, summed over all readers.
-        waited_by_cause_s: `waited_s` broken down by cause.
-    """
+    """All readers of one job of one user."""
 
     name: str
     uid: int
-    sessions: int = 0
-    shards_planned: int = 0
-    shards_done: int = 0
-    waited_s: float = 0.0
+    sessions: int = 0  # connected readers
+    shards_planned: int = 0  # in the epochs that its readers have begun
+    shards_done: int = 0  # read and released
+    waited_s: float = 0.0  # with nothing to read, summed over all readers
     waited_by_cause_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
 
     @property
@@ -108,21 +96,14 @@ class LeaseState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A reader's lease on a shard, from its request on.
+    """A reader's lease on a shard, from its request on."""
 
-    Attributes:
-        number: id of the request.
-        position: position in the reader's plan.
-        wait: the reader's wait until the lease is granted.
-        granted: the shard, or its download if the lease was granted before its end; None until then.
-        task: task waiting for the shard, cancelled if the reader withdraws the request.
-    """
-
-    number: int
-    position: int
-    wait: Wait
+    number: int  # id of the request
+    position: int  # in the reader's plan
+    wait: Wait  # until the lease is granted
     state: LeaseState = LeaseState.REQUESTED
-    granted: Shard | Arrival | None = None
+    granted: Shard | Arrival | None = None  # the shard, or its download if the lease was granted before its end
+    # Waits for the shard; cancelled if the reader withdraws the request.
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     @property
@@ -137,15 +118,11 @@ class Lease:
 
 
 class Reader:
-    """One connected reader: its plan, its leases, and a stopwatch that runs while it has nothing to read.
-
-    Attributes:
-        loader: the data loader that it is a worker of, if any.
-    """
+    """One connected reader: its plan, its leases, and a stopwatch that runs while it has nothing to read."""
 
     def __init__(self, job: Job, owner: Readers, loader: Loader | None = None) -> None:
         self.job = job
-        self.loader = loader
+        self.loader = loader  # that it is a worker of, if any
         self._owner = owner
         self._residency = owner.leasing.residency
         self._planner = owner.leasing.residency.planner
@@ -412,20 +389,14 @@ class Reader:
 
 
 class Readers:
-    """All connected readers, their jobs, and the most recent jobs without readers.
-
-    Attributes:
-        workers: those that are DataLoader workers, by job and loader.
-        shards: the shards in all plans.
-        positions: number of positions in all plans.
-    """
+    """All connected readers, their jobs, and the most recent jobs without readers."""
 
     def __init__(self, leasing: Leasing, turns: Turns, plan_memory_bytes: int) -> None:
         self.leasing = leasing
         self.turns = turns
         self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self.shards = PlannedShards()
-        self.positions = 0
+        self.positions = 0  # in all plans
         self._plan_memory_bytes = plan_memory_bytes
         self._readers: set[Reader] = set()
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last

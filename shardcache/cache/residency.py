@@ -41,21 +41,14 @@ class Residency:
 
     Others are evicted, following the plan, as soon as a transfer needs their space. Nothing else writes `Shard.leases`
     and `Shard.pinned`, or tells the plan which shards are cached and evictable.
-
-    Attributes:
-        leased: the shards with leases, including damaged ones already in quarantine.
-        pinned: the cached shards that are pinned, by key.
-        claims: the shards being fetched, by key.
-        changed: notified when more shards may be evictable.
-        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
     """
 
     def __init__(self, store: Store, planner: Planner, pins: Pins, counters: Counters) -> None:
-        self.leased: set[Shard] = set()
-        self.pinned: dict[str, Shard] = {}
-        self.claims: dict[str, KeyClaim] = {}
-        self.changed = Signal()
-        self.short_bytes = 0
+        self.leased: set[Shard] = set()  # including damaged ones already in quarantine
+        self.pinned: dict[str, Shard] = {}  # cached shards, by key
+        self.claims: dict[str, KeyClaim] = {}  # shards being fetched, by key
+        self.changed = Signal()  # notified when more shards may be evictable
+        self.short_bytes = 0  # of free space on the filesystem below --min-free, at the last check
         self.store = store
         self.planner = planner
         self.pins = pins
@@ -305,14 +298,16 @@ class Residency:
         """Forget shards that are no longer in the folder, and serve others that are. Raises DiskError."""
         store = self.store
         await store.set_aside()
-        diff = await asyncio.to_thread(compare_folder, store.layout, store.known(), tuple(store.leftovers.values()))
-        gone = [key for key in diff.gone if self._forget(key)]
+        missing, shards, parts = await asyncio.to_thread(
+            compare_folder, store.layout, store.known(), tuple(store.leftovers.values())
+        )
+        gone = [key for key in missing if self._forget(key)]
         known = store.known() | self.claims.keys()  # a transfer owns the files of its key
-        found = [shard for shard in diff.found if shard.key not in known]
+        found = [shard for shard in shards if shard.key not in known]
         for shard in found:
             store.restore(shard)
             self.arrived(shard)
-        for part in diff.parts:
+        for part in parts:
             if part.key not in self.claims:
                 store.leave(part)
         self.pins.schedule_save()  # their file may have been lost with the folder

@@ -67,9 +67,6 @@ class RetryGate:
 class Transfers:
     """Transfers in progress, by shard name. They belong to the cache and outlive the request that started them.
 
-    Attributes:
-        failures: the shards that are not worth prefetching for now.
-
     Args:
         fetch: fetches a shard, `Fetcher.fetch`.
         reconsider: called when a transfer has become more urgent.
@@ -89,7 +86,7 @@ class Transfers:
         self._measures = residency.counters.measures
         self._group = group
         self._by_name: dict[str, Transfer] = {}
-        self.failures = RetryGate()
+        self.failures = RetryGate()  # shards that are not worth prefetching for now
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import bisect
 import enum
-import heapq
 import itertools
 import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from shardcache.cache.readers import Job, Reader, Readers
@@ -58,25 +56,104 @@ _READING_S = 0.5
 _READ_AT_ONCE = 256
 
 
-_in_s = attrgetter("in_s")
+class Presence(enum.StrEnum):
+    """State of a shard that a reader will need."""
+
+    CACHED = "cached"
+    FETCHING = "fetching"
+    MISSING = "missing"
+    FAILED = "failed"  # missing, and not prefetched again
+
+
+class Use(NamedTuple):
+    """One job's need of one shard in `in_s` seconds, at the reader's pace; 0 if it is already waiting or reading."""
+
+    in_s: float
+    url: str
+    client: JobKey
+    presence: Presence
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the use as JSON; the url is hidden unless it is `visible`."""
+        job, uid = self.client
+        place = {"url": _shown(self.url, visible), "job": job, "uid": uid}
+        return {"in_s": round(self.in_s, 2), **place, "presence": self.presence.value}
+
+
+@dataclass(slots=True)
+class Lane:
+    """The shards that one job's readers need in the next minutes, and whether they are cached."""
+
+    client: JobKey
+    # By presence, the number of shards needed in each of the horizon's equal intervals.
+    counts: dict[Presence, list[int]] = field(default_factory=lambda: {each: [0] * BINS for each in Presence})
+    looked_s: float = HORIZON_S  # how far ahead all of its readers' plans were examined
+    soonest: list[Use] = field(default_factory=list)  # the first few
+    gaps: list[Use] = field(default_factory=list)  # the first few of shards that are not cached
+
+    def add(self, uses: Sequence[Use]) -> None:
+        """Add one reader's uses, soonest first."""
+        for use in uses:
+            self.counts[use.presence][min(int(use.in_s * BINS / HORIZON_S), BINS - 1)] += 1
+        if len(uses) == _MAX_USES:
+            self.looked_s = min(self.looked_s, uses[-1].in_s)
+        missing = (use for use in uses if use.presence is not Presence.CACHED)
+        self.soonest = sorted([*self.soonest, *uses[:_SOONEST]])[:_SOONEST]
+        self.gaps = sorted([*self.gaps, *itertools.islice(missing, _MAX_GAPS)])[:_MAX_GAPS]
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the timeline as JSON; urls that are not `visible` are hidden."""
+        name, uid = self.client
+        counts = {presence.value: counts for presence, counts in self.counts.items()}
+        soonest = [use.to_json(visible) for use in self.soonest]
+        return {"name": name, "uid": uid, "looked_s": self.looked_s, "counts": counts, "soonest": soonest}
+
+
+def gaps(lanes: Iterable[Lane]) -> list[Use]:
+    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
+
+    A shard that is being fetched is always among them: its transfer is shown, with the job that it is for.
+    """
+    soonest: dict[str, Use] = {}
+    for use in sorted(use for lane in lanes for use in lane.gaps):
+        soonest.setdefault(use.url, use)
+    uses = enumerate(soonest.values())
+    return [use for number, use in uses if number < _MAX_GAPS or use.presence is Presence.FETCHING]
+
+
+class Cell(NamedTuple):
+    """One cached shard of the map; `band` is LEASED, UNPLANNED, or the index in `BANDS_S` of its next use."""
+
+    url: str
+    band: int
+    size_bytes: int
+    pinned: bool
 
 
 class Overview:
-    """The status page: a read-only view of the whole cache."""
+    """A read-only view of the whole cache. Urls that are not `visible` are hidden."""
 
     def __init__(self, readers: Readers, prefetcher: Prefetcher, downloader: Downloader, origins: Origins) -> None:
+        self.looks = self.maps = 0  # refreshes of the live part, and those that included lanes and map
         self._readers = readers
         self._transfers = readers.leasing.transfers
         self._residency = readers.leasing.residency
-        self._planner = readers.leasing.residency.planner
-        self._store = readers.leasing.residency.store
+        self._planner = self._residency.planner
+        self._store = self._residency.store
         self._prefetcher = prefetcher
         self._downloader = downloader
         self._origins = origins
+        self._lanes: list[Lane] = []
+        self._cells: list[Cell] = []
+        self._urls: dict[str, str] = {}  # of cached shards, by key; empty if the sidecar cannot be read
+        self._looking = asyncio.Lock()
+        self._looked_s = self._due_s = -math.inf
 
-    def page(self, visible: Visible = lambda _: True) -> Json:
-        """Return cache, counters, transfers and jobs; urls that are not `visible` are hidden."""
-        space = self._store.space
+    # The status page
+
+    def page(self, visible: Visible) -> Json:
+        """Return cache, counters, transfers and jobs."""
+        space, scheduler = self._store.space, self._downloader.scheduler
         return {
             "cache": {
                 "dir": str(self._store.layout.root),
@@ -88,8 +165,8 @@ class Overview:
                 "reserved_bytes": space.reserved_bytes,
                 "shards": len(self._store.shards),
             },
-            "counters": self._residency.counters.to_json() | {"paused": self._downloader.scheduler.pauses},
-            "origins": [asdict(load) for load in self._downloader.scheduler.loads()],
+            "counters": self._residency.counters.to_json() | {"paused": scheduler.pauses},
+            "origins": [asdict(load) for load in scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
             "jobs": self._jobs(),
@@ -121,7 +198,7 @@ class Overview:
         now, url = self._planner.now, transfer.ref.url
         failed = self._downloader.failing.get(url) if visible(url) else None
         return (
-            {"url": redact(url) if visible(url) else HIDDEN}
+            {"url": _shown(url, visible)}
             | transfer.to_json()
             | {
                 "last_error": None if failed is None else str(failed),
@@ -132,14 +209,13 @@ class Overview:
     def _jobs(self) -> list[Json]:
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
         for reader in self._readers:
+            reader.charge()
             readers[reader.client].append(reader)
         jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
         return [self._job(job, readers[job.key]) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader]) -> Json:
         now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
-        for reader in readers:
-            reader.charge()
         stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
         needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
         return job.to_json() | {
@@ -149,128 +225,10 @@ class Overview:
             "waiting_for": max(set(stages), key=stages.count).value if stages else None,
         }
 
-
-def _ahead(moment_s: float, now_s: float) -> float | None:
-    return None if moment_s == math.inf else round(max(0.0, moment_s - now_s), 3)
-
-
-class Presence(enum.StrEnum):
-    """State of a shard that a reader will need."""
-
-    CACHED = "cached"
-    FETCHING = "fetching"
-    MISSING = "missing"
-    FAILED = "failed"  # missing, and not prefetched again
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One reader's need of one shard.
-
-    Attributes:
-        in_s: time until the need, at the reader's pace; 0 if it is already waiting or reading.
-        client: the reader's job.
-    """
-
-    in_s: float
-    url: str
-    client: JobKey
-    presence: Presence
-
-    def to_json(self, visible: Visible) -> Json:
-        """Return the use as JSON; the url is hidden unless it is `visible`."""
-        (job, uid), url = self.client, redact(self.url) if visible(self.url) else HIDDEN
-        return {"in_s": round(self.in_s, 2), "url": url, "job": job, "uid": uid, "presence": self.presence.value}
-
-
-@dataclass(slots=True)
-class Lane:
-    """The shards that one job's readers need in the next minutes, and whether they are cached.
-
-    Attributes:
-        counts: by presence, the number of shards needed in each of the horizon's `BINS` equal intervals.
-        looked_s: how far ahead all of its readers' plans were examined.
-        soonest: the first few uses.
-        gaps: the first few uses of shards that are not cached.
-    """
-
-    client: JobKey
-    counts: dict[Presence, list[int]] = field(default_factory=lambda: {each: [0] * BINS for each in Presence})
-    looked_s: float = HORIZON_S
-    soonest: list[Use] = field(default_factory=list)
-    gaps: list[Use] = field(default_factory=list)
-
-    def add(self, uses: Sequence[Use]) -> None:
-        """Add one reader's uses, soonest first."""
-        for use in uses:
-            self.counts[use.presence][min(int(use.in_s * BINS / HORIZON_S), BINS - 1)] += 1
-        if len(uses) == _MAX_USES:
-            self.looked_s = min(self.looked_s, uses[-1].in_s)
-        missing = (use for use in uses if use.presence is not Presence.CACHED)
-        self.soonest = heapq.nsmallest(_SOONEST, [*self.soonest, *uses[:_SOONEST]], key=_in_s)
-        self.gaps = heapq.nsmallest(_MAX_GAPS, [*self.gaps, *itertools.islice(missing, _MAX_GAPS)], key=_in_s)
-
-    def to_json(self, visible: Visible) -> Json:
-        """Return the timeline as JSON; urls that are not `visible` are hidden."""
-        name, uid = self.client
-        return {
-            "name": name,
-            "uid": uid,
-            "looked_s": self.looked_s,
-            "counts": {presence.value: counts for presence, counts in self.counts.items()},
-            "soonest": [use.to_json(visible) for use in self.soonest],
-        }
-
-
-def gaps(lanes: Iterable[Lane]) -> list[Use]:
-    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
-
-    A shard that is being fetched is always among them: its transfer is shown, with the job that it is for.
-    """
-    soonest: dict[str, Use] = {}
-    for use in sorted((use for lane in lanes for use in lane.gaps), key=_in_s):
-        soonest.setdefault(use.url, use)
-    uses = enumerate(soonest.values())
-    return [use for number, use in uses if number < _MAX_GAPS or use.presence is Presence.FETCHING]
-
-
-class Cell(NamedTuple):
-    """One cached shard of the map.
-
-    Attributes:
-        band: next use: an index into `BANDS_S`, the index after it for later, `LEASED` or `UNPLANNED`.
-    """
-
-    url: str
-    band: int
-    size_bytes: int
-    pinned: bool
-
-
-class LiveView:
-    """Waiting readers, needs of the next minutes, and the map of cached shards.
-
-    Attributes:
-        looks: number of refreshes.
-        maps: number of those that included lanes and map.
-    """
-
-    def __init__(self, readers: Readers, reason: Callable[[Transfer], str]) -> None:
-        self.looks = self.maps = 0
-        self._readers = readers
-        self._turns = readers.turns
-        self._transfers = readers.leasing.transfers
-        self._planner = readers.leasing.residency.planner
-        self._store = readers.leasing.residency.store
-        self._reason = reason
-        self._lanes: list[Lane] = []
-        self._cells: list[Cell] = []
-        self._urls: dict[str, str] = {}  # of cached shards, by key; empty if the sidecar cannot be read
-        self._looking = asyncio.Lock()
-        self._looked_s = self._due_s = -math.inf
+    # The live part: waiting readers, needs of the next minutes, and the map of cached shards
 
     async def look(self) -> None:
-        """Refresh the view, lanes and map included if they are due, unless that was done just now."""
+        """Refresh the live part, lanes and map included if they are due, unless that was done just now."""
         async with self._looking:
             begun_s = time.monotonic()
             if begun_s - self._looked_s < _PERIOD_S:
@@ -301,7 +259,7 @@ class LiveView:
                     folder, slash, name = redact(cell.url).rpartition("/")
                     folders[folder + slash].append([name, cell.band, cell.size_bytes, int(cell.pinned)])
 
-        await self._turns.take(self._cells, add)
+        await self._readers.turns.take(self._cells, add)
         return {"shards": len(self._store.shards), "folders": folders}
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
@@ -321,15 +279,15 @@ class LiveView:
                     "uid": uid,
                     "readers": count,
                     "for_s": round(time.monotonic() - since_s[client], 1),
-                    "url": redact(url) if visible(url) else HIDDEN,
-                    "reason": self._reason(transfer) if visible(url) else transfer.stages.present.value,
+                    "url": _shown(url, visible),
+                    "reason": self.reason(transfer) if visible(url) else transfer.stages.present.value,
                 }
 
     async def _look_ahead(self) -> list[Lane]:
         """Return a lane for each job with readers, sharing the event loop between readers."""
         lanes: dict[JobKey, Lane] = {}
         for reader in self._readers:
-            await self._turns.wait()
+            await self._readers.turns.wait()
             now, client = self._planner.now, reader.client
             lanes.setdefault(client, Lane(client)).add(
                 [
@@ -360,7 +318,7 @@ class LiveView:
                 if (url := self._urls.get(shard.key))
             )
 
-        await self._turns.take(shards, add)
+        await self._readers.turns.take(shards, add)
         self._cells = cells
         return is_complete
 
@@ -377,6 +335,14 @@ class LiveView:
             for shard, facts in zip(some, await self._store.peek(some), strict=True):
                 self._urls[shard.key] = facts.url if facts else ""  # damaged: its next use or check quarantines it
         return True
+
+
+def _shown(url: str, visible: Visible) -> str:
+    return redact(url) if visible(url) else HIDDEN
+
+
+def _ahead(moment_s: float, now_s: float) -> float | None:
+    return None if moment_s == math.inf else round(max(0.0, moment_s - now_s), 3)
 
 
 def _band(shard: Shard, now: Schedule[Holder]) -> int:

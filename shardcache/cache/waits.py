@@ -243,28 +243,18 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The fetching of one shard from origin to cache.
+    """The fetching of one shard from origin to cache."""
 
-    Attributes:
-        name: name of the shard in plans.
-        wanted: its urgency, not counting waiting readers.
-        waits: the present waits for the shard.
-        done_bytes: bytes already on disk, of `total_bytes` (None until the origin has reported it).
-        coming: bytes received that are not on disk yet.
-        arriving: early access to the shard, while it can be offered.
-        moved: notified when any of these changes.
-    """
-
-    name: str
+    name: str  # of the shard in plans
     ref: ShardRef
-    wanted: Class
-    waits: set[Wait] = field(default_factory=set)
+    wanted: Class  # its urgency, not counting waiting readers
+    waits: set[Wait] = field(default_factory=set)  # the present waits for the shard
     stages: Stages = field(default_factory=Stages)
-    done_bytes: int = 0
-    coming: Coming = field(default_factory=Coming)
-    total_bytes: int | None = None
-    arriving: Arrival | None = None
-    moved: Signal = field(default_factory=Signal)
+    done_bytes: int = 0  # on disk, of `total_bytes`
+    coming: Coming = field(default_factory=Coming)  # bytes received that are not on disk yet
+    total_bytes: int | None = None  # None until the origin has reported it
+    arriving: Arrival | None = None  # early access to the shard, while it can be offered
+    moved: Signal = field(default_factory=Signal)  # notified when any of these changes
     outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -303,23 +293,15 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class KeyClaim:
-    """All transfers that lead to one key. The holder of the lock does the work, with the highest urgency among them.
-
-    Attributes:
-        reservation: the space reserved for the shard.
-        wanted_bytes: further space that it waits for; 0 while it does not wait.
-        behind: the claim whose turn it waits for.
-        waits_since_s: start of the wait, by the monotonic clock.
-        checked_s: time of the last deadlock check.
-    """
+    """All transfers that lead to one key. The holder of the lock does the work, with the highest urgency among them."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
     reservation: Reservation | None = None
-    wanted_bytes: int = 0
-    behind: KeyClaim | None = None
-    waits_since_s: float = 0.0
-    checked_s: float = -math.inf
+    wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
+    behind: KeyClaim | None = None  # the claim whose turn it waits for
+    waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
+    checked_s: float = -math.inf  # time of the last deadlock check
 
     @property
     def is_blocked(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from shardcache.cache.planner import name_of
@@ -26,50 +26,33 @@ from shardcache.units import size
 
 Event = dict[str, Any]
 Send = Callable[[Event], Awaitable[None]]
-Use = Callable[[Published], Awaitable[None]]
+Outcome = tuple[str, int, Event]
+"""Result for one shard: the counter that it adds to, its size at the origin, and further fields of its event."""
 
 _PROGRESS_S = 0.25
 _QUESTIONS = 16  # concurrent requests for sizes and versions
 _FETCHED, _FAILED = "fetched", "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardOutcome:
-    """Result for one shard.
-
-    Attributes:
-        state: name of the counter that it adds to.
-        size_bytes: size at the origin.
-        details: further fields of its event, in addition to url and state.
-    """
-
-    state: str
-    size_bytes: int
-    details: Event = field(default_factory=dict)
-
-
-Visit = Callable[[ShardRef], Awaitable[ShardOutcome]]
-
-
 class Round:
     """The shards of one request and its progress. An exception from `send`, as after a disconnect, aborts the request.
 
     Args:
-        states: the states that outcomes can have; `failed` is added to them.
+        found: the counter of the shards that need not be fetched.
     """
 
-    def __init__(self, refs: Sequence[ShardRef], states: Sequence[str], transfers: Transfers, send: Send) -> None:
+    def __init__(self, refs: Sequence[ShardRef], found: str, transfers: Transfers, send: Send) -> None:
         self._refs = refs
         self._transfers = transfers
         self._send = send
-        self._counts = Counter(dict.fromkeys([*states, _FAILED], 0))
+        self._counts = Counter(dict.fromkeys((_FETCHED, found, _FAILED), 0))
         self._arriving: set[str] = set()
         self._done_bytes = 0
         self._origin_bytes = 0
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
         self._total_bytes = sum(sizes) or None  # a shard without a size is most likely missing
 
-    async def run(self, visit: Visit, at_once: int) -> Event:
+    async def run(self, visit: Callable[[ShardRef], Awaitable[Outcome]], at_once: int) -> Event:
         """Visit every shard, reporting `resolved`, `progress` and each `shard` or `error` event; return the totals."""
         await self._send({"event": "resolved", "shards": len(self._refs), "total_bytes": self._total_bytes})
         async with asyncio.TaskGroup() as group:
@@ -82,26 +65,23 @@ class Round:
         await self._send(self._progress())
         return {"shards": len(self._refs), **self._counts, "origin_bytes": self._origin_bytes}
 
-    async def _work(self, visit: Visit, todo: Iterator[ShardRef]) -> None:
+    async def _work(self, visit: Callable[[ShardRef], Awaitable[Outcome]], todo: Iterator[ShardRef]) -> None:
         for ref in todo:  # shared by all workers
             name = name_of(ref)
             self._arriving.add(name)
             try:
-                outcome = await visit(ref)
+                state, size_bytes, details = await visit(ref)
             except ShardcacheError as exn:
                 self._counts[_FAILED] += 1
                 await self._send({"event": "error", "error": exn.to_json()})
             else:
-                self._count(outcome)
-                await self._send({"event": "shard", "url": ref.url, "state": outcome.state, **outcome.details})
+                self._counts[state] += 1
+                self._done_bytes += size_bytes
+                self._origin_bytes += size_bytes if state == _FETCHED else 0
+                await self._send({"event": "shard", "url": ref.url, "state": state, **details})
             finally:
                 self._arriving.discard(name)
             await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
-
-    def _count(self, outcome: ShardOutcome) -> None:
-        self._counts[outcome.state] += 1
-        self._done_bytes += outcome.size_bytes
-        self._origin_bytes += outcome.size_bytes if outcome.state == _FETCHED else 0
 
     async def _tick(self) -> None:
         while True:
@@ -161,7 +141,10 @@ class Warming:
         """
         await self._leasing.recall(refs)
         sized = await self.ask(refs)
-        self._check_capacity(sized)
+        known_bytes, space = sum(ref.size_bytes or 0 for ref in sized), self._store.measured()
+        remedy = f"{space.remedy}, or warm fewer shards"
+        if known_bytes > space.effective_bytes(space.unwritten_bytes):
+            raise CapacityError(f"the shards total {size(known_bytes)}; {space.explanation}", remedy=remedy)
         delivered: list[Published] = []
 
         async def note(found: Published) -> None:
@@ -172,39 +155,33 @@ class Warming:
             if self._store.shards.get(found.shard.key) is not found.shard:
                 totals["cached" if found.hit else _FETCHED] -= 1
                 totals[_FAILED] += 1
-                await send({"event": "error", "error": self._evicted_again(found).to_json()})
+                message = f"evicted again, to make room for other shards; {space.explanation}"
+                evicted = CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
+                await send({"event": "error", "error": evicted.to_json()})
         await send({"event": "done", **totals})
 
-    def _evicted_again(self, found: Published) -> CapacityError:
-        space = self._store.space
-        message = f"evicted again, to make room for other shards; {space.explanation}"
-        return CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
-
-    def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
-        known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
-        if known_bytes > space.effective_bytes(space.unwritten_bytes):
-            raise CapacityError(
-                f"the shards total {size(known_bytes)}; {space.explanation}",
-                remedy=f"{space.remedy}, or warm fewer shards",
-            )
-
-    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Use) -> Event:
+    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Callable[[Published], Awaitable[None]]) -> Event:
         """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
 
-        async def visit(ref: ShardRef) -> ShardOutcome:
+        async def visit(ref: ShardRef) -> Outcome:
             async with self._leasing.published(ref) as found:
                 await use(found)
             state = "cached" if found.hit else _FETCHED
-            return ShardOutcome(state, found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes})
+            return state, found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
 
-        return await Round(refs, (_FETCHED, "cached"), self._transfers, send).run(visit, self._max_transfers)
+        return await Round(refs, "cached", self._transfers, send).run(visit, self._max_transfers)
 
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
         """Return each ref once, with sizes that its pattern did not give, and, if asked for, versions."""
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
         found = await self._ask_origins(unknown)
-        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
+        return [
+            replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))
+            if (obj := found.get(ref.url))
+            else ref
+            for ref in wanted
+        ]
 
     async def _ask_origins(self, urls: Iterable[str]) -> dict[str, RemoteObject]:
         """Return the origin's object for each url, omitting failed requests: their transfers report the error."""
@@ -239,7 +216,7 @@ class Warming:
         numbers = {ref.url: number for number, ref in enumerate(present)}
         samples = 0
 
-        async def visit(ref: ShardRef) -> ShardOutcome:
+        async def visit(ref: ShardRef) -> Outcome:
             nonlocal samples
             counted, hit = await (self._counted(ref) if member is None else self._tokens_counted(ref, member))
             assert counted.samples is not None and counted.size_bytes is not None
@@ -250,10 +227,10 @@ class Warming:
                 "size_bytes": counted.size_bytes,
                 "samples": counted.samples,
             } | ({} if counted.tokens is None else {"tokens": counted.tokens})
-            return ShardOutcome("known" if hit else _FETCHED, counted.size_bytes, details)
+            return "known" if hit else _FETCHED, counted.size_bytes, details
 
-        sums = await Round(present, (_FETCHED, "known"), self._transfers, send).run(visit, self._max_transfers)
-        await send({"event": "done", **sums, "samples": samples})
+        totals = await Round(present, "known", self._transfers, send).run(visit, self._max_transfers)
+        await send({"event": "done", **totals, "samples": samples})
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
         """Return each url once, in its present version, with that version's sample count if it is known."""
@@ -294,9 +271,3 @@ class Warming:
 
 def _ref(obj: RemoteObject, samples: int | None = None) -> ShardRef:
     return ShardRef(obj.url, obj.version, obj.size_bytes, samples)
-
-
-def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
-    if obj is None:
-        return ref
-    return replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))

@@ -363,25 +363,16 @@ def _sweep_away(*paths: Path) -> None:
         unlink_quietly(*paths)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderDiff:
-    """Differences between bookkeeping and folder.
-
-    Attributes:
-        gone: keys of known shards and leftovers whose files are missing.
-        found: unknown shards in the folder.
-        parts: unknown interrupted downloads in the folder.
-    """
-
-    gone: list[str]
-    found: list[Shard]
-    parts: list[Leftover]
-
-
-def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> FolderDiff:
+def compare_folder(
+    layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]
+) -> tuple[list[str], list[Shard], list[Leftover]]:
     """Compare the known shards and leftovers with the folder's contents. Raises DiskError.
 
     Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
+
+    Returns:
+        The keys of known shards and leftovers whose files are missing, and the shards and interrupted downloads found
+        in the folder that are unknown.
     """
     with disk_errors(layout.root):
         here = {shard.key: shard for bucket in _buckets(layout) for shard in _shards(*_scan(bucket))}
@@ -389,5 +380,4 @@ def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collectio
         gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
         known = {each.key for each in leftovers}
         parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
-        found = [shard for key, shard in here.items() if key not in shards]
-        return FolderDiff(gone, found, [interrupted(path) for path in parts])
+        return gone, [shard for key, shard in here.items() if key not in shards], [*map(interrupted, parts)]

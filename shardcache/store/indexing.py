@@ -14,52 +14,26 @@ import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from shardcache import tarindex
 from shardcache.errors import ShardcacheError
 from shardcache.store.disk import disk_errors
-
-if TYPE_CHECKING:
-    from shardcache.config import OriginTable
-    from shardcache.store.shard import Facts
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRequest:
-    """A request to index a tar.
+    """A request to index a tar."""
 
-    Attributes:
-        tar, sidecar: paths of the tar to read and the sidecar to write.
-        header: the sidecar's header, complete except for the number of samples.
-        url: url for error messages.
-        require_end: reject a tar without an end-of-archive block.
-        allowed_bytes: maximum size of the sidecar.
-        ignore_trailing_data: accept a tar with data after the end-of-archive block.
-    """
-
-    tar: str
-    sidecar: str
-    header: dict[str, Any]
-    url: str
-    require_end: bool
-    allowed_bytes: int
-    ignore_trailing_data: bool = False
-
-    @classmethod
-    def of(cls, tar: Path, facts: Facts, sidecar: Path, rule: OriginTable, allowed_bytes: int) -> Self:
-        """Return the request for a tar with these facts, from an origin with this rule."""
-        return cls(
-            tar=str(tar),
-            sidecar=str(sidecar),
-            header=facts.to_json(),
-            url=facts.url,
-            require_end=rule.require_end,
-            allowed_bytes=allowed_bytes,
-            ignore_trailing_data=rule.ignore_trailing_data,
-        )
+    tar: str  # path to read
+    sidecar: str  # path to write
+    header: dict[str, Any]  # of the sidecar, complete except for the number of samples
+    url: str  # for error messages
+    require_end: bool  # reject a tar without an end-of-archive block
+    allowed_bytes: int  # maximum size of the sidecar
+    ignore_trailing_data: bool = False  # accept a tar with data after the end-of-archive block
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +72,7 @@ def count_tokens(request: TokensRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The bytes of an open file, read as they are asked for: a bad sector is an error here, and a signal in a map."""
+    """The bytes of an open file, read when asked for: a bad sector is an error here, and a signal in a map."""
 
     fd: int
 

@@ -145,17 +145,8 @@ def inflate(
 ) -> tuple[int, list[int]]:
     """Decompress `src` into `dst`; return the size of `dst` and the CRC32C of each of its pieces. Blocks.
 
-    Args:
-        part_bytes: size of a piece; one is in memory at a time.
-        reserve: called with the size of each piece before it is written; an exception from it stops the work, so that a
-            decompression bomb is limited to the cache's capacity.
-        url: url for error messages.
-
-    Raises:
-        TruncatedShardError: `src` ends early.
-        UnsupportedShardError: decompressing `src` needs more memory than one shard is allowed.
-        CorruptShardError: `src` is damaged, or its compression differs from its suffix.
-        DiskFullError, CacheDirError: the cache's disk fails.
+    `reserve` is called with the size of each piece of `part_bytes` before it is written; an exception from it stops the
+    work, so that a decompression bomb is limited to the cache's capacity. Raises as `codec_errors` does, and DiskError.
     """
     size_bytes, crcs = 0, []
     with disk_errors(dst), open(dst, "wb") as file, codec_errors(codec, url), codec.open(src) as stream:
@@ -190,25 +181,15 @@ def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Partial:
-    """A partially fetched version of a shard in the cache folder.
-
-    Attributes:
-        obj: the object that is downloaded.
-        part_bytes: size of every part but the last.
-        path: path of the file, for the processes that write it.
-        journal_path: path of the journal of finished parts.
-        key: cache key of the shard.
-        inode: inode of the file at `path`; changes if the download is restarted.
-        done: CRC32C of each finished part, by part number.
-    """
+    """A partially fetched version of a shard in the cache folder."""
 
     obj: RemoteObject
-    part_bytes: int
+    part_bytes: int  # size of every part but the last
     path: Path
     journal_path: Path
     key: str
-    inode: int = 0
-    done: dict[int, int] = field(default_factory=dict)
+    inode: int = 0  # of the file at `path`; changes if the download is restarted
+    done: dict[int, int] = field(default_factory=dict)  # CRC32C of each finished part, by part number
 
     @property
     def count(self) -> int:
@@ -256,10 +237,7 @@ class Partial:
 
     @classmethod
     def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
-        """Create a partial, or resume that of an interrupted download. Blocks.
-
-        Raises DiskFullError if the filesystem cannot hold the shard.
-        """
+        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError."""
         key = shard_key(obj.url, obj.version)
         path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
         partial = cls(obj, part_bytes, path, journal, key)

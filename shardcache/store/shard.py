@@ -20,24 +20,14 @@ BLOCK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a shard in its sidecar's header.
-
-    Attributes:
-        url: the shard's url.
-        version: the shard's version in the origin.
-        size_bytes: size of the tar in the cache.
-        origin_bytes: size in the origin; differs if the shard is compressed there.
-        part_bytes: size of the piece that one checksum covers.
-        part_crcs: CRC32C of each piece of the tar, in order.
-        samples: number of samples.
-    """
+    """The facts about a shard in its sidecar's header."""
 
     url: str
-    version: str
-    size_bytes: int
-    origin_bytes: int
-    part_bytes: int
-    part_crcs: tuple[int, ...]
+    version: str  # in the origin
+    size_bytes: int  # of the tar in the cache
+    origin_bytes: int  # size in the origin; differs if the shard is compressed there
+    part_bytes: int  # size of the piece that one checksum covers
+    part_crcs: tuple[int, ...]  # CRC32C of each piece of the tar, in order
     samples: int
 
     def to_json(self) -> dict[str, Any]:
@@ -49,37 +39,23 @@ class Facts:
         """Build from a sidecar's header. Raises KeyError, TypeError or ValueError if it is malformed."""
         if header["format"] != FORMAT:
             raise ValueError(f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}")
-        return cls(
-            url=str(header["url"]),
-            version=str(header["version"]),
-            size_bytes=int(header["size_bytes"]),
-            origin_bytes=int(header["origin_bytes"]),
-            part_bytes=int(header["part_bytes"]),
-            part_crcs=tuple(map(int, header["part_crcs"])),
-            samples=int(header["samples"]),
-        )
+        size_bytes, origin_bytes, part_bytes = (int(header[f"{what}_bytes"]) for what in ("size", "origin", "part"))
+        crcs, samples = tuple(map(int, header["part_crcs"])), int(header["samples"])
+        return cls(str(header["url"]), str(header["version"]), size_bytes, origin_bytes, part_bytes, crcs, samples)
 
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One published tar with its sidecar. The cache's inventory alone writes `leases` and `pinned`.
-
-    Attributes:
-        leases: number of leases on the shard; it cannot be evicted while there are any.
-        pinned: True if it cannot be evicted until it is unpinned.
-        used_at_s: end of its last use, in seconds since the Unix epoch.
-        facts: its sidecar's header; None after a restart, until it is first needed.
-        damage: the damage found in it, if any; readers may still hold leases on it.
-    """
+    """One published tar with its sidecar. The cache's `Residency` alone writes `leases` and `pinned`."""
 
     key: str
     size_bytes: int
     sidecar_bytes: int
-    used_at_s: float
+    used_at_s: float  # end of its last use, in seconds since the Unix epoch
     leases: int = 0
     pinned: bool = False
-    facts: Facts | None = None
-    damage: CorruptShardError | None = None
+    facts: Facts | None = None  # its sidecar's header; None after a restart, until it is first needed
+    damage: CorruptShardError | None = None  # found in it; readers may still hold leases on it
 
     @property
     def stays(self) -> bool:
@@ -105,6 +81,11 @@ class Scrub:
         self._sidecar = sidecar
         self._facts = facts
         self._crc = 0
+
+    def run(self) -> None:
+        """Verify the whole shard. Blocks, and raises as `step` does."""
+        while self.step():
+            pass
 
     def step(self) -> int:
         """Verify the next block and return its size in bytes; 0 after the last.

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -45,7 +45,6 @@ from shardcache.units import size
 log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
-_AT_ONCE = 256
 # With less free space, not even the cache's own state can be written.
 _MIN_FREE_BYTES = 64 * 1024
 
@@ -61,24 +60,15 @@ class Space:
 
     Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published, arriving and
     quarantined files together never exceed the capacity.
-
-    Attributes:
-        capacity_bytes: maximum size of the cache.
-        min_free_bytes: space that the filesystem must keep free.
-        kept_bytes: published shards with their sidecars, idle partials and quarantine.
-        reserved_bytes: open reservations, whether already on disk or not.
-        unwritten_bytes: the part of `reserved_bytes` that the filesystem does not yet count as used.
-        pinned_bytes: the part of `kept_bytes` that is pinned.
-        disk_limit_bytes: size that other files on the disk leave to the cache, when last measured.
     """
 
     capacity_bytes: int
-    min_free_bytes: int = 0
-    kept_bytes: int = 0
-    reserved_bytes: int = 0
-    unwritten_bytes: int = 0
-    pinned_bytes: int = 0
-    disk_limit_bytes: int = sys.maxsize
+    min_free_bytes: int = 0  # that the filesystem must keep free
+    kept_bytes: int = 0  # published shards with their sidecars, idle partials and quarantine
+    reserved_bytes: int = 0  # open reservations, whether already on disk or not
+    unwritten_bytes: int = 0  # the part of `reserved_bytes` that the filesystem does not yet count as used
+    pinned_bytes: int = 0  # the part of `kept_bytes` that is pinned
+    disk_limit_bytes: int = sys.maxsize  # size that other files on the disk leave to the cache, when last measured
 
     @property
     def used_bytes(self) -> int:
@@ -90,10 +80,9 @@ class Space:
         self.disk_limit_bytes = self.used_bytes - self.unwritten_bytes + disk_free_bytes - self.min_free_bytes
 
     def effective_bytes(self, allocating_bytes: int = 0) -> int:
-        """Return the effective capacity: what the disk can hold of the configured one.
+        """Return what the disk can hold of the configured capacity.
 
-        Args:
-            allocating_bytes: bytes that may have been on disk when it was measured, though still counted as unwritten.
+        `allocating_bytes` may have been on disk when it was measured, though still counted as unwritten.
         """
         return max(0, min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes))
 
@@ -301,38 +290,29 @@ class Store:
             )
         return facts
 
-    async def sidecars(self) -> AsyncGenerator[list[Facts], None]:
-        """Yield the facts of all shards in batches, most recently used first, without those of damaged sidecars."""
-        keys = list(reversed(self.shards))
-        for at in range(0, len(keys), _AT_ONCE):
-            some = [shard for key in keys[at : at + _AT_ONCE] if (shard := self.shards.get(key)) is not None]
-            yield [facts for facts in await self.peek(some) if facts is not None]
-
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
         """Return the facts of shards, read in one thread call; None for unreadable sidecars: readers get the error."""
-        return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
 
-    def _peek(self, shard: Shard) -> Facts | None:
-        try:
-            return self._read_facts(shard)
-        except (CorruptShardError, ExhaustedError):
-            return None
+        def peek(shard: Shard) -> Facts | None:
+            try:
+                return self._read_facts(shard)
+            except (CorruptShardError, ExhaustedError):
+                return None
+
+        return await asyncio.to_thread(lambda: [*map(peek, shards)])
 
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar. Raises CorruptShardError, which names the first damaged piece."""
         facts = await self.facts(shard)
-        await asyncio.to_thread(self._check, self.scrub(shard.key, facts), facts.url)
+        try:
+            await asyncio.to_thread(self.scrub(shard.key, facts).run)
+        except FileNotFoundError as exn:
+            cause = f"the cached file {exn.filename} cannot be read ({exn.strerror})"
+            raise CorruptShardError(cause, url=facts.url) from exn
 
     def scrub(self, key: str, facts: Facts) -> Scrub:
         """Return the verification of a shard in steps."""
         return Scrub(self.layout.tar(key), self.layout.sidecar(key), facts)
-
-    def _check(self, scrub: Scrub, url: str) -> None:
-        try:
-            while scrub.step():
-                pass
-        except FileNotFoundError as exn:
-            raise CorruptShardError(f"the cached file {exn.filename} cannot be read ({exn.strerror})", url=url) from exn
 
     async def remove(self, shard: Shard) -> bool:
         """Unlink a shard without leases; return False if some process still has it open."""
