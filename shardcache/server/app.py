@@ -31,7 +31,7 @@ from shardcache.server.api import (
 )
 from shardcache.server.connections import Acceptor, Limits
 from shardcache.server.lifecycle import Drain
-from shardcache.server.metrics import add_metrics
+from shardcache.server.metrics import metrics
 from shardcache.server.service import PEER, SERVICE, Service, peer_of, socket_of
 from shardcache.server.session import handle_session
 
@@ -172,6 +172,7 @@ async def serving(
             yield app[SERVICE].drain
     finally:
         await runner.cleanup()
+        app[SERVICE].writer.shutdown(wait=False)
 
 
 def _application(service: Service, token: Token | None) -> web.Application:
@@ -180,7 +181,7 @@ def _application(service: Service, token: Token | None) -> web.Application:
     app[TOKEN] = token
     app.on_response_prepare.append(_harden)
     app.add_routes(routes)
-    add_metrics(app)
+    app.router.add_get("/metrics", metrics)
     app.router.add_get(SESSION_PATH, handle_session)
     add_dashboard(app)
     app.cleanup_ctx.append(_measuring)

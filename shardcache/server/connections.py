@@ -263,13 +263,16 @@ class Acceptor:
     @contextmanager
     def accepting(self, sock: socket.socket) -> Iterator[None]:
         """Accept the connections of a non-blocking listening socket during the block."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(sock, self._accept, sock)
+        self._listen(sock)
         try:
             yield
         finally:
-            loop.remove_reader(sock)
+            asyncio.get_running_loop().remove_reader(sock)
             sock.close()  # a pause may be about to end
+
+    def _listen(self, sock: socket.socket) -> None:
+        if sock.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
         for _ in range(_AT_ONCE):
@@ -281,13 +284,9 @@ class Acceptor:
                 self._log("cannot accept connections; pausing", cause=exn.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(sock)
-                loop.call_later(_PAUSE_S, self._resume, sock)
+                loop.call_later(_PAUSE_S, self._listen, sock)
                 return
             self._admit(connection)
-
-    def _resume(self, sock: socket.socket) -> None:
-        if sock.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -7,24 +7,21 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
 from shardcache.cache.waits import Class, Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
-from shardcache.metrics import Histogram, Histograms, Measures
+from shardcache.metrics import Histogram, Measures
 from shardcache.server.service import SERVICE, Json, peer_of, process_stats
 
 Labels = Sequence[str]
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
@@ -33,11 +30,10 @@ _MAX_ORIGINS = 64
 _MAX_JOBS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One number of the status page and its metric. Counters get their `_total` suffix on output."""
 
-    kind: Kind
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
     key: str
     name: str
     text: str
@@ -124,7 +120,7 @@ def told(page: Json) -> Iterator[Metric]:
         (_SCRUB, page["scrub"]),
     ):
         yield from _table(rows, [((), figures)])
-    origins = [((origin["name"],) * 2, origin) for origin in page["origins"][:_MAX_ORIGINS]]
+    origins = [((origin["name"],), origin) for origin in page["origins"][:_MAX_ORIGINS]]
     yield from _table(_ORIGIN, origins, ("origin",))
     # Without an end of its certificates, a tier's is infinitely far away.
     tiers = [tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf} for tier in page["tiers"]]
@@ -155,23 +151,22 @@ def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: La
 
 def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     """Yield the metrics that are not on the status page. Call on the event loop, which updates the measures."""
-    whole, stages = [((), measures.transfer)], measures.stage.by_label()
-    yield _histogram("transfer_seconds", "Duration of a transfer, from its first request to publication.", whole)
-    yield _histogram("transfer_stage_seconds", "Time that a transfer spent in each stage.", stages, ("stage",))
-    first, last = _by_origin(measures.first_byte), _by_origin(measures.part)
-    yield _histogram("first_byte_seconds", "Time from a request for parts to its first byte.", first, ("origin",))
-    yield _histogram("part_seconds", "Time from a request for parts to its last byte.", last, ("origin",))
-    waits = [((), measures.wait)]
-    yield _histogram("lease_wait_seconds", "Duration of each wait of a reader for data.", waits)
+    for name, text, histogram in (
+        ("transfer_seconds", "Duration of a transfer, from its first request to publication.", measures.transfer),
+        ("lease_wait_seconds", "Duration of each wait of a reader for data.", measures.wait),
+        ("event_loop_lag_seconds", "Lag of the event loop's timers.", loop_lag),
+    ):
+        yield _histogram(name, text, [((), histogram)])
+    for name, text, label, histograms in (
+        ("transfer_stage_seconds", "Time that a transfer spent in each stage.", "stage", measures.stage),
+        ("first_byte_seconds", "Time from a request for parts to its first byte.", "origin", measures.first_byte),
+        ("part_seconds", "Time from a request for parts to its last byte.", "origin", measures.part),
+    ):
+        yield _histogram(name, text, histograms.by_label(), (label,))
     given_up = _by_code(measures.given_up, OriginError)
     failed = _by_code(measures.failed, OriginError, ShardError, CacheError)
     yield _family(COUNTER, "origin_errors", "Requests to origins that failed permanently.", given_up, ("code",))
     yield _family(COUNTER, "failed_transfers", "Shards that could not be fetched.", failed, ("code",))
-    yield _histogram("event_loop_lag_seconds", "Lag of the event loop's timers.", [((), loop_lag)])
-
-
-def _by_origin(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
-    return [(label * 2, histogram) for label, histogram in histograms.by_label()]
 
 
 def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:
@@ -180,7 +175,11 @@ def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[
 
 
 def _family(
-    kind: Kind, name: str, text: str, samples: Iterable[tuple[Labels, float | None]], names: Labels = ()
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    samples: Iterable[tuple[Labels, float | None]],
+    names: Labels = (),
 ) -> Metric:
     """Return a metric family; values that are None get no sample."""
     family = kind(_PREFIX + name, text, labels=names)
@@ -198,30 +197,14 @@ def _histogram(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]]
     return family
 
 
-# A thread of its own: the disk's threads all hang when the disk does, which is what the metrics should report.
-_WRITER = web.AppKey("WRITER", ThreadPoolExecutor)
+class Scrape(NamedTuple):
+    """The metrics of one scrape, as the encoders take them."""
 
+    families: list[Metric]
 
-class Scrape(Collector):
-    """The metrics of one scrape."""
-
-    def __init__(self, found: Sequence[Metric]) -> None:
-        self._found = found
-
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> list[Metric]:
         """Return the families of samples."""
-        return self._found
-
-
-def add_metrics(app: web.Application) -> None:
-    """Add `/metrics` to an application."""
-    app[_WRITER] = ThreadPoolExecutor(1, "metrics")
-    app.router.add_get("/metrics", metrics)
-    app.on_cleanup.append(_end_writer)
-
-
-async def _end_writer(app: web.Application) -> None:
-    app[_WRITER].shutdown(wait=False)
+        return self.families
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -232,11 +215,8 @@ async def metrics(request: web.Request) -> web.Response:
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
 
     def written() -> bytes:
-        registry = CollectorRegistry()
-        registry.register(Scrape([*told(page), *measures]))
-        ProcessCollector(registry=registry)
-        return encode(registry)
+        return encode(Scrape([*told(page), *measures, *ProcessCollector(registry=None).collect()]))
 
     # In a thread: writing a thousand lines takes too long for the event loop.
-    body = await asyncio.get_running_loop().run_in_executor(request.app[_WRITER], written)
+    body = await asyncio.get_running_loop().run_in_executor(service.writer, written)
     return web.Response(body=body, headers={"Content-Type": content_type})

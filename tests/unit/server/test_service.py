@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
 from structlog.testing import capture_logs
 
 from shardcache.server.service import Audit, LoopLag
@@ -52,13 +51,13 @@ def test_job_names_of_clients_are_bounded() -> None:
     assert len(audit._epochs) < 1000 and max(map(len, audit._epochs.values())) < 2000
 
 
-def test_quantiles_are_right_to_a_tenth() -> None:
-    """Each is no less than the true one, and at most a tenth more."""
+def test_quantiles_of_the_lag_are_those_of_its_measurements() -> None:
+    """The median, the 99th percentile and the maximum, in whatever order they were measured."""
     lag = LoopLag()
-    for number in range(1, 1001):
+    assert lag.to_json() == {"p50_s": 0.0, "p99_s": 0.0, "max_s": 0.0}
+    for number in range(1000, 0, -1):
         lag.note(number / 1000)
-    for share, exact_s in ((0.5, 0.5), (0.99, 0.99), (1.0, 1.0)):
-        assert exact_s <= lag.quantile_s(share) <= 1.11 * exact_s
+    assert lag.to_json() == {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
 
 
 def test_old_lag_is_forgotten() -> None:
@@ -67,9 +66,9 @@ def test_old_lag_is_forgotten() -> None:
     lag.note(9.0)
     for _ in range(11_999):
         lag.note(0.001)
-    assert lag.quantile_s(1.0) == pytest.approx(9.0, rel=0.11)
+    assert lag.to_json()["max_s"] == 9.0
     lag.note(0.001)
-    assert lag.quantile_s(1.0) == pytest.approx(0.001, rel=0.11)
+    assert lag.to_json()["max_s"] == 0.001
 
 
 async def test_a_loop_that_was_held_up_shows_it() -> None:
@@ -79,5 +78,5 @@ async def test_a_loop_that_was_held_up_shows_it() -> None:
         measuring = group.create_task(lag.run())
         await asyncio.sleep(0)
         time.sleep(0.5)  # to hold up the loop is the point
-        await asyncio.to_thread(eventually, lambda: lag.quantile_s(1.0) >= 0.4)
+        await asyncio.to_thread(eventually, lambda: lag.to_json()["max_s"] >= 0.4)
         measuring.cancel()
