@@ -19,8 +19,6 @@ from shardcache_client import (
     ShardReader,
     TokenBlocks,
     cached_paths,
-    ignore_and_continue,
-    warn_and_continue,
 )
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
@@ -146,24 +144,6 @@ def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, in
         assert refusal(kind, [source, source], weights=weights).startswith(f"{kind.__name__}: ")
     assert "give it to each source" in refusal(kind, [source], batch_size=4)
     assert "write weights" in refusal(kind, [source], probabilities=[1])
-
-
-def test_handlers_are_given_by_name(daemon: Daemon, index: str) -> None:
-    """webdataset's names and the short ones; the dataset is the one with the function."""
-    for name, function in {
-        "warn_and_continue": warn_and_continue,
-        "warn": warn_and_continue,
-        "ignore_and_continue": ignore_and_continue,
-        "ignore": ignore_and_continue,
-    }.items():
-        Mixture(
-            [
-                ShardDataset(index, socket=daemon.socket, on_error=name),
-                ShardDataset(index, socket=daemon.socket, on_error=function),
-            ]
-        )
-    for name in ("raise", "reraise", "reraise_exception"):
-        assert len(ShardDataset(index, socket=daemon.socket, on_error=name)) == 200
 
 
 def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: str) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError
-from shardcache_client import ShardDataset, ignore_and_continue
-from shardcache_client.position.partition import Even
+from shardcache.errors import ConfigError, NotFoundError
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards
 
@@ -39,19 +37,6 @@ def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None
     assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
 
 
-@pytest.mark.parametrize(("even", "sizes"), [("pad", [67, 67, 67]), ("drop", [66, 66, 66]), (None, [66, 67, 67])])
-def test_explicit_ranks_get_equally_many(
-    daemon: Daemon, index: str, keys: list[str], even: Even, sizes: list[int]
-) -> None:
-    """Three ranks of 200 samples: one comes twice, or two never, or ranks differ by one; each knows its number."""
-    ranks = [ShardDataset(index, socket=daemon.socket, rank=rank, world_size=3, even=even) for rank in range(3)]
-    read = [keys_of(rank) for rank in ranks]
-    assert [len(rank) for rank in read] == [len(rank) for rank in ranks] == sizes
-    count = Counter(key for rank in read for key in rank)
-    assert set(count) <= set(keys)
-    assert len(count) == (198 if even == "drop" else 200)
-
-
 def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: Path) -> None:
     """Not at the end of an epoch, by a collective that waits: the error names what makes them equal."""
     (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
@@ -60,15 +45,6 @@ def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: P
     with pytest.raises(ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"):
         iter(ShardDataset(url, **options))
     assert keys_of(ShardDataset(url, even=None, **options)) in ([], [f"{number:06d}" for number in range(4)])
-
-
-def test_length_is_unknown_before_the_first_read(daemon: Daemon, folder: Path) -> None:
-    """A shard that nobody has read has no count; Python's own `list` takes the TypeError as no length at all."""
-    (folder / "uncounted.tar").write_bytes(make_tar(random_samples(3)))
-    ds = ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket)
-    with pytest.raises(TypeError, match="1 of 1 shards were never counted"):
-        len(ds)
-    assert len(list(ds)) == 3
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -85,18 +61,6 @@ def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls:
     del loader
     eventually(lambda: sessions_of(daemon, method) == 0)
     assert daemon.leases() == 0
-
-
-@pytest.mark.slow
-def test_a_dataset_whose_length_was_asked_for_reaches_spawned_workers(
-    daemon: Daemon, urls: str, keys: list[str]
-) -> None:
-    """As progress bars ask; and one that was read before, too."""
-    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
-    loader = DataLoader(ds, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert len(loader) == len(keys)
-    assert sorted(keys_of(ds)) == keys
-    assert sorted(keys_of(loader)) == keys
 
 
 def sessions_of(daemon: Daemon, job: str) -> int:
@@ -119,29 +83,6 @@ def test_more_readers_than_uncounted_shards(daemon: Daemon, folder: Path, caplog
     assert "2 of 2 shards were never counted" in told
     assert "3 of 5 workers get none" in told
     assert "shardcache index" in told
-
-
-def test_a_killed_worker_leaves_no_lease(daemon: Daemon, urls: str) -> None:
-    """SIGKILL in the middle of a shard ends session, plan and leases of that worker, and nothing else has to act."""
-    ds = ShardDataset(urls, socket=daemon.socket, job="killed")
-    context = multiprocessing.get_context("fork")
-    started = context.Event()
-    worker = context.Process(target=_read_one_and_stay, args=(ds, started))
-    worker.start()
-    assert started.wait(30)
-    assert daemon.leases() > 0
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
-    eventually(lambda: daemon.leases() == 0)
-    assert sessions_of(daemon, "killed") == 0
-
-
-def _read_one_and_stay(ds: ShardDataset, started: Any) -> None:
-    samples = iter(ds)
-    next(samples)
-    started.set()
-    signal.pause()
 
 
 def test_workers_end_with_a_killed_trainer(daemon: Daemon, urls: str) -> None:
@@ -170,16 +111,6 @@ def _megabyte(_samples: list[Any]) -> bytes:
     return bytes(1_000_000)
 
 
-def test_a_loader_dropped_midway(daemon: Daemon, urls: str) -> None:
-    """Workers of a loader that is dropped after one sample go, with their leases."""
-    loader = DataLoader(ShardDataset(urls, socket=daemon.socket, job="dropped"), batch_size=None, num_workers=2)
-    samples = iter(loader)
-    next(samples)
-    del samples, loader
-    eventually(lambda: sessions_of(daemon, "dropped") == 0)
-    assert daemon.leases() == 0
-
-
 def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
     """Without workers, too: plan and leases go with the iterator, and the next one reads everything."""
     ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
@@ -190,13 +121,6 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
     eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
     assert daemon.leases() == 0
     assert keys_of(ds) == keys
-
-
-def test_two_iterators_at_once(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Iterators over one dataset do not disturb each other."""
-    ds = ShardDataset(urls, socket=daemon.socket)
-    pairs = list(zip(iter(ds), iter(ds), strict=True))
-    assert [one["__key__"] for one, _ in pairs] == [other["__key__"] for _, other in pairs] == keys
 
 
 def test_no_descriptor_is_left(daemon: Daemon, urls: str) -> None:
@@ -250,12 +174,6 @@ def test_pickled_dataset_is_independent(daemon: Daemon, urls: str, keys: list[st
     assert keys_of(other) == keys_of(ds)
 
 
-def test_a_missing_bucket_shows_at_once(daemon: Daemon, folder: Path) -> None:
-    """A pattern that matches nothing is an error of the constructor, which names it."""
-    with pytest.raises(NotFoundError, match="nowhere"):
-        ShardDataset(f"file://{folder}/nowhere/*.tar", socket=daemon.socket)
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -282,42 +200,3 @@ def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, m
         assert f"ls {tmp_path}/" in caught.value.remedy and "store" not in caught.value.remedy
     with pytest.raises(NotFoundError, match=f"{tmp_path}/none/: the folder does not exist"):
         ShardDataset("none/", socket=daemon.socket)
-
-
-def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
-    """So is a daemon that was not started; its remedy is the command."""
-    with pytest.raises(NoDaemonError, match="shardcache serve --socket"):
-        ShardDataset("s3://bucket/a.tar", socket=tmp_path / "s.sock")
-
-
-@pytest.fixture(scope="module")
-def flawed(folder: Path) -> list[str]:
-    """A good shard, one that is no tar, and one whose second sample has two members of one name."""
-    source = folder / "flawed"
-    source.mkdir()
-    (source / "0.tar").write_bytes(make_tar(random_samples(3)))
-    (source / "1.tar").write_bytes(b"<html>404</html>" * 1000)
-    twice = random_samples(3, first=10)
-    (source / "2.tar").write_bytes(make_tar([twice[0], twice[1], twice[1], twice[2]]))
-    return [f"file://{source}/{number}.tar" for number in range(3)]
-
-
-def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
-    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
-    assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
-    assert "epoch 0: skipped 1 shards, and 1 samples of other shards, as on_error decided" in caplog.text
-    assert "in their place" not in caplog.text, "nobody has counted, so nobody misses them"
-
-
-def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -> None:
-    """DataLoader raises the worker's error in the training process under its own class, with url and remedy."""
-    loader = DataLoader(ShardDataset(flawed, socket=daemon.socket), batch_size=None, num_workers=1)
-    with pytest.raises(NotATarError, match=r"1\.tar[\s\S]*What to do") as caught:
-        keys_of(loader)
-    assert caught.value.url is not None
-    assert caught.value.url.endswith("/1.tar")
-    assert caught.value.remedy == NotATarError.default_remedy
-    # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
-    caught.value.__traceback__ = None
-    del caught

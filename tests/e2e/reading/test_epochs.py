@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby, islice
@@ -40,19 +37,6 @@ def keys_of(samples: Any) -> list[str]:
 def shards_of(samples: Any) -> list[str]:
     """Read everything and return each sample's shard."""
     return [sample["__url__"] for sample in samples]
-
-
-def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """Five of 80 samples are two rounds of all 200: nothing is repeated before everything was read."""
-    ranks = [
-        ShardDataset(index, shuffle=True, samples_per_epoch=80, socket=daemon.socket, rank=rank, world_size=2)
-        for rank in range(2)
-    ]
-    epochs = [[keys_of(rank) for rank in ranks] for _ in range(5)]
-    assert {len(rank) for epoch in epochs for rank in epoch} == {40} == {len(rank) for rank in ranks}
-    read = Counter(key for epoch in epochs for rank in epoch for key in rank)
-    assert read == dict.fromkeys(keys, 2)
-    assert len({key for epoch in epochs[:2] for rank in epoch for key in rank}) == 160
 
 
 def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
@@ -116,18 +100,6 @@ def test_ranks_of_other_batch_sizes_are_refused(
         process.join(GUARD_S)
     assert errors.get() == ""
     assert ("rank 1 would read another order or other batches than rank 0" in errors.get()) == (even is not None)
-
-
-@pytest.mark.parametrize("batch_size", [7, 32])
-def test_a_loaders_length_is_exact(daemon: Daemon, index: str, keys: list[str], batch_size: int) -> None:
-    """With several workers, too, so that nobody is warned: whole batches, and one short one."""
-    ds = ShardDataset(index, shuffle=True, batch_size=batch_size, socket=daemon.socket)
-    loader = DataLoader(ds, batch_size=batch_size, num_workers=2, collate_fn=keys_of)
-    batches = list(loader)
-    assert len(batches) == len(loader) == -(-len(keys) // batch_size)
-    sizes = sorted(map(len, batches), reverse=True)
-    assert set(sizes[:-1]) == {batch_size}
-    assert sorted(key for batch in batches for key in batch) == keys
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -220,17 +192,6 @@ def test_an_epoch_set_before_all_workers_have_begun(
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_an_iteration_that_is_left_after_its_second_sample_is_an_epoch(daemon: Daemon, index: str) -> None:
-    """As a loop of a fixed number of steps: what comes then is the next epoch, whole."""
-    ds = ShardDataset(index, shuffle=True, socket=daemon.socket)
-    keys_of(islice(ds, 2))
-    assert ds.epoch == 0
-    other = ShardDataset(index, shuffle=True, socket=daemon.socket)
-    other.set_epoch(1)
-    assert keys_of(ds) == keys_of(other)
-    assert ds.epoch == 2
-
-
 def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
     """Shards enter one after another; a reader never has more of them in hand than the window, nor in its mix."""
     ds = ShardDataset(index, shuffle=True, shuffle_window=3, socket=daemon.socket)
@@ -310,24 +271,3 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     is_over = then.epoch == epoch + 1
     assert taken + keys_of(samples) == dealt
     assert (taken, keys_of(then)) == ((dealt, dealt_next) if is_over else (taken, dealt[step:]))
-
-
-_READ = """
-import sys
-from shardcache_client import ShardReader
-print(*(sample["__key__"] for sample in ShardReader(sys.argv[2], shuffle=True, seed=5, socket=sys.argv[1])))
-"""
-
-
-def test_another_process_reads_the_same(daemon: Daemon, index: str) -> None:
-    """The order belongs to the seed, and to nothing that differs between processes, such as Python's hashes."""
-    here = keys_of(ShardDataset(index, shuffle=True, seed=5, socket=daemon.socket))
-    ran = subprocess.run(
-        [sys.executable, "-c", _READ, str(daemon.socket), index],
-        env=os.environ | {"PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-        check=True,
-    )
-    assert ran.stdout.split() == here

@@ -181,20 +181,6 @@ def test_skipped_samples_are_replaced_by_others(
     assert all("epoch 0: skipped" in report and "were repeated in their place" in report for report in reports)
 
 
-def test_a_loader_is_as_long_as_it_says(daemon: Daemon, source: Path) -> None:
-    """With workers, each of which makes up for its own: whole batches, on both ranks."""
-    spoil(source, "bad sample")
-    options: dict[str, Any] = {"batch_size": 4, "on_error": ignore_and_continue, "socket": daemon.socket, **ORDERS[1]}
-    given: set[str] = set()
-    for rank in range(2):
-        ds = ShardDataset(f"file://{source}/index.json", rank=rank, world_size=2, **options)
-        loader = DataLoader(ds, batch_size=4, num_workers=2, collate_fn=keys_of)
-        batches = list(loader)
-        assert [len(batch) for batch in batches] == [4] * len(loader) == [4, 4, 4]
-        given.update(*batches)
-    assert given == {key for key in KEYS if key != LOST[2]}
-
-
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])
 @orders
 def test_run_over_bad_data_resumes_from_any_sample(
@@ -232,17 +218,6 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
         list(ds)
 
 
-def test_a_decoders_error_names_the_sample(daemon: Daemon, source: Path) -> None:
-    """Its key and url, and what the decoder raised."""
-    ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket)
-    with pytest.raises(
-        DecodeError, match=f"the sample '{LOST[2]}' could not be decoded .ValueError: no image"
-    ) as caught:
-        list(ds)
-    assert caught.value.url == f"file://{source}/{BAD}.tar"
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_a_decoders_error_in_a_worker(daemon: Daemon, source: Path) -> None:
     """Arrives in the training process under its own type, with all of that, and the line that raised it."""
     ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket)
@@ -255,13 +230,6 @@ def test_a_decoders_error_in_a_worker(daemon: Daemon, source: Path) -> None:
     # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
     caught.value.__traceback__ = None
     del caught
-
-
-def test_samples_are_what_the_decoder_returns(daemon: Daemon, source: Path) -> None:
-    """Whatever it is, None included."""
-    url = f"file://{source}/index.json"
-    assert list(ShardDataset(url, decode=lambda sample: len(sample["bin"]), socket=daemon.socket)) == [200] * len(KEYS)
-    assert list(ShardDataset(url, decode=lambda sample: None, socket=daemon.socket)) == [None] * len(KEYS)
 
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])

@@ -69,16 +69,6 @@ def test_samplers_and_workers(numbered: str, daemon: Daemon, context: str) -> No
     samples.close()
 
 
-def test_no_more_shards_are_held_than_the_window(numbered: str, daemon: Daemon) -> None:
-    """And none after `close`."""
-    eventually(lambda: daemon.leases() == 0)
-    with ShardReader(numbered, socket=daemon.socket).indexed(window=2) as samples:
-        for number in (0, 6, 17, 20, 0):
-            assert samples[number]["__key__"] == KEYS[number]
-        eventually(lambda: daemon.leases() == 2)
-    eventually(lambda: daemon.leases() == 0)
-
-
 def test_threads_share_what_is_held(numbered: str, daemon: Daemon) -> None:
     """Each gets the samples that it asks for, although they close each other's shards."""
     wanted = random.Random(2).choices(range(len(KEYS)), k=400)

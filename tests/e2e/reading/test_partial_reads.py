@@ -132,20 +132,6 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
         gc.enable()
 
 
-def test_two_readers_share_what_arrives(daemon: Daemon, store: GatedStore) -> None:
-    """Both read the beginning of one transfer, and both hold the shard once it is whole."""
-    url = store.put("a.tar", BODY)
-    one, other = (iter(ShardDataset(url, socket=daemon.socket, job=job)) for job in ("one", "other"))
-    store.let("a.tar", 3 * PART_BYTES)
-    assert keys_of(one, 10) == keys_of(other, 10) == KEYS[:10]
-    store.let("a.tar")
-    assert keys_of(one, 90) == keys_of(other, 90) == KEYS[10:]
-    assert daemon.leases() == 2
-    assert next(one, None) is next(other, None) is None
-    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
-    eventually(lambda: daemon.leases() == 0)
-
-
 @pytest.mark.parametrize(("partial_reads", "etags"), [(False, True), (True, False)])
 def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool) -> None:
     """Not to who opts out, and of no store that cannot guard each read against another version."""
@@ -297,36 +283,6 @@ def test_a_sample_is_read_once_it_has_arrived(make: Make, daemon: Daemon, store:
     eventually(lambda: daemon.leases() == 0)
 
 
-def test_samples_of_what_arrived_end_their_session_with_their_last_reference(
-    make: Make, daemon: Daemon, store: GatedStore
-) -> None:
-    """Not when the garbage collector comes."""
-    gc.collect()
-    gc.disable()
-    try:
-        store.let("a.tar", FIVE_PARTS)
-        samples = make()
-        assert read(samples, 20)
-        assert daemon.sessions() == 1
-        del samples
-        eventually(lambda: daemon.sessions() == 0)
-    finally:
-        gc.enable()
-
-
-def test_without_partial_reads_no_sample_comes_before_the_whole(make: Make, daemon: Daemon, store: GatedStore) -> None:
-    """Not even the first."""
-    samples, found = make(partial_reads=False), []
-    reader = threading.Thread(target=lambda: found.append(read(samples, 0)))
-    reader.start()
-    store.let("a.tar", FIVE_PARTS)
-    eventually(lambda: daemon.status()["transfers"] and daemon.status()["transfers"][0]["done_bytes"] >= FIVE_PARTS)
-    assert (daemon.status()["transfers"][0]["waiters"], found) == (1, [])
-    store.let("a.tar")
-    reader.join()
-    assert found == [True]
-
-
 def test_a_shard_that_was_replaced_is_opened_again(make: Make, store: GatedStore) -> None:
     """An error lies between samples of two versions, and says that there were some of the first."""
     store.let("a.tar", FIVE_PARTS)
@@ -351,15 +307,3 @@ def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(mak
     for _ in range(2):
         with pytest.raises(TruncatedShardError):
             samples[90]
-
-
-def test_a_daemon_killed_while_samples_are_read(make: Make, daemon: Daemon, store: GatedStore) -> None:
-    """The next one goes on with the parts that are there, and the same numbers are the same samples."""
-    store.let("a.tar", FIVE_PARTS)
-    samples = make()
-    assert read(samples, 20)
-    eventually(lambda: daemon.status()["transfers"][0]["done_bytes"] >= FIVE_PARTS)
-    daemon.restart()
-    store.let("a.tar")
-    assert read(samples, 90, 20, 99)
-    assert daemon.status()["counters"]["origin_bytes"] < len(BODY)

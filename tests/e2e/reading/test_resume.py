@@ -62,25 +62,6 @@ def test_stateful_loader_resumes_exactly(make: Make, workers: int, options: dict
         assert [list(resumed), list(resumed)] == [epochs[0][taken:], epochs[1]]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_the_second_epoch_after_a_resume(make: Make, workers: int) -> None:
-    """A run may be interrupted again and again; each time it finds its epoch and its place."""
-    whole = stateful(make(), workers)
-    epochs = [list(whole), list(whole)]
-    first = stateful(make(), workers)
-    list(islice(first, 5))
-    second = stateful(make(), workers)
-    second.load_state_dict(through_json(first.state_dict()))
-    list(islice(second, 2))
-    third = stateful(make(), workers)
-    third.load_state_dict(through_json(second.state_dict()))
-    assert list(third) == epochs[0][7:]
-    assert list(islice(third, 3)) == epochs[1][:3]
-    fourth = stateful(make(), workers)
-    fourth.load_state_dict(through_json(third.state_dict()))
-    assert list(fourth) == epochs[1][3:]
-
-
 def two_ranks_of_two_workers(make: Make, even: str | None, batches: int) -> tuple[list[str], list[Any]]:
     """Read so many batches on each rank; return their keys, and the states of both loaders."""
     read: list[str] = []
@@ -121,18 +102,6 @@ def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None
     check_whole(read + then + keys_of(list(loader)), even, padding=1 + 2)
     assert sorted(keys_of(list(loader))) == KEYS, "the next epoch is whole again"
     assert len(json.dumps(later[0])) < 2_000
-
-
-def test_one_ranks_state_is_enough(make: Make) -> None:
-    """Ranks take their batches together, and a framework may keep the state of rank 0 alone."""
-    read, states = two_ranks_of_two_workers(make, "pad", 3)
-    ranks = [make(rank=rank, world_size=3) for rank in range(3)]
-    rest = []
-    for ds in ranks:
-        ds.load_state_dict(states[0])
-        rest.append([sample["__key__"] for sample in ds])
-    assert len({len(rank) for rank in rest}) == 1
-    check_whole([*read, *chain.from_iterable(rest)], "pad", padding=1 + 2)
 
 
 def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
@@ -238,26 +207,6 @@ def test_shards_that_were_not_counted(daemon: Daemon, folder: Path, workers: int
         other = ShardDataset(f"file://{source}/*.tar", **options, rank=0, world_size=3)
         other.load_state_dict(state)
         list(other)
-
-
-def test_set_epoch_in_a_resumed_run(make: Make) -> None:
-    """A loop that names each epoch goes on within the one that was loaded; any other is read from its beginning."""
-    ds = make()
-    ds.set_epoch(3)
-    samples = iter(ds)
-    list(islice(samples, 10))
-    state = through_json(ds.state_dict())
-    rest = list(samples)
-    resumed = make()
-    resumed.load_state_dict(state)
-    resumed.set_epoch(3)
-    assert list(resumed) == rest
-    resumed.set_epoch(4)
-    assert len(list(resumed)) == len(KEYS)
-    other = make()
-    other.load_state_dict(state)
-    other.set_epoch(2)
-    assert len(list(other)) == len(KEYS)
 
 
 def test_a_state_is_a_few_numbers(make: Make) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError, TruncatedShardError
-from shardcache.tarindex import IndexEntry
 from shardcache_client import Mixture, ShardDataset, ShardReader, ignore_and_continue
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
@@ -72,17 +71,6 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
     assert (keys_of(samples) == CHOSEN) == (not options)
     assert all(len(sample["txt"]) == 20 and len(sample["jpg"]) == 300 for sample in samples)
     assert (keys_of(dataset) == keys_of(samples)) == (not options)
-
-
-def test_entries_have_what_the_index_knows(train: str, daemon: Daemon) -> None:
-    """Keys, sizes of all members and the shard's url, of each sample once, in order."""
-    seen: list[IndexEntry] = []
-    ShardReader(train, socket=daemon.socket).select(lambda entry: not seen.append(entry))  # type: ignore[func-returns-value]
-    samples = ShardReader(train, socket=daemon.socket)
-    assert [(entry.key, entry.url, dict(entry.sizes)) for entry in seen] == [
-        (sample["__key__"], sample["__url__"], {name: len(value) for name, value in sample.items() if name[0] != "_"})
-        for sample in samples
-    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

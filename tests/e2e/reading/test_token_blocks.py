@@ -121,16 +121,6 @@ def test_loader_resumes_within_a_document(index: str, daemon: Daemon, batches: i
     assert taken([*begun, *resumed]) == taken(whole)
 
 
-def test_blocks_have_numbers(index: str, daemon: Daemon) -> None:
-    """And a function as decode gets them."""
-    reader = ShardReader(
-        index, tokens=TokenBlocks(LENGTH), decode=lambda sample: tuple(sample["tokens"].tolist()), socket=daemon.socket
-    )
-    with reader.indexed() as samples:
-        assert list(samples) == expected(numbered(SIZES), LENGTH)
-        assert samples[7] == expected(numbered(SIZES), LENGTH)[7]
-
-
 def test_blocks_of_two_datasets_are_mixed(index: str, folder: Path, daemon: Daemon) -> None:
     """By weight, with state; each source has blocks of its own."""
     other = write_token_shards(folder / "code", [[[9] * 50, [8] * 51]])
@@ -227,20 +217,6 @@ def test_the_writer_counts_tokens(folder: Path, daemon: Daemon) -> None:
         socket=daemon.socket,
     )
     assert list(chain(*taken(reader))) == list(range(sum(map(len, documents))))
-
-
-def test_columns_of_tables_become_tokens(folder: Path, daemon: Daemon, tmp_path: Path) -> None:
-    """`shardcache write --tokens` gives the index what blocks need, a resumed run, too."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    documents = list(chain(*numbered(((9, 4, 30, 0), (12, 1)))))
-    pq.write_table(pa.table({"input_ids": documents, "other": list(map(str, documents))}), tmp_path / "a.parquet")
-    command = ("write", tmp_path / "a.parquet", folder / "table", "--columns", "input_ids=npy", "--tokens", "npy")
-    for written in (1, 0):
-        ran = shardcache(*command, "--json")
-        assert ran.code == 0, ran.err
-        assert (ran.json["tokens"], ran.json["written"]) == (sum(map(len, documents)), written)
-    reader = ShardReader(folder / "table" / "index.json", tokens=TokenBlocks(7), socket=daemon.socket)
-    assert taken(reader) == expected([documents], 7)
 
 
 @pytest.mark.parametrize(

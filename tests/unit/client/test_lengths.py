@@ -391,24 +391,6 @@ def test_no_more_than_a_buffer_is_read_ahead() -> None:
         given_out += len(batch)
 
 
-def test_collate_makes_the_batch() -> None:
-    """The result of `collate` is what the loader gives."""
-    assert list(stage(Numbered([5] * 20), collate=len)) == [10, 10]
-
-
-def test_the_number_of_batches_is_not_known() -> None:
-    """`len` raises TypeError, by which loaders and trainers tell that there is none."""
-    with pytest.raises(TypeError, match="not known"):
-        len(stage(Numbered([5])))
-
-
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"sort_buffer": 0}])
-def test_arguments_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
-    """Nothing can be batched by a bound, or in a buffer, of none."""
-    with pytest.raises(ConfigError, match="1 or more"):
-        batch_by_length(Numbered([5]), wrong.get("max_tokens", 5), length, sort_buffer=wrong.get("sort_buffer", 5))
-
-
 def stopped(ranks: list[list[LengthBatches]], steps: int) -> tuple[list[list[Batch]], list[list[LengthBatches]]]:
     """Train for some steps; return the batches, and the readers as they then are."""
     return (train(ranks, steps) if steps else [[] for _ in ranks]), ranks

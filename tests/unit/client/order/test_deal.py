@@ -132,12 +132,6 @@ def test_the_order_is_pinned(hash_seed: str) -> None:
     assert hashlib.sha256(json.dumps(json.loads(ran.stdout)).encode()).hexdigest()[:16] == "274173e9d8aab60b"
 
 
-def test_without_shuffle_the_manifests_own_order() -> None:
-    """Spans end to end are the manifest, sample for sample."""
-    read = everybody(deals([3, 0, 4], None, "pad", 1), 2, Partition(1, 2))
-    assert [place for reader in read for place in reader] == sorted(places([3, 0, 4]))
-
-
 def test_nodes_keep_their_shards() -> None:
     """With as many canonical nodes as nodes, a node meets almost only shards that it has met in every epoch."""
     counts = [40 + shard % 7 for shard in range(64)]

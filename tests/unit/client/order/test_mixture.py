@@ -244,18 +244,6 @@ def test_a_rare_source_comes_as_often_as_its_weight_says() -> None:
     assert all(schedule.samples(epoch)[2] == 0 for epoch in range(60, 200))
 
 
-def test_weights_hold_from_their_epoch_on() -> None:
-    """An epoch far away is found as quickly as the first; each source starts where all earlier epochs end."""
-    sources = (source("a", [10]), source("b", [10]))
-    schedule = SourceQuotas.of({0: {"a": 9, "b": 1}, 5: {"b": 1, "a": 0}, 3: {"a": 1, "b": 1}}, sources, 20)
-    assert [schedule.samples(epoch) for epoch in range(7)] == [(18, 2)] * 3 + [(10, 10)] * 2 + [(0, 20)] * 2
-    starts = [(0, 0)]
-    for epoch in range(9):
-        assert schedule.starts(epoch) == starts[-1]
-        starts.append(tuple(map(sum, zip(starts[-1], schedule.samples(epoch), strict=True))))  # type: ignore[arg-type]
-    assert schedule.starts(1 << 60) == (74, 6 + 20 + 20 * ((1 << 60) - 5))
-
-
 @pytest.mark.parametrize(
     ("weights", "said"),
     [

@@ -57,14 +57,6 @@ def test_the_order_of_shards_is_pinned() -> None:
     assert shards_in(1, Shuffle(7, groups=2), [1] * 8) == [4, 3, 6, 0, 1, 7, 2, 5]
 
 
-@given(st.integers(), st.integers(0, 10_000), st.integers(1, 3))
-def test_rounds_and_seeds_have_their_own_orders(seed: int, number: int, step: int) -> None:
-    """Another round, or another seed, has a hundred shards in another order."""
-
-    orders = [(seed, number), (seed, number + step), (seed + step, number)]
-    assert len({tuple(shards_in(number, Shuffle(seed), [1] * 100)) for seed, number in orders}) == 3
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), st.integers(1, 6), st.integers())
 def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: int, seed: int) -> None:
     """Where a group should end, or at most a shard from there, all rounds have met the same shards."""

@@ -54,12 +54,6 @@ def test_every_window_has_the_proportions(samples: list[int]) -> None:
         assert spread <= 1
 
 
-def test_equal_lanes_come_in_turn() -> None:
-    """Three sources of equal weight: each once in every three samples."""
-    turns = turns_of([40, 40, 40])
-    assert all(sorted(turns[at : at + 3]) == [0, 1, 2] for at in range(0, 120, 3))
-
-
 def test_the_turns_are_pinned() -> None:
     """A run that goes on under a later release finds the sequence that it began with."""
     assert turns_of([5, 3, 0, 2]) == [0, 1, 0, 3, 0, 1, 0, 3, 0, 1]

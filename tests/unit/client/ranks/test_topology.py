@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from shardcache.errors import ConfigError
@@ -88,14 +84,3 @@ def test_a_module_names_its_job(module: str, name: str) -> None:
     """That of `python -m`, whose file says less; a chosen run id tells runs apart."""
     assert job_name({}, ["/src/pkg/train.py"], module) == name
     assert job_name({"TORCHELASTIC_RUN_ID": "7"}, ["/src/pkg/train.py"], module) == f"{name}-7"
-
-
-@pytest.mark.parametrize("command", [["{0}/pkg/train.py"], ["-m", "pkg.train"], ["{0}/pkg"]])
-def test_a_process_names_its_job_by_what_it_runs(tmp_path: Path, command: list[str]) -> None:
-    """A script, a module, and a folder, as Python itself tells them apart."""
-    (tmp_path / "pkg").mkdir()
-    for name in ("train.py", "__main__.py"):
-        (tmp_path / "pkg" / name).write_text("from shardcache_client.topology import job_name; print(job_name({}))")
-    command = [word.format(tmp_path) for word in command]
-    found = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == {"-m": "pkg.train"}.get(command[0], Path(command[0]).name)

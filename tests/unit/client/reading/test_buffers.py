@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import io
-import json
 import mmap
 import operator
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,17 +77,6 @@ def test_it_goes_where_bytes_go(value: Buffer) -> None:
     assert tensor.tolist() == list(expected)
     assert tensor.data_ptr() == value.ctypes.data
     assert np.shares_memory(np.frombuffer(value, np.float32), value)
-
-
-def test_decoders_take_it() -> None:
-    """PIL and json decode a member out of the middle of a file; json by way of `bytes`, and says so."""
-    png, text = picture(), json.dumps({"label": 7}).encode()
-    whole = Buffer.over(b"x" * 512 + png + text + b"42")
-    image, label = whole[512 : 512 + len(png)], whole[512 + len(png) : -2]
-    assert Image.open(io.BytesIO(image)).getpixel((0, 0)) == (1, 2, 3)
-    assert json.loads(bytes(label)) == {"label": 7}
-    with pytest.raises(TypeError, match="must be str, bytes or bytearray, not Buffer"):
-        json.loads(label)
 
 
 AS_BYTES: dict[str, Callable[[Any], Any]] = {
@@ -257,24 +242,6 @@ def test_pickled_it_carries_its_bytes(value: Buffer, tmp_path: Path, protocol: i
     assert len(data) < 2 * len(value) + 200
 
 
-def test_pickle_may_carry_the_bytes_outside(value: Buffer) -> None:
-    """Protocol 5 hands the memory itself to whoever takes buffers out of band."""
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    assert len(data) < 200
-    assert bytes(pickle.loads(data, buffers=buffers)) == bytes(value)
-
-
-def test_copies_stand_alone(value: Buffer) -> None:
-    """`copy`, `deepcopy` and `torch.save` give the bytes, out of memory of their own."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    for again in (copy.copy(value), copy.deepcopy(value), torch.load(file, weights_only=False)):
-        assert bytes(again) == bytes(value)
-        assert not np.shares_memory(again, value)
-
-
 def test_the_map_stays_as_long_as_any_value(mapped: mmap.mmap) -> None:
     """A slice of a slice, a plain view and a memoryview each keep it open; with the last, it can be closed."""
     value = a_slice(Buffer.over(mapped), 512, 1536)
@@ -295,19 +262,3 @@ def test_torch_leaves_it_alone_as_it_does_bytes(value: Buffer) -> None:
     assert batch["cls"].tolist() == [1, 2]
     assert default_convert({"jpg": value})["jpg"] is value
     assert pin_memory([{"jpg": value}])[0]["jpg"] is value  # type: ignore[no-untyped-call]
-
-
-def test_missing_numpy_is_reported() -> None:
-    """The error says what to install; nothing else of the client needs it."""
-    script = """
-import sys
-sys.modules["numpy"] = None
-import shardcache_client.reading.mapped_shard
-from shardcache.errors import ConfigError
-try:
-    import shardcache_client.sharing.handover
-except ConfigError as exn:
-    print(exn)
-"""
-    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert "pip install numpy" in output

@@ -7,7 +7,6 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -202,23 +201,6 @@ def test_members_have_alternatives_under_the_first_name() -> None:
         Pipeline.of({"png": "rgb"}, ("jpg",), "error")
 
 
-@pytest.mark.parametrize("present", [each for n in (1, 2, 3) for each in permutations(("jpg", "png", "webp"), n)])
-def test_the_first_alternative_wins_as_with_webdataset(present: tuple[str, ...]) -> None:
-    """Whichever come first in the tar; the others are left out, and what is chosen keeps its place among the rest."""
-    members = {"txt": b"t"} | {extension: extension.encode() for extension in present} | {"cls": b"1"}
-    (theirs,) = wds.filters.rename(jpg="jpg;png;webp")([sample(**members)])
-    wanted = next(extension for extension in ("jpg", "png", "webp") if extension in present)
-    for pipeline in (
-        Pipeline.of(None, ("txt", "jpg;png;webp", "cls"), "error"),
-        Pipeline.of({"jpg;png;webp": bytes}, None, "error"),
-        Pipeline.of({"jpg": bytes}, ("txt", "jpg;png;webp", "cls"), {"jpg": b"-"}),
-    ):
-        chosen = pipeline(sample(**members))
-        assert chosen == theirs
-        assert chosen["jpg"] == wanted.encode()
-        assert [*chosen] == ["__key__", "__url__", "txt", "jpg", "cls"]
-
-
 def test_each_sample_has_its_own_default() -> None:
     """Changing one in place, as augmentation does, changes neither the next sample's nor the argument."""
     default: dict[str, list[int]] = {"boxes": []}
@@ -226,15 +208,6 @@ def test_each_sample_has_its_own_default() -> None:
     one, other = pipeline(sample()), pipeline(sample())
     one["boxes"].append(1)
     assert (other["boxes"], default["boxes"]) == ([], [])
-
-
-def test_stages_follow_in_their_order() -> None:
-    """Functions see what the one before returned; what a filter does not want is dropped."""
-    pipeline = Pipeline.of({"cls": int}, None, "error").then(lambda item: item["cls"])
-    odd = pipeline.then(lambda number: number % 2, is_filter=True).then(lambda number: number * 10)
-    assert odd(sample(cls=b"3")) == 30
-    assert odd(sample(cls=b"4")) is Dropped.FILTERED
-    assert (pipeline.filters, odd.filters) == (False, True)
 
 
 def test_an_exception_names_sample_and_member() -> None:

@@ -96,14 +96,6 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
             DaemonConnection(path, READER, 0.01)
 
 
-def test_a_dead_daemons_socket_is_no_daemon(path: Path) -> None:
-    """A socket file that nobody listens at is the same as none."""
-    with socket.socket(socket.AF_UNIX) as abandoned:
-        abandoned.bind(str(path))
-    with pytest.raises(NoDaemonError, match="no daemon listens"):
-        DaemonConnection(path, READER)
-
-
 def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
     """A path beyond the kernel's limit is a mistake in the configuration, not an absent daemon."""
     with pytest.raises(ConfigError, match="107 bytes"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import NotAllowedError, ShardChangedError, ShardTimeoutError
+from shardcache.errors import ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -281,21 +281,6 @@ def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> 
     again = [message["type"] for message in heard].index("hello", 1)
     assert [message["type"] for message in heard[again:]] == ["hello", "plan", "extend", "lease", "lease"]
     assert [message["position"] for message in heard[again:] if message["type"] == "lease"] == [1_490, 0]
-
-
-def test_a_piece_that_is_refused(path: Path) -> None:
-    """The daemon's verdict on a later piece is raised like that on the first."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-        peer.refuse(NotAllowedError("outside"))
-        peer.stay()
-
-    with scripted(path, script):
-        session = open_session(path, LONG)
-        with pytest.raises(NotAllowedError, match="outside"):
-            session.extend()
-        session.close()
 
 
 def test_a_daemon_that_does_not_answer_a_piece(path: Path) -> None:
