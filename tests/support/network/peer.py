@@ -69,7 +69,7 @@ class Peer:
     def begin(self) -> None:
         """Play the daemon until the plan is declared."""
         self.welcome()
-        self.say(type="ok", id=self.hear()["id"])
+        accepted(self)
 
     def grant(self, lease: int, **fields: Any) -> None:
         """Hear one request and answer it as a granted lease."""
@@ -98,6 +98,45 @@ class Peer:
 
 
 Script = Callable[[Peer], None]
+
+
+def begun(*steps: Callable[[Peer], object], stays: bool = True) -> Script:
+    """Return the script of a daemon to which a plan is declared, that takes these steps, and hears what still comes."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        for step in steps:
+            step(peer)
+        if stays:
+            peer.stay()
+
+    return script
+
+
+def granted(lease: int, **fields: Any) -> Callable[[Peer], None]:
+    """Return the step that hears one request and answers it as a granted lease."""
+    return lambda peer: peer.grant(lease, **fields)
+
+
+def arriving(lease: int, ready_bytes: int) -> Callable[[Peer], None]:
+    """Return the step that hears one request and answers it with the beginning of a shard."""
+    return lambda peer: peer.arrive(lease, ready_bytes)
+
+
+def explaining(reason: str, **fields: Any) -> Callable[[Peer], None]:
+    """Return the step that hears the question for the reason of a wait, and answers it."""
+
+    def explain(peer: Peer) -> None:
+        question = peer.hear()
+        assert question["type"] == "explain"
+        peer.say(type="waiting", id=question["id"], of=question["of"], reason=reason, **fields)
+
+    return explain
+
+
+def accepted(peer: Peer) -> None:
+    """Hear one request and accept it."""
+    peer.say(type="ok", id=peer.hear()["id"])
 
 
 @contextmanager

@@ -1,24 +1,38 @@
-"""session.py: plan and leases as they are told, waited for, and told again to the next daemon."""
+"""session.py: plan and leases as they are sent, waited for, and sent again to the next daemon."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
+from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.manifest import Plan
-from support.network.peer import Json, Peer, scripted
+from support.network.peer import (
+    Heard,
+    Json,
+    Peer,
+    Script,
+    accepted,
+    arriving,
+    begun,
+    explaining,
+    granted,
+    scripted,
+)
 from support.programs.daemon import eventually
 
-READER = ReaderIdentity("job")
 SHARDS = tuple(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
 PLAN = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2, 2, 1, 0), reads=3)
+LONG = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2) * 3_000, reads=9_000)
 
 
 @pytest.fixture
@@ -27,27 +41,40 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.sock"
 
 
+@contextmanager
+def session_with(
+    path: Path, *scripts: Script, plan: Plan = PLAN, partial: bool = False, **patience: float
+) -> Iterator[tuple[Session, Heard]]:
+    """Serve by scripts; yield a session that has declared a plan, and what is heard of it."""
+    with scripted(path, *scripts) as heard:
+        session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(**patience), partial_reads=partial)
+        session.declare(plan)
+        yield session, heard
+        session.close()
+
+
 def kinds(heard: list[Json]) -> list[str]:
     """Return the types of messages."""
     return [message["type"] for message in heard]
 
 
+def after_the_break(heard: list[Json]) -> list[Json]:
+    """Return the messages to the second daemon."""
+    return heard[kinds(heard).index("hello", 1) :]
+
+
+def hears(peer: Peer) -> None:
+    """Take a message to the grave."""
+    peer.hear()
+
+
 def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
     """The lease goes back under the name that the daemon gave it."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-        peer.grant(77, url=SHARDS[1].url)
-        peer.stay()
-
-    with scripted(path, script) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    with session_with(path, begun(granted(77, url=SHARDS[1].url))) as (session, heard):
         lease = session.lease(1)
         assert session.wait(lease)["url"] == SHARDS[1].url
         session.release(lease)
         eventually(lambda: len(heard) == 4)  # the peer's library may drop what it has queued when the client closes
-        session.close()
     assert kinds(heard) == ["hello", "plan", "lease", "release"]
     assert heard[1]["order"] == [0, 1, 2, 2, 1, 0] and heard[1]["reads"] == 3
     assert heard[2]["position"] == 1
@@ -58,25 +85,20 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
     """Asking ahead says nothing of need; waiting says it before anything else, and once."""
 
     def script(peer: Peer) -> None:
-        peer.begin()
         first, ahead = peer.hear()["id"], peer.hear()["id"]
         assert peer.hear_need() == first
         for request, lease in ((first, 7), (ahead, 8)):
             peer.lend(request, lease)
         assert peer.hear() == {"type": "release", "lease": 7}
         assert peer.hear_need() == ahead
-        peer.stay()
 
-    with scripted(path, script) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    with session_with(path, begun(script)) as (session, heard):
         first, ahead = session.lease(0), session.lease(1)
         assert session.wait(first) is session.wait(first)
         session.release(first)
         session.wait(ahead)
         session.wait(ahead)
         eventually(lambda: len(heard.needs) == 2)
-        session.close()
     assert kinds(heard) == ["hello", "plan", "lease", "lease", "release"]
     assert len(heard.needs) == 2
 
@@ -84,91 +106,53 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
 def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
     """A shard no longer wanted goes back under its request's id; the next is served as ever."""
 
-    def script(peer: Peer) -> None:
-        peer.begin()
+    def withdrawn(peer: Peer) -> None:
         request = peer.hear()["id"]
         assert peer.hear() == {"type": "release", "lease": request}
-        peer.grant(1, url=SHARDS[1].url)
-        peer.stay()
 
-    with scripted(path, script):
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    with session_with(path, begun(withdrawn, granted(1, url=SHARDS[1].url))) as (session, _):
         session.release(session.lease(0))
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
-        session.close()
 
 
 def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     """A session that is kept between epochs greets once."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-        peer.say(type="ok", id=peer.hear()["id"])
-        peer.stay()
-
-    with scripted(path, script) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    with session_with(path, begun(accepted)) as (session, heard):
         session.declare(Plan(epoch=1, shards=SHARDS, order=(2, 1, 0), reads=3))
-        session.close()
     assert kinds(heard) == ["hello", "plan", "plan"]
 
 
 def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next daemon is told what is still to be read, and leases that were asked for are asked for again."""
-
-    def first(peer: Peer) -> None:
-        peer.begin()
-        peer.grant(1, url=SHARDS[0].url)
-        peer.hear()  # the lease of position 1, which this daemon takes to its grave
-
-    def second(peer: Peer) -> None:
-        peer.begin()
-        peer.grant(1, url=SHARDS[1].url)
-        peer.grant(2, url=SHARDS[2].url)
-        peer.stay()
-
-    with scripted(path, first, second) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    """The next daemon learns what is still to be read, and leases that were asked for are asked for again."""
+    first = begun(granted(1, url=SHARDS[0].url), hears, stays=False)
+    second = begun(granted(1, url=SHARDS[1].url), granted(2, url=SHARDS[2].url))
+    with session_with(path, first, second) as (session, heard):
         lease = session.lease(0)
         session.wait(lease)
         ahead = session.lease(1)
         session.release(lease)
         assert session.wait(ahead)["url"] == SHARDS[1].url
-        last = session.lease(2)
-        assert session.wait(last)["url"] == SHARDS[2].url
-        session.close()
-    again = next(i for i, message in enumerate(heard) if i and message["type"] == "hello")
-    assert heard[again + 1]["reads"] == 2
-    assert [row[0] for row in heard[again + 1]["shards"]] == [SHARDS[number].url for number in (1, 2, 0)]
-    assert heard[again + 1]["order"] == [0, 1, 1, 0, 2]
-    assert [message["position"] for message in heard[again + 2 :]] == [0, 1]
+        assert session.wait(session.lease(2))["url"] == SHARDS[2].url
+    _, plan, *leases = after_the_break(heard)
+    assert (plan["reads"], plan["order"]) == (2, [0, 1, 1, 0, 2])
+    assert [row[0] for row in plan["shards"]] == [SHARDS[number].url for number in (1, 2, 0)]
+    assert [message["position"] for message in leases] == [0, 1]
     assert "retrying for up to" in caplog.text
 
 
 def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
-    """From the oldest in hand on the plan is told, and each is asked for, the newest first; what is ahead stays so."""
-
-    def first(peer: Peer) -> None:
-        peer.begin()
-        for position in range(3):
-            peer.grant(position)
-        peer.hear()  # a release, which this daemon takes to its grave
+    """From the oldest in hand on the plan is sent, and each is asked for, the newest first; what is ahead stays so."""
 
     def second(peer: Peer) -> None:
-        peer.begin()
         asked = [peer.hear() for _ in range(4)]
         assert [message["position"] for message in asked] == [4, 3, 2, 0]
         peer.lend(asked[1]["id"], 1)
         assert peer.hear() == {"type": "release", "lease": asked[3]["id"]}
-        assert heard.needs[-3:] == [message["id"] for message in asked[1:]]
-        peer.stay()
+        assert peer.heard.needs[-3:] == [message["id"] for message in asked[1:]]
 
-    with scripted(path, first, second) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(Plan(epoch=0, shards=SHARDS, order=(2, 0, 1, 2, 0, 1, 0), reads=6))
+    plan = Plan(epoch=0, shards=SHARDS, order=(2, 0, 1, 2, 0, 1, 0), reads=6)
+    first = begun(granted(0), granted(1), granted(2), hears, stays=False)
+    with session_with(path, first, begun(second), plan=plan) as (session, heard):
         hand = [session.lease(position) for position in range(1, 4)]
         for lease in hand:
             session.wait(lease)
@@ -177,20 +161,27 @@ def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
         session.wait(session.lease(4))
         session.release(hand[0])
         eventually(lambda: heard[-1]["type"] == "release" and kinds(heard).count("hello") == 2)
-        session.close()
-    plan = [message for message in heard if message["type"] == "plan"][1]
-    assert plan["reads"] == 5
-    assert [SHARDS.index(ShardRef(plan["shards"][index][0])) for index in plan["order"]] == [0, 1, 2, 0, 1, 0]
+    again = after_the_break(heard)[1]
+    assert again["reads"] == 5
+    assert [SHARDS.index(ShardRef(again["shards"][index][0])) for index in again["order"]] == [0, 1, 2, 0, 1, 0]
+
+
+def test_a_new_daemons_numbers_are_the_ones_that_count(path: Path) -> None:
+    """A shard that is still held when another daemon takes over is given back by the number which that one gave it."""
+    scripts = begun(granted(7), hears, stays=False), begun(granted(32), granted(31))
+    with session_with(path, *scripts) as (session, heard):
+        held, ahead = session.lease(0), session.lease(1)
+        session.wait(held)
+        session.wait(ahead)
+        assert session.wait(held)["lease"] == 31
+        session.release(held)
+        eventually(lambda: heard[-1] == {"type": "release", "lease": 31})
 
 
 def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
     """A daemon that does not come back is NoDaemonError once the time is over."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-
-    session = Session(DaemonChoice(path), READER, Patience(limit_s=0.4))
-    with scripted(path, script):
+    session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(limit_s=0.4))
+    with scripted(path, begun(stays=False)):
         session.declare(PLAN)
     lease = session.lease(0)
     with pytest.raises(NoDaemonError, match="no daemon listens"):
@@ -201,26 +192,14 @@ def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) 
     """The line names the shard, the daemon's reason and how far the transfer is."""
 
     def script(peer: Peer) -> None:
-        peer.begin()
         request = peer.hear()["id"]
-        question = peer.hear()
-        assert (question["type"], question["of"]) == ("explain", request)
-        peer.say(
-            type="waiting",
-            id=question["id"],
-            of=request,
-            reason="downloading",
-            done_bytes=3_000_000,
-            total_bytes=64_000_000,
-        )
+        explaining("downloading", done_bytes=3_000_000, total_bytes=64_000_000)(peer)
+        assert peer.heard[-1]["of"] == request
         peer.lend(request, 1)
-        peer.stay()
 
-    with scripted(path, script), caplog.at_level(logging.WARNING, "shardcache"):
-        session = Session(DaemonChoice(path), READER, Patience(first_report_s=0.05))
-        session.declare(PLAN)
+    caplog.set_level(logging.WARNING, "shardcache")
+    with session_with(path, begun(script), first_report_s=0.05) as (session, _):
         session.wait(session.lease(0))
-        session.close()
     (line,) = [record.getMessage() for record in caplog.records]
     assert SHARDS[0].url in line
     assert "downloading (3 of 64 MB)" in line
@@ -228,26 +207,11 @@ def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_a_shard_that_does_not_come(path: Path) -> None:
     """The error names shard, cause and remedy; the next wait asks over a new connection, without the lost one."""
-
-    def first(peer: Peer) -> None:
-        peer.begin()
-        peer.hear()
-        question = peer.hear()
-        peer.say(type="waiting", id=question["id"], of=question["of"], reason="waiting for space in the cache")
-        peer.stay()
-
-    def second(peer: Peer) -> None:
-        peer.begin()
-        peer.grant(1, url=SHARDS[1].url)
-        peer.stay()
-
-    with scripted(path, first, second) as heard:
-        session = Session(DaemonChoice(path), READER, Patience(limit_s=3))
-        session.declare(PLAN)
+    scripts = begun(hears, explaining("waiting for space in the cache")), begun(granted(1, url=SHARDS[1].url))
+    with session_with(path, *scripts, limit_s=3) as (session, heard):
         with pytest.raises(ShardTimeoutError, match="within 3 s: waiting for space in the cache") as caught:
             session.wait(session.lease(0))
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
-        session.close()
     assert caught.value.url == SHARDS[0].url
     assert "timeout_s" in caught.value.remedy
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
@@ -255,20 +219,12 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
 
 def test_an_error_ends_its_lease_alone(path: Path) -> None:
     """The daemon's error for one shard is raised as it is; the next shard comes over the same connection."""
-
-    def script(peer: Peer) -> None:
-        peer.begin()
-        peer.refuse(AccessDeniedError("403", url=SHARDS[0].url))
-        peer.grant(1, url=SHARDS[1].url)
-        peer.stay()
-
-    with scripted(path, script) as heard:
-        session = Session(DaemonChoice(path), READER, Patience())
-        session.declare(PLAN)
+    error = AccessDeniedError("403", url=SHARDS[0].url)
+    script = begun(lambda peer: peer.refuse(error), granted(1, url=SHARDS[1].url))
+    with session_with(path, script) as (session, heard):
         with pytest.raises(AccessDeniedError):
             session.wait(session.lease(0))
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
-        session.close()
     assert kinds(heard) == ["hello", "plan", "lease", "lease"]
 
 
@@ -280,8 +236,130 @@ def test_a_plan_that_is_refused(path: Path) -> None:
         peer.refuse(DaemonError("no such plan"))
         peer.stay()
 
-    with scripted(path, script):
-        session = Session(DaemonChoice(path), READER, Patience())
-        with pytest.raises(DaemonError, match="no such plan"):
-            session.declare(PLAN)
-        session.close()
+    with pytest.raises(DaemonError, match="no such plan"), session_with(path, script):
+        pass
+
+
+# A shard that is granted in pieces
+
+
+def test_each_lease_says_whether_a_beginning_will_do(path: Path) -> None:
+    """A lease's own wish outranks that of the session, after a break of the connection, too."""
+    scripts = begun(granted(0), hears, stays=False), begun(granted(1), granted(2))
+    with session_with(path, *scripts, partial=True) as (session, heard):
+        session.wait(session.lease(0))
+        session.wait(session.lease(1, partial=False))
+    asked = [[each["partial"] for each in some if each["type"] == "lease"] for some in (heard, after_the_break(heard))]
+    assert asked == [[True, False, False, True], [False, True]]  # the newest first
+
+
+def test_more_is_asked_for_until_the_shard_is_whole(path: Path) -> None:
+    """Each question names the lease and what is there already; what is granted last is what the lease holds."""
+    script = begun(arriving(7, 1024), arriving(7, 4096), granted(7))
+    with session_with(path, script, partial=True) as (session, heard):
+        lease = session.lease(0)
+        first = session.wait(lease)
+        assert (first["type"], first["lease"]) == ("arriving", 7)
+        second = session.more(lease, 1500)
+        assert second is not None and second["type"] == "arriving"
+        last = session.more(lease, 5000)
+        assert last is not None and last["type"] == "leased"
+        assert session.wait(lease) is last
+    questions = [(message["lease"], message["beyond"]) for message in heard if message["type"] == "more"]
+    assert questions == [(7, 1500), (7, 5000)]
+
+
+def test_a_break_ends_what_was_granted(path: Path) -> None:
+    """The old daemon's lease is not read on: the shard is asked for again, and the new one's word counts."""
+    scripts = begun(arriving(7, 4096), hears, stays=False), begun(arriving(1, 1024), granted(1))
+    with session_with(path, *scripts, partial=True) as (session, heard):
+        lease = session.lease(0)
+        session.wait(lease)
+        assert session.more(lease, 5000) is None
+        again = session.wait(lease)
+        assert (again["type"], again["lease"]) == ("arriving", 1)
+        assert session.more(lease, 2000) is not None
+    assert kinds(heard).count("lease") == 2
+    assert heard[-1]["lease"] == 1
+
+
+def test_an_error_of_the_rest_ends_the_lease(path: Path) -> None:
+    """The daemon's verdict on the rest is raised; there is nothing to give back then."""
+    error = ShardChangedError("replaced", url=SHARDS[0].url)
+    script = begun(arriving(7, 1024), lambda peer: peer.refuse(error), granted(8))
+    with session_with(path, script, partial=True) as (session, heard):
+        lease = session.lease(0)
+        session.wait(lease)
+        with pytest.raises(ShardChangedError, match="replaced"):
+            session.more(lease, 1500)
+        session.release(lease)
+        session.wait(session.lease(1))
+    assert kinds(heard) == ["hello", "plan", "lease", "more", "lease"]
+
+
+def test_waiting_for_more_shows_in_the_log_and_ends(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As for a whole shard: the reason after a while, and an error when patience ends; the next connection is new."""
+    first = begun(arriving(7, 1024), hears, explaining("downloading"), explaining("downloading"))
+    caplog.set_level(logging.WARNING, "shardcache")
+    with session_with(path, first, begun(granted(1)), partial=True, limit_s=3, first_report_s=0.05) as (session, _):
+        lease = session.lease(0)
+        session.wait(lease)
+        with pytest.raises(ShardTimeoutError, match="downloading") as caught:
+            session.more(lease, 1500)
+        assert session.wait(session.lease(1))["type"] == "leased"
+    assert caught.value.url == SHARDS[0].url
+    assert SHARDS[0].url in caplog.text and "downloading" in caplog.text
+
+
+# A plan that is sent in pieces
+
+
+def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
+    """Only the first piece comes before the first shard is asked for; each further one is answered before the next."""
+    with session_with(path, begun(granted(1), accepted, accepted), plan=LONG) as (session, heard):
+        lease = session.lease(0)
+        for _ in range(3):
+            session.extend()
+        session.wait(lease)
+    assert kinds(heard) == ["hello", "plan", "lease", "extend", "extend"]
+    pieces = [message for message in heard if message["type"] in ("plan", "extend")]
+    assert [len(message["order"]) for message in pieces] == [1_000, 4_000, 4_000]
+    assert [index for message in pieces for index in message["order"]] == list(LONG.order)
+    assert pieces[0]["reads"] == 9_000
+
+
+def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> None:
+    """A connection that breaks between two pieces leaves no gap: the next daemon hears all that is still to be read."""
+    scripts = begun(granted(1), hears, hears, stays=False), begun(granted(1), accepted, accepted)
+    with session_with(path, *scripts, plan=LONG) as (session, heard):
+        lease = session.lease(0)
+        session.wait(lease)
+        ahead = session.lease(1)
+        session.extend()
+        session.release(lease)
+        session.wait(ahead)
+        for _ in range(3):
+            session.extend()
+    pieces: list[dict[str, Any]] = [each for each in after_the_break(heard) if each["type"] in ("plan", "extend")]
+    assert [len(message["order"]) for message in pieces] == [1_000, 4_000, 3_999]
+    assert pieces[0]["reads"] == 8_999
+
+
+def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> None:
+    """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
+    scripts = begun(granted(1), hears, stays=False), begun(accepted, granted(1), granted(2))
+    with session_with(path, *scripts, plan=LONG) as (session, heard):
+        session.wait(in_hand := session.lease(10))
+        session.wait(session.lease(1_500))
+        session.wait(in_hand)  # asked for behind the newest
+    again = after_the_break(heard)
+    assert kinds(again) == ["hello", "plan", "extend", "lease", "lease"]
+    assert [message["position"] for message in again if message["type"] == "lease"] == [1_490, 0]
+
+
+def test_a_daemon_that_does_not_answer_a_piece(path: Path) -> None:
+    """Silence over a piece of the plan is as good as a lost connection: the next daemon is sent all of it."""
+    with session_with(path, begun(), begun(granted(1)), plan=LONG, limit_s=3) as (session, heard):
+        session.extend()
+        session.wait(session.lease(0))
+    assert kinds(heard) == ["hello", "plan", "extend", "hello", "plan", "lease"]

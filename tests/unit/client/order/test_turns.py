@@ -1,4 +1,4 @@
-"""proportions.py: how several lanes take turns, compared with a count of the turns one by one."""
+"""turns.py: how several lanes take turns, compared with a count of the turns one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""order.py: an endless sequence of rounds, each with every shard once, and the parts of it that epochs are."""
+"""rounds.py: an endless sequence of rounds, each with every shard once, and the parts of it that epochs are."""
 
 from __future__ import annotations
 
