@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.errors import CapacityError, NotFoundError
+from shardcache.errors import CapacityError
 from shardcache_client import cached_paths
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import write_shards
@@ -108,9 +108,3 @@ def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
     with holder(urls, daemon, "8") as process:
         _, told = process.communicate()
     assert "Too many open files" in told and "ulimit -n" in told
-
-
-def test_nothing_is_held_of_urls_that_name_nothing(folder: Path, daemon: Daemon) -> None:
-    """The daemon's error for a missing shard arrives typed, before anything is read."""
-    with pytest.raises(NotFoundError), cached_paths(folder / "source" / "missing.tar", socket=daemon.socket):
-        pass

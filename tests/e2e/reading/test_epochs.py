@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from shardcache.errors import RanksError
 from shardcache_client import ShardDataset
@@ -118,36 +118,6 @@ def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, key
         batches = list(loader)
         assert sorted(key for batch in batches for key in batch) == keys
         assert batches[0] == keys_of(islice(iter(alone), 11))[:10], "the first worker begins where one process would"
-
-
-class Announced(IterableDataset[Any]):
-    """A dataset that tells when this process begins its second iteration over it."""
-
-    def __init__(self, samples: ShardDataset, second: Any) -> None:
-        self.samples, self.second, self.begun = samples, second, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.samples)
-        self.begun += 1
-        if self.begun == 2:
-            self.second.set()
-        return samples
-
-
-def test_a_look_before_all_persistent_workers_have_started(daemon: Daemon, index: str, keys: list[str]) -> None:
-    """A worker that is slow to start begins its first iteration when the other has begun its second: no epoch mixes."""
-    second = multiprocessing.Event()
-    dataset = Announced(ShardDataset(index, shuffle=True, batch_size=10, socket=daemon.socket), second)
-
-    def start(worker: int) -> None:
-        assert worker == 0 or second.wait(GUARD_S)
-
-    loader = DataLoader(
-        dataset, batch_size=10, num_workers=2, persistent_workers=True, collate_fn=keys_of, worker_init_fn=start
-    )
-    next(iter(loader))
-    for _ in range(2):
-        assert sorted(key for batch in loader for key in batch) == keys
 
 
 class Held(ShardDataset[Any]):

@@ -204,19 +204,6 @@ def test_a_daemon_killed_while_a_beginning_is_read(daemon: Daemon, store: GatedS
     assert read == KEYS
 
 
-def test_a_reader_that_leaves_a_beginning_leaves_nothing(daemon: Daemon, store: GatedStore) -> None:
-    """The transfer goes on without it, and the shard is nobody's afterwards."""
-    url = store.put("a.tar", BODY)
-    samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", FIVE_PARTS)
-    assert keys_of(samples, 1) == KEYS[:1]
-    del samples
-    eventually(lambda: daemon.sessions() == 0)
-    store.let("a.tar")
-    eventually(lambda: len(daemon.shards()) == 1)
-    assert daemon.leases() == 0
-
-
 def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
     """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
     bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)

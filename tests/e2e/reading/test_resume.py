@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice, product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
-from support.programs.daemon import Daemon
-from support.shards.tars import BATCH, COUNTS, KEYS, Make, write_indexed
+from support.shards.tars import BATCH, KEYS, Make
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -137,23 +135,6 @@ def own(ds: ShardDataset, workers: int, **options: Any) -> Any:
     return ds.loader(num_workers=workers, collate_fn=list, **options)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_run_goes_back(make: Make, persistent: bool) -> None:
-    """As after a loss that exploded: a state is loaded where one runs already, and living workers hear of it, too."""
-    ds = make()
-    loader: DataLoader[Any] = DataLoader(
-        ds, batch_size=BATCH, num_workers=2, persistent_workers=persistent, collate_fn=list
-    )
-    first = list(islice(loader, 6))
-    saving = own(make(), 2)
-    assert list(islice(saving, 6)) == first
-    second = list(loader)
-    ds.load_state_dict(through_json(saving.state_dict()))
-    rest = list(loader)
-    assert sorted(keys_of(first + rest)) == KEYS
-    assert list(loader) == second
-
-
 def test_unknowable_state_is_refused(make: Make) -> None:
     """That of a plain loader's workers, which are ahead of the loop."""
     ds = make()
@@ -180,63 +161,6 @@ def test_dataset_counts_its_own_epochs(make: Make, options: dict[str, Any]) -> N
         assert other.epoch == 0
         assert list(other) == rest
         assert sorted(keys_of([list(other)])) == KEYS
-
-
-@pytest.mark.parametrize(("workers", "window"), [(0, 0), (0, 3), (2, 3)])
-def test_shards_that_were_not_counted(daemon: Daemon, folder: Path, workers: int, window: int) -> None:
-    """The epoch is gone on with as it was begun, though reading it has counted some; the next one deals samples."""
-    source = folder / f"uncounted-{workers}-{window}"
-    write_indexed(source, COUNTS)
-    options: dict[str, Any] = {"shuffle": True, "shuffle_window": window, "socket": daemon.socket, "batch_size": BATCH}
-
-    def loader() -> Any:
-        return stateful(ShardDataset(f"file://{source}/*.tar", **options), workers)
-
-    first = loader()
-    samples = iter(first)
-    taken = list(islice(samples, 5))
-    state = through_json(first.state_dict())
-    rest = list(samples)
-    assert sorted(keys_of(taken + rest)) == KEYS
-    resumed = loader()
-    assert len(resumed.dataset) == len(KEYS)
-    resumed.load_state_dict(state)
-    assert list(resumed) == rest
-    assert sorted(keys_of(list(resumed))) == KEYS
-    with pytest.raises(ConfigError, match="same ranks and workers"):
-        other = ShardDataset(f"file://{source}/*.tar", **options, rank=0, world_size=3)
-        other.load_state_dict(state)
-        list(other)
-
-
-def test_a_state_is_a_few_numbers(make: Make) -> None:
-    """The same size at the beginning and at the end, in every worker; with the loader's own part it stays small."""
-    ds = make()
-    sizes = [len(json.dumps(ds.state_dict())) for _ in ds]
-    assert max(sizes) < 500
-    assert max(sizes) - min(sizes) < 10
-    loader = stateful(make(), 2)
-    next(iter(loader))
-    found = [state for state in _dicts(loader.state_dict()) if "shardcache" in state]
-    assert len(found) == 2
-    assert max(len(json.dumps(state)) for state in found) < 500
-
-
-def _dicts(data: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(data, dict):
-        yield data
-        for value in data.values():
-            yield from _dicts(value)
-
-
-def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> None:
-    """The same urls with another number of samples in one of them are another order, too."""
-    url = write_indexed(folder / "recounted", (3, 4))
-    state = ShardDataset(url, socket=daemon.socket).state_dict()
-    rows = (folder / "recounted" / "index.json").read_text()
-    (folder / "recounted" / "later.json").write_text(rows.replace('"nsamples": 4', '"nsamples": 5'))
-    with pytest.raises(ConfigError, match="numbers of samples in its shards have changed"):
-        ShardDataset(url.replace("index", "later"), socket=daemon.socket).load_state_dict(state)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

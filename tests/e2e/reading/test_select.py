@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import ConfigError, TruncatedShardError
-from shardcache_client import Mixture, ShardDataset, ShardReader, ignore_and_continue
+from shardcache.errors import ConfigError
+from shardcache_client import Mixture, ShardDataset, ShardReader
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
@@ -183,26 +183,6 @@ def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daem
     validated = whole.split(0.8, 0.2, by=by)[1].select(lambda entry: "txt" in entry.sizes)
     assert set(keys_of(validated)) == parts[1] & set(CHOSEN)
     assert len(validated) == len(parts[1] & set(CHOSEN))
-
-
-def test_a_bad_shard_of_a_selection_goes_to_the_handler(make: Make, folder: Path, daemon: Daemon) -> None:
-    """Its samples are replaced by others of the selection; ranks stay even."""
-    source = folder / "bad"
-    source.mkdir()
-    rows = []
-    for number in range(3):
-        tar = make_tar(random_samples(10, {"jpg": 300}, first=10 * number))
-        (source / f"{number}.tar").write_bytes(tar[:5000] if number == 1 else tar)
-        rows.append({"url": f"{number}.tar", "nsamples": 10})
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    chosen = [*range(0, 30, 2)]
-    options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
-    dataset = ShardDataset(f"file://{source}/index.json", **options, on_error=ignore_and_continue).subset(chosen)
-    keys = [int(key) for key in keys_of(dataset)]
-    assert len(keys) == len(dataset) == len(chosen)
-    assert set(keys) == {number for number in chosen if number // 10 != 1}
-    with pytest.raises(TruncatedShardError):
-        keys_of(ShardDataset(f"file://{source}/index.json", **options).subset(chosen))
 
 
 def test_impossible_selections_say_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:

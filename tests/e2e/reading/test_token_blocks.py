@@ -175,19 +175,6 @@ def test_the_index_command_counts_tokens(
     assert taken(ShardReader(counted, tokens=blocks, socket=daemon.socket)) == expected(shards, LENGTH)
 
 
-def test_tokens_that_cannot_be_counted_are_errors(folder: Path, daemon: Daemon, tmp_path: Path) -> None:
-    """They name the shard, and no index is written; a type that tokens cannot have is refused at once."""
-    path = folder / "odd.tar"
-    path.write_bytes(token_tar([[1, 2, 3]], extension="tok", dtype="uint8"))
-    index = tmp_path / "index.json"
-    reasons = {"tok": "not a .npy file", "tok:uint16": "not a multiple of 2", "tok:bfloat16": "choose"}
-    for option, reason in reasons.items():
-        ran = shardcache("index", path, "-o", index, "--tokens", option, socket=daemon.socket)
-        assert ran.code != 0
-        assert reason in " ".join((ran.out + ran.err).split())
-        assert not index.exists()
-
-
 def test_an_index_with_other_numbers_is_an_error(folder: Path, daemon: Daemon) -> None:
     """Blocks that the index has not counted would not be dealt."""
     url = write_token_shards(folder / "wrong", [[[1, 2, 3, 4, 5]]])

@@ -22,7 +22,7 @@ from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.position.partition import Even, Partition, Phase
 from shardcache_client.position.state import Place as Reached
 from shardcache_client.topology import Topology
-from support.shards.dealt import Place, opened, shares, walk
+from support.shards.dealt import Place, opened, shares
 
 SOURCES = "abcd"
 
@@ -156,16 +156,6 @@ def test_the_rest_of_a_mixture_is_read_once_by_any_other_topology(
         count.update(place for reader, steps in zip(read, taken, strict=True) for place in reader[:steps])
         phases.append(Phase(cut, tuple(taken)))
     assert count == mixed.epoch(1)
-
-
-@settings(max_examples=60, deadline=None)
-@given(mixtures(), sizes)
-def test_share_of_a_mixture_resumes_after_any_place(mixed: Mixed, size: tuple[int, int]) -> None:
-    """The samples after a place are the whole share's, without reading those before."""
-    share = mixed.deal().share(0, 0, Topology(size[0] - 1, size[0]))
-    whole = walk(share, mixed.shards)
-    for taken in range(len(whole) + 1):
-        assert walk(share.behind(Reached(taken=taken)), mixed.shards) == whole[taken:]
 
 
 @settings(max_examples=150, deadline=None)

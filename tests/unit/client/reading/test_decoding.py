@@ -17,7 +17,7 @@ from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import decoder
-from shardcache_client.decoding.pipeline import Dropped, Members, Pipeline
+from shardcache_client.decoding.pipeline import Members, Pipeline
 
 
 def picture(kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -132,12 +132,6 @@ def test_a_name_alone_decodes_by_extension() -> None:
     assert found == sample(cls=3, json=[1], txt="x", pyd=unpickled, bin=b"\0")
 
 
-def test_a_table_leaves_other_members_as_they_are() -> None:
-    """And its values may be functions of the bytes."""
-    pipeline = Pipeline.of({"cls": int, "txt": bytes.upper}, None, "error")
-    assert pipeline(sample(cls=b"3", txt=b"x", jpg=b"?")) == sample(cls=3, txt=b"X", jpg=b"?")
-
-
 def test_a_member_that_is_missing_is_an_error_that_names_it() -> None:
     """With the sample's key, its shard, and what it has."""
     pipeline = Pipeline.of({"cls": int}, ("jpg", "cls"), "error")
@@ -172,33 +166,6 @@ def test_function_that_wants_a_missing_member_names_the_present_ones() -> None:
     """Its KeyError names one member, the error all that the sample has."""
     with pytest.raises(DecodeError, match=r"KeyError: 'jpg', .*; it has: png, cls\)"):
         Pipeline().then(lambda each: each["jpg"])(sample(png=b"1", cls=b"2"))
-
-
-def test_a_sample_that_lacks_a_member_can_be_skipped_or_completed() -> None:
-    """Values to take instead are not decoded."""
-    skipping = Pipeline.of({"cls": int}, None, "skip")
-    assert skipping(sample(jpg=b"1")) is Dropped.INCOMPLETE
-    completing = Pipeline.of({"cls": int}, None, {"cls": -1})
-    assert completing(sample(jpg=b"1")) == sample(jpg=b"1", cls=-1)
-    assert completing(sample(cls=b"5")) == sample(cls=5)
-    with pytest.raises(ConfigError, match="a value for 'cls', which neither"):
-        Pipeline.of(None, ("jpg",), {"cls": 0})
-
-
-def test_members_have_alternatives_under_the_first_name() -> None:
-    """Extensions are compared in lower case, as the index has them; nonsense is refused."""
-    members = Members(["JPG;png", "cls"])
-    assert members.names == ("jpg", "cls")
-    assert [members.reads(extension) for extension in ("jpg", "png", "cls", "txt")] == [True, True, True, False]
-    table = Pipeline.of({"jpg;png": bytes.upper}, None, "error")
-    assert table.members is not None
-    assert table.members.reads("txt")
-    assert table(sample(png=b"x", txt=b"y")) == sample(jpg=b"X", txt=b"y")
-    for wrong in ([], [".jpg"], ["jpg;"], ["jpg", "jpg"], ["__key__"]):
-        with pytest.raises(ConfigError):
-            Members(wrong)
-    with pytest.raises(ConfigError, match="decode names the member 'png', which members leaves out"):
-        Pipeline.of({"png": "rgb"}, ("jpg",), "error")
 
 
 def test_each_sample_has_its_own_default() -> None:
