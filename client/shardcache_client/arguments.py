@@ -27,11 +27,9 @@ _BY_POSITION = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """The values that an argument accepts.
+    """The values that an argument accepts: described as an object of "give", and converted to one form.
 
-    Attributes:
-        what: their description, as an object of "give".
-        converted: returns the one form in which a value is kept. Raises TypeError or ValueError for any other value.
+    `converted` raises TypeError or ValueError for any other value.
     """
 
     what: str

@@ -44,11 +44,7 @@ def _counts_of(manifest: Manifest) -> Sequence[int]:
 
 
 class Divisible(ABC):
-    """A dataset of which samples can be chosen by their numbers.
-
-    Attributes:
-        manifest: the shards.
-    """
+    """A dataset of which samples can be chosen by their numbers."""
 
     manifest: Manifest
 
@@ -147,11 +143,7 @@ def row_of(sample: Sample) -> tuple[str, Row]:
 def select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Callable[[IndexEntry], object]) -> Choices:
     """Return the choice of those samples of a manifest for which the predicate is true.
 
-    Args:
-        manifest: the shards of index files.
-        rows: of the tables beside them, each with its table's url.
-
-    Raises ConfigError if the tables belong to other shards, and what the predicate raises.
+    Rows come with their tables' urls. Raises ConfigError if the tables belong to other shards.
     """
     marks = [bytearray() for _ in manifest]  # of the samples that belong to the dataset
     passed = [0] * len(manifest)
@@ -186,11 +178,7 @@ def _marked(marks: bytearray, chosen: Sequence[int] | None) -> Marked | None:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A shard that is mapped, and the session that holds it in the cache.
-
-    Attributes:
-        chosen: numbers in the tar of the samples that belong to the dataset; None for all.
-    """
+    """A shard that is mapped, the session that holds it in the cache, and the chosen samples (None for all)."""
 
     session: Session
     leased_shard: LeasedShard

@@ -90,11 +90,7 @@ def read_shards(
 
 
 def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[str, Manifest]:
-    """Return the shards that each node is to read; nodes that read none are left out.
-
-    Args:
-        cached: urls of the cached shards of each node with a daemon.
-    """
+    """Return the shards that each node is to read, given the urls that it has cached; only nodes that read any."""
     load = dict.fromkeys(cached, 0)
     shares: dict[str, list[int]] = {node: [] for node in cached}
     known = {node: frozenset(urls) for node, urls in cached.items()}

@@ -49,11 +49,9 @@ _random = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class DaemonChoice:
-    """The daemon that serves a reader.
+    """The daemon that serves a reader: the one at the node's socket, or the private one if that is None.
 
-    Attributes:
-        node: socket of the node's daemon; None for this user's private one.
-        fallback: True if the private one serves while the node's cannot.
+    With `fallback`, the private one serves while the node's cannot.
     """
 
     node: Path | None
@@ -202,9 +200,6 @@ class Outage:
         self._quiet = isinstance(cause, StoppingError)
         self._logged = False
         self._max_s = _FIRST_PAUSE_S
-
-    def __repr__(self) -> str:
-        return f"Outage(since={time.monotonic() - self.begun_s:.1f} s, quiet={self._quiet})"
 
     def pause(self, deadline_s: float) -> bool:
         """Wait until the next try is due, at the latest at the deadline; return False if the deadline has passed."""

@@ -57,11 +57,7 @@ _FIRST_REPORT_S, _NEXT_REPORT_S = 10.0, 60.0
 
 
 class HandshakeError(Exception):
-    """The server on the socket refused a session.
-
-    Attributes:
-        body: of its answer.
-    """
+    """The server on the socket refused a session, by an answer with this status and body."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"HTTP status {status}")
@@ -92,9 +88,6 @@ class WebSocket:
         except BaseException:
             self._socket.close()
             raise
-
-    def __repr__(self) -> str:
-        return f"WebSocket({self._protocol.state.name.lower()}, fd={self._socket.fileno()})"
 
     @property
     def peer_uid(self) -> int:
@@ -243,7 +236,7 @@ class DaemonConnection:
             raise
 
     def __repr__(self) -> str:
-        return f"DaemonConnection({str(self._path)!r}, {self._websocket!r})"
+        return f"DaemonConnection({str(self._path)!r})"
 
     def _greet(self, reader: ReaderIdentity, timeout_s: float) -> None:
         spoken, place = protocol.SPOKEN, reader.topology

@@ -47,9 +47,6 @@ class Members:
             raise ConfigError("members is empty", remedy="omit it to get all members")
         self.names = tuple(dict.fromkeys(self._names.values()))
 
-    def __repr__(self) -> str:
-        return f"Members({self._names!r})"
-
     def reads(self, extension: str) -> bool:
         """Return True if members with this extension are read."""
         reads = self._others or extension in self._names

@@ -72,19 +72,13 @@ class TokenBlocks:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Samples as the tar has them, or blocks of their tokens.
-
-    Attributes:
-        reads: chooses the members of samples; None for all.
-        blocks: the blocks that are samples in place of the tar's; None for none.
-    """
+    """Samples with the members that `reads` chooses, all without it; or blocks of their tokens."""
 
     reads: Reads | None = None
     blocks: TokenBlocks | None = None
 
 
 WHOLE = View()
-"""Samples with all members."""
 
 
 class BlockCutter:

@@ -137,10 +137,9 @@ class Form(enum.Enum):
 
 
 def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
-    """Return the form of each extension of a shard; with BY_SIZE, `Values` decides per member, at the cost of a call.
+    """Return the form of each extension of a shard; only values of the given ones may be views (None for all).
 
-    Args:
-        extensions: extensions whose values may be views; None for all.
+    With BY_SIZE, `Values` decides per member, at the cost of a call.
     """
     count = len(tables.extensions)
     ids, sizes = np.asarray(tables.extension_ids), np.asarray(tables.ends) - np.asarray(tables.starts)
@@ -160,9 +159,6 @@ class Values:
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
         self._map = mapped
         self._whole = whole
-
-    def __repr__(self) -> str:
-        return f"Values({self._whole!r})"
 
     def __getitem__(self, run: slice) -> bytes | Buffer:
         """Return the value of a run of bytes; the slice must have start and stop."""

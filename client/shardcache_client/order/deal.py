@@ -83,12 +83,7 @@ class SpanDeal(ABC):
 
 @dataclass(frozen=True)
 class SampleDeal(SpanDeal):
-    """Deals the samples of one dataset.
-
-    Attributes:
-        counts: number of samples in each shard of the manifest.
-        samples_per_epoch: length of an epoch; each begins where the previous one ended. None for the whole dataset.
-    """
+    """Deals the samples of one dataset: all of it, or the next `samples_per_epoch` in each epoch."""
 
     counts: Sequence[int]
     shuffle: Shuffle | None = None
@@ -114,15 +109,10 @@ class SampleDeal(SpanDeal):
 
 @dataclass(frozen=True)
 class ElasticDeal(SpanDeal):
-    """Deals global batches of samples.
+    """Deals global batches of samples, with equal parts of `count` spans.
 
     An epoch is whole global batches: with `even="pad"` the last one is filled with samples that come next in the order,
     with "drop" it is left out unless it is whole.
-
-    Attributes:
-        spans: deals the spans of the epoch.
-        global_batch_size: number of samples in the batches of all ranks together; a multiple of `count`.
-        count: number of spans.
     """
 
     spans: SpanDeal
@@ -190,10 +180,7 @@ def batch_size_of_rank(global_batch_size: int, world_size: int) -> int:
 class ShardDeal:
     """Deals whole shards whose numbers of samples are not known yet.
 
-    Attributes:
-        shards: number of shards.
-        samples_per_epoch: number of samples that all ranks yield together, rereading their shards if necessary. None to
-            read each shard once.
+    Each is read once; with `samples_per_epoch`, as often as it takes for all ranks together to yield that many.
     """
 
     shards: int
@@ -237,12 +224,7 @@ Deal: TypeAlias = SpanDeal | ShardDeal
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Options of a dataset for its deal; see `SampleDeal`, `ShardDeal` and `ElasticDeal`.
-
-    Attributes:
-        spans: number of spans of a global batch.
-        unit: description of the samples, if they are not those of the tars: states of others do not fit.
-    """
+    """Options of a dataset for its deal; `unit` describes samples that are not those of the tars."""
 
     shuffle: Shuffle | None = None
     even: Even = "pad"

@@ -31,12 +31,7 @@ from shardcache_client.position.state import Place
 
 @dataclass(frozen=True)
 class Mix:
-    """A mixed order of pieces.
-
-    Attributes:
-        pieces: in the order in which they enter.
-        window: number of steps that each piece takes part in; 0 and 1 read one piece after another, 0 in file order.
-    """
+    """A mixed order of pieces, each of which takes part in `window` steps; 0 and 1 do not mix, 0 is in file order."""
 
     pieces: Sequence[Piece]
     window: int = 0
@@ -60,11 +55,7 @@ class Mix:
         return numbers[start:stop]
 
     def interleaved(self, step: int, sizes: Sequence[int]) -> list[int]:
-        """Return the piece of each sample of a step, as indices into `pieces_at(step)`.
-
-        Args:
-            sizes: sizes of the parts that come in the step, in the order of `pieces_at`.
-        """
+        """Return the piece of each sample of a step as an index into `pieces_at(step)`, given the parts' sizes."""
         parts = [place for place, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
             return parts
@@ -165,11 +156,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """Consecutive places of a sequence of samples that is no mix: of several lanes, or of some places of a lane.
-
-    Attributes:
-        start, stop: number of the first place, and of the place after the last.
-    """
+    """The places `start` to `stop` of a sequence that is no mix: of several lanes, or of some places of a lane."""
 
     start: int
     stop: int
@@ -293,12 +280,7 @@ class Strided(Slice):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A contiguous assignment for one reader.
-
-    Attributes:
-        segments: read one after another.
-        samples: total number of samples, bad ones included; None if they are not counted.
-    """
+    """What one reader reads: segments one after another, of so many samples (None if they are not counted)."""
 
     segments: tuple[Part, ...]
     samples: int | None

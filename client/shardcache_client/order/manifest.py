@@ -38,11 +38,7 @@ Choices: TypeAlias = tuple[Choice | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Samples with a bit each.
-
-    Attributes:
-        bits: bit n, from the lowest of the first byte on, is 1 if sample n is chosen.
-    """
+    """Samples with a bit each: bit n, from the lowest of the first byte on, is 1 if sample n is chosen."""
 
     count: int
     bits: bytes
@@ -104,13 +100,7 @@ def _narrowed(outer: Choice | None, inner: Choice | None) -> Choice | None:
 
 
 def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
-    """Return the choice of samples by their numbers in the dataset, whatever their order; negative ones from its end.
-
-    Args:
-        counts: number of samples in each shard.
-
-    Raises IndexError for a number out of range.
-    """
+    """Return the choice of samples by number; negative ones count from the end. Raises IndexError if out of range."""
     ends = list(accumulate(counts))
     total = ends[-1] if ends else 0
     marks: dict[int, bytearray] = {}

@@ -43,14 +43,7 @@ _WEIGHTS = 'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: �
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """A dataset as a part of a mixture.
-
-    Attributes:
-        name: unique in the mixture.
-        manifest: its shards, all counted.
-        shuffle: its own shuffle.
-        unit: as of its `Assignment`.
-    """
+    """A counted dataset as a part of a mixture, with a name of its own; `unit` is that of its `Assignment`."""
 
     name: str
     manifest: Manifest
@@ -106,11 +99,7 @@ class QuotaStep:
 
 @dataclass(frozen=True, slots=True)
 class SourceQuotas:
-    """The number of samples that each epoch takes of each source.
-
-    Attributes:
-        steps: in their order; the first begins with epoch 0.
-    """
+    """The number of samples that each epoch takes of each source, in steps of which the first begins with epoch 0."""
 
     steps: tuple[QuotaStep, ...]
 
@@ -190,11 +179,7 @@ def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
 
 @dataclass(frozen=True)
 class MixtureDeal(SpanDeal):
-    """Deals the samples of several sources, interleaved in proportion.
-
-    Attributes:
-        sources: in the order of their shards in the mixture's manifest.
-    """
+    """Deals the samples of several sources, in the order of the mixture's manifest, interleaved in proportion."""
 
     sources: tuple[MixedSource, ...]
     schedule: SourceQuotas

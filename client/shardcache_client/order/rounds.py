@@ -93,21 +93,13 @@ class Piece:
 
 
 class Order:
-    """The endless sequence of a dataset whose samples are counted.
-
-    Args:
-        counts: number of samples in each shard of the manifest; may be 0.
-        shuffle: None for the order of the manifest in every round.
-    """
+    """The endless sequence of a dataset with `counts` samples in its shards; without shuffle, in their order."""
 
     def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
         self.samples = sum(counts)
         self._counts = counts
         self._shuffle = shuffle
         self._rounds: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-
-    def __repr__(self) -> str:
-        return f"Order(shards={len(self._counts)}, samples={self.samples}, {self._shuffle!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
@@ -147,11 +139,7 @@ def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
 
 
 def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Sequence[int]:
-    """Return the shards' numbers in the order of the round with this key.
-
-    Args:
-        weights: number of samples in each shard, or 1 for each if unknown; groups have equal weight.
-    """
+    """Return the shards' numbers in the order of the round with this key; groups have equal weight."""
     if shuffle is None:
         return range(len(weights))
     if shuffle.groups == 1:

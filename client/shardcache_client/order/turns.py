@@ -45,9 +45,6 @@ class Proportions:
     """Turns of lanes with given numbers of samples, as evenly spread as described above.
 
     Among the first x of all N places, a lane with n samples has n·x/N of them, with an error below 2; exactly n of all.
-
-    Attributes:
-        samples: number of samples of each lane; may be 0.
     """
 
     samples: tuple[int, ...]
@@ -111,11 +108,7 @@ class Proportions:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Turns of lanes that take several places at a time, always the same number.
-
-    Attributes:
-        widths: number of places that each lane takes at a time, at least 1.
-    """
+    """Turns of lanes that take as many places at a time as their `widths`, at least 1."""
 
     widths: tuple[int, ...]
 
