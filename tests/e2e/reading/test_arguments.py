@@ -40,27 +40,17 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"shuffle": "True"}, ["write shuffle=True, without quotes"]),
         ({"shuffle_window": 2.5}, ["shuffle_window is 2.5", "a whole number, 0 or more"]),
         ({"seed": "a"}, ["seed is 'a'", "None, for a random one"]),
-        ({"seed": True}, ["seed is True"]),
         ({"decode": 5}, ["decode is 5", "rgb8"]),
         ({"missing": "ignore"}, ["missing is 'ignore'", '"error", "skip", or a dict']),
-        ({"missing": np.array([1, 2])}, ["missing is array([1, 2])", "or a dict"]),
         ({"on_error": "wran"}, ["on_error is 'wran'", "warn_and_continue"]),
         ({"urls": None}, ["urls is None", "a url, a path, or a list of them"]),
-        ({"urls": [URL, 5]}, ["urls is", "a url, a path, or a list of them"]),
-        ({"urls": {URL}}, ["urls is", "a list of them"]),
         ({"batch_size": "64"}, ["batch_size is '64'", "write batch_size=64, without quotes"]),
-        ({"batch_size": 0}, ["batch_size is 0", "1 or more"]),
         ({"even": "Pad"}, ["even is 'Pad'", '"pad", "drop" or None']),
-        ({"members": 5}, ["members is 5"]),
         ({"tokens": 2048}, ["tokens is 2048", "TokenBlocks(length)"]),
         ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),
-        ({"epochs": -1}, ["epochs is -1"]),
         ({"rank": 3, "world_size": 2}, ["rank 3 is out of range"]),
         ({"rank": 1}, ["rank is 1 and world_size is None"]),
-        ({"rank": "0", "world_size": 2}, ["write rank=0, without quotes"]),
         ({"mesh": DeviceMesh}, ["mesh is <class", "the DeviceMesh itself"]),
-        ({"zero_copy": 5}, ["zero_copy is 5"]),
-        ({"fallback": "store"}, ["fallback is 'store'", "private"]),
         ({"daemon": "mine"}, ["daemon is 'mine'", "private"]),
         ({"daemon": "private", "socket": "s.sock"}, ["omit socket"]),
     ],
@@ -81,14 +71,8 @@ def test_wrong_values_are_refused_in_the_name_of_the_class(
         ("drop_last", 'write even="drop"'),
         ("transform", "write .map(function)"),
         ("shuffel", "did you mean 'shuffle'"),
-        ("seeds", "write seed=..."),
-        ("shuffle_buffer", "shuffle_window=8"),
         ("predownload", "the daemon prefetches"),
-        ("cache_dir", "--cache-dir"),
-        ("remote", "write urls=..."),
         ("num_workers", ".loader(num_workers=...)"),
-        ("handler", "write on_error=..."),
-        ("epoch_size", "write samples_per_epoch"),
         ("streams", "Mixture({name: dataset}, weights=...)"),
         ("zzz", "its arguments are urls, shuffle, shuffle_window"),
     ],
@@ -107,30 +91,25 @@ def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index:
         pass
 
     dataset = ShardDataset(index, socket=daemon.socket)
-    assert refusal(Mine, URL, batch_size="x").startswith("Mine: batch_size")
-    assert refusal(ShardDataset).startswith("ShardDataset: missing")
-    assert refusal(ShardDataset, URL, True).startswith("ShardDataset: too many")
-    assert refusal(WebDataset, URL, batch_size="x").startswith("WebDataset: batch_size")
-    assert refusal(WebDataset, URL, batch_size=4, global_batch_size=8).startswith("WebDataset: batch_size is 4")
-    assert "handler is 'x'" in refusal(WebDataset, URL, handler="x")
+    samples = dataset.indexed()
+    for call, args, options, start in (
+        (Mine, (URL,), {"batch_size": "x"}, "Mine: batch_size"),
+        (ShardDataset, (), {}, "ShardDataset: missing"),
+        (ShardDataset, (URL, True), {}, "ShardDataset: too many"),
+        (WebDataset, (URL,), {"batch_size": 4, "global_batch_size": 8}, "WebDataset: batch_size is 4"),
+        (dataset.map, (None,), {}, "ShardDataset.map(): function is None"),
+        (dataset.select, ("cat",), {}, "ShardDataset.select(): predicate"),
+        (dataset.set_epoch, (-1,), {}, "ShardDataset.set_epoch(): epoch is -1"),
+        (dataset.loader, (), {"batch_size": "64"}, "ShardDataset.loader(): batch_size is '64'"),
+        (samples.split, (0.5, 0.5), {"by": "shard"}, "IndexedShards.split(): by"),
+        (samples.subset, ([1.5],), {}, "IndexedShards.subset(): numbers"),
+        (cached_paths, (None,), {}, "cached_paths(): urls is None"),
+    ):
+        assert refusal(call, *args, **options).startswith(start)
     assert "write shardshuffle" in refusal(WebDataset, URL, shuffle=True)
     assert "did you mean 'handler'" in refusal(WebDataset, URL, handlr=None)
-    assert refusal(dataset.map, None).startswith("ShardDataset.map(): function is None")
-    assert refusal(dataset.filter, 5).startswith("ShardDataset.filter(): function is 5")
-    assert refusal(dataset.select, "cat").startswith("ShardDataset.select(): predicate")
-    assert refusal(dataset.set_epoch, "1").startswith("ShardDataset.set_epoch(): epoch is '1'")
-    assert refusal(dataset.set_epoch, -1).startswith("ShardDataset.set_epoch(): epoch is -1")
-    assert refusal(dataset.indexed, 0).startswith("ShardDataset.indexed(): window is 0")
-    for samples in (dataset, dataset.indexed()):
-        name = type(samples).__name__
-        assert refusal(samples.split, 0.5, 0.5, seed=None).startswith(f"{name}.split(): seed")
-        assert refusal(samples.split, 0.5, 0.5, by="shard").startswith(f"{name}.split(): by")
-        assert refusal(samples.split, "0.5", 0.5).startswith(f"{name}.split(): fractions")
-        assert refusal(samples.subset, [1.5]).startswith(f"{name}.subset(): numbers")
-    assert refusal(dataset.loader, batch_size="64").startswith("ShardDataset.loader(): batch_size is '64'")
     assert "did you mean 'num_workers'" in refusal(dataset.loader, numworkers=2)
     assert "give it to the dataset" in refusal(dataset.loader, seed=2)
-    assert refusal(cached_paths, None).startswith("cached_paths(): urls is None")
 
 
 @pytest.mark.parametrize("kind", [Mixture, MixtureReader])

@@ -34,11 +34,6 @@ def keys_of(samples: Any) -> list[str]:
     return [sample["__key__"] for sample in samples]
 
 
-def shards_of(samples: Any) -> list[str]:
-    """Read everything and return each sample's shard."""
-    return [sample["__url__"] for sample in samples]
-
-
 def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
     """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
     urls, datasets = {}, {}

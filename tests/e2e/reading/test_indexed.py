@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from shardcache.errors import ConfigError, MissingMemberError, SampleError
+from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client import ShardDataset, ShardReader
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -125,20 +124,3 @@ def test_samples_that_cannot_be_numbered_are_refused(numbered: str, daemon: Daem
     (folder / "uncounted.tar").write_bytes(make_tar(random_samples(2, {"jpg": 5})))
     with pytest.raises(ConfigError, match="1 of 1 shards were never counted"):
         ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket).indexed()
-
-
-def test_bad_sample_has_its_own_error(folder: Path, daemon: Daemon) -> None:
-    """Its neighbours can be read."""
-    twice = [{"__key__": "a", "jpg": b"1"}, {"__key__": "b", "jpg": b"2"}, {"__key__": "c", "jpg": b"3"}]
-    (folder / "bad.tar").write_bytes(make_tar(twice))
-    (folder / "bad.json").write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "bad.tar", "nsamples": 3}]}))
-
-    def picky(sample: dict[str, Any]) -> bytes:
-        if sample["__key__"] == "b":
-            raise ValueError("no")
-        return sample["jpg"]
-
-    with ShardDataset(f"file://{folder}/bad.json", decode=picky, socket=daemon.socket).indexed() as samples:
-        with pytest.raises(SampleError, match="'b' could not be decoded"):
-            samples[1]
-        assert (samples[0], samples[2]) == (b"1", b"3")

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
@@ -352,24 +351,6 @@ def test_another_epoch_than_the_states_starts_over() -> None:
     assert keys([*begun, list(again)]) == list(range(40))
     again.set_epoch(1)
     assert keys([list(again)]) == list(range(40))
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls what this torch is giving up
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [1, 20])
-def test_stateful_loader_resumes_where_it_was(workers: int, steps: int) -> None:
-    """StatefulDataLoader asks in each worker, with batches fetched ahead: the rest is exactly what was left."""
-    sizes = spread(200)
-    loader = StatefulDataLoader(stage(Numbered(sizes)), batch_size=None, num_workers=workers)
-    batches = list(loader)
-    going = iter(loader)
-    for _ in range(steps):
-        next(going)
-    state = loader.state_dict()
-    del going
-    again = StatefulDataLoader(stage(Numbered(sizes)), batch_size=None, num_workers=workers)
-    again.load_state_dict(state)
-    assert list(again) == batches[steps:]
 
 
 def test_a_state_is_small_and_holds_no_sample() -> None:

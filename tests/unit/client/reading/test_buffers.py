@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -58,13 +57,6 @@ def a_slice(whole: Buffer, start: int, stop: int) -> Buffer:
     value = whole[start:stop]
     assert type(value) is Buffer
     return value
-
-
-def picture() -> bytes:
-    """A small PNG."""
-    file = io.BytesIO()
-    Image.new("RGB", (5, 3), (1, 2, 3)).save(file, "PNG")
-    return file.getvalue()
 
 
 @read_only_is_fine
