@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +40,6 @@ _REGION = "x-amz-bucket-region"
 _CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 E = TypeVar("E", bound=Exception)
-T = TypeVar("T")
 
 # Raised for an answer with a missing or unreadable field.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)
@@ -111,10 +111,10 @@ class SdkSessions:
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
-            verdict = judge(exn, url)
-            if verdict.stale_credentials and session is self._present:
+            error, is_stale = judge(exn, url)
+            if is_stale and session is self._present:
                 self._retire()
-            raise verdict.error from exn
+            raise error from exn
         finally:
             if session is not None:
                 await self._give_back(session)
@@ -214,60 +214,19 @@ class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
         return _Staying(await super()._get_session(proxy_url))
 
 
-class Distrust:
-    """Distrust of idle connections after one of them stayed silent.
-
-    Lasts for `IDLE_S`: by then, those that were idle together with the silent one are closed.
-    """
-
-    def __init__(self) -> None:
-        self._until_s = float("-inf")
-        self._answered_s = float("-inf")  # time of the latest answer over a pooled connection
-
-    @property
-    def active(self) -> bool:
-        """True while idle connections are distrusted."""
-        return asyncio.get_running_loop().time() < self._until_s
-
-    def begin(self) -> None:
-        """Distrust idle connections from now on."""
-        self._until_s = asyncio.get_running_loop().time() + IDLE_S
-
-    async def ask(self, pooled: Callable[[], Awaitable[T]], fresh: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a request that may be sent twice: over any connection, then over a new one.
-
-        Args:
-            pooled: sends it over an idle connection, if there is one; cancelled after `SILENCE_S`.
-            fresh: sends it over a new connection, without a limit on the wait.
-        """
-        loop = asyncio.get_running_loop()
-        asked_s = loop.time()
-        if not self.active:
-            try:
-                async with asyncio.timeout(SILENCE_S) as patience:
-                    answer = await pooled()
-                self._answered_s = loop.time()
-                return answer
-            except TimeoutError:
-                if not patience.expired():
-                    raise
-                self.begin()
-            except asyncio.CancelledError:
-                if self._answered_s <= asked_s:  # otherwise the pool works, and this was the slower of two requests
-                    self.begin()
-                raise
-        return await fresh()
-
-
 class StoreSession(_StayingSession):
-    """Session that reuses connections, with a second one that does not; for `AioConfig(http_session_cls=…)`."""
+    """Session that reuses connections, with a second one that does not; for `AioConfig(http_session_cls=…)`.
+
+    After one of them stayed silent, idle ones are distrusted for `IDLE_S`: by then, those that were idle together
+    with it are closed.
+    """
 
     def __init__(self, *args: Any, connector_args: dict[str, Any] | None = None, **options: Any) -> None:
         pooled = _CONNECTOR | (connector_args or {})
         fresh = {name: value for name, value in pooled.items() if name != "keepalive_timeout"} | {"force_close": True}
         super().__init__(*args, connector_args=pooled, **options)
         self._fresh = _StayingSession(*args, connector_args=fresh, **options)
-        self._distrust = Distrust()
+        self._trusted_from_s = self._answered_s = -math.inf  # time of the latest answer over a pooled connection
 
     async def __aenter__(self) -> StoreSession:
         await self._fresh.__aenter__()
@@ -283,16 +242,29 @@ class StoreSession(_StayingSession):
 
         Raises LedAwayError.
         """
-        answer = await self._send(request)
+        repeatable = request.method in ("GET", "HEAD")
+        answer = await (self._send_twice(request) if repeatable else super().send(request))
         if request.method == "HEAD" and answer.status_code in _REDIRECTS and _REGION not in answer.headers:
             raise LedAwayError(answer.status_code, "the server redirects")
         return answer
 
-    async def _send(self, request: Any) -> Any:
-        if request.method not in ("GET", "HEAD"):
-            return await super().send(request)
-        send = super().send
-        return await self._distrust.ask(lambda: send(request), lambda: self._fresh.send(request))
+    async def _send_twice(self, request: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        if (asked_s := loop.time()) >= self._trusted_from_s:
+            try:
+                async with asyncio.timeout(SILENCE_S) as patience:
+                    answer = await super().send(request)
+                self._answered_s = loop.time()
+                return answer
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                self._trusted_from_s = loop.time() + IDLE_S
+            except asyncio.CancelledError:
+                if self._answered_s <= asked_s:  # otherwise the pool works, and this was the slower of two requests
+                    self._trusted_from_s = loop.time() + IDLE_S
+                raise
+        return await self._fresh.send(request)
 
 
 class _Staying:
@@ -311,41 +283,41 @@ class _Staying:
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A translated error; `stale_credentials` if reloading the credentials may help."""
+def judge(exn: Exception, url: str) -> tuple[ShardcacheError, bool]:
+    """Translate one of `FOREIGN`; the result is also True if reloading the credentials may help.
 
-    error: ShardcacheError
-    stale_credentials: bool = False
-
-
-def judge(exn: Exception, url: str) -> Verdict:
-    """Translate one of `FOREIGN`. A RuntimeError that is not about credentials is a bug, and raised again."""
+    A RuntimeError that is not about credentials is a bug, and raised again.
+    """
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    if isinstance(cause, _STILL_EXPIRED) and "expired" not in str(cause):
+        raise cause
     if isinstance(cause, _STILL_EXPIRED):
-        if "expired" not in str(cause):
-            raise cause
-        return _expired(f"the credentials cannot be renewed: {cause}", url)
-    if isinstance(cause, boto.ClientError):
-        return _judge_answer(cause, url)
+        return _expired(f"the credentials cannot be renewed: {cause}", url), True
     if isinstance(cause, _NO_CREDENTIALS):
-        return Verdict(AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True)
-    if isinstance(cause, boto.ProfileNotFound):
+        return AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True
+    if isinstance(cause, boto.ClientError):
+        code = _code(cause)
+        return _answer_error(cause, url), code in _EXPIRED or code in _REFUSED - {"AccessDenied"}
+    return _client_error(cause, url), False
+
+
+def _client_error(exn: Exception, url: str) -> ShardcacheError:
+    if isinstance(exn, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
-        return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
-    if isinstance(cause, boto.BotoCoreError) and not isinstance(cause, _CONNECTION):
-        return Verdict(OriginError(f"the S3 client rejects the request: {cause}", url=url))
-    if isinstance(cause, LedAwayError):
-        return Verdict(error_of(cause.errno or 0, f"the origin answered with status {cause.errno}", url))
-    if certificate := _cause(cause, ssl.SSLCertVerificationError):  # also a ValueError
-        return Verdict(certificate_error(certificate, url))
-    if _cause(cause, HeadError) or _cause(cause, LineTooLong):
-        return Verdict(OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY))
-    if isinstance(cause, _NONSENSE):
-        return Verdict(OriginUnavailableError(f"invalid answer from the origin: {cause!r}", url=url))
-    if refused := _cause(cause, aiohttp.ClientConnectorError):
-        return Verdict(connection_error(failure(refused.os_error, f"{refused.host}:{refused.port}"), url))
-    return Verdict(connection_error(str(cause) or type(cause).__name__, url))
+        return ConfigError(str(exn), url=url, remedy=remedy)
+    if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
+        return OriginError(f"the S3 client rejects the request: {exn}", url=url)
+    if isinstance(exn, LedAwayError):
+        return error_of(exn.errno or 0, f"the origin answered with status {exn.errno}", url)
+    if certificate := _cause(exn, ssl.SSLCertVerificationError):  # also a ValueError
+        return certificate_error(certificate, url)
+    if _cause(exn, HeadError) or _cause(exn, LineTooLong):
+        return OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
+    if isinstance(exn, _NONSENSE):
+        return OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
+    if refused := _cause(exn, aiohttp.ClientConnectorError):
+        return connection_error(failure(refused.os_error, f"{refused.host}:{refused.port}"), url)
+    return connection_error(str(exn) or type(exn).__name__, url)
 
 
 def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
@@ -355,29 +327,29 @@ def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
     return exn
 
 
-def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
-    error = exn.response.get("Error", {})
-    code, status = str(error.get("Code", "")), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    text = f"{error.get('Message') or 'no reason given'} ({code}, status {status})"
+def _code(exn: boto.ClientError) -> str:
+    return str(exn.response.get("Error", {}).get("Code", ""))
+
+
+def _answer_error(exn: boto.ClientError, url: str) -> ShardcacheError:
+    code, status = _code(exn), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    text = f"{exn.response.get('Error', {}).get('Message') or 'no reason given'} ({code}, status {status})"
     if code in _EXPIRED:
         return _expired(f"the credentials have expired: {text}", url)
     if code in _REFUSED:
-        denied = code == "AccessDenied"
-        return Verdict(
-            AccessDeniedError(f"the origin denies access: {text}", url=url, remedy=_DENIED if denied else None),
-            not denied,
-        )
+        remedy = _DENIED if code == "AccessDenied" else None
+        return AccessDeniedError(f"the origin denies access: {text}", url=url, remedy=remedy)
     if code in _BUSY:
-        return Verdict(OriginBusyError(f"the origin is throttling: {text}", url=url))
+        return OriginBusyError(f"the origin is throttling: {text}", url=url)
     if code in _TRANSIENT:
-        return Verdict(OriginUnavailableError(f"temporary error at the origin: {text}", url=url))
+        return OriginUnavailableError(f"temporary error at the origin: {text}", url=url)
     if code == "NoSuchBucket":
-        return Verdict(NotFoundError("the bucket does not exist", url=url))
+        return NotFoundError("the bucket does not exist", url=url)
     if status == 404:
-        return Verdict(NotFoundError("the object does not exist in its bucket", url=url))
-    return Verdict(error_of(status, f"the origin answered: {text}", url))
+        return NotFoundError("the object does not exist in its bucket", url=url)
+    return error_of(status, f"the origin answered: {text}", url)
 
 
-def _expired(message: str, url: str) -> Verdict:
+def _expired(message: str, url: str) -> ShardcacheError:
     remedy = "renew the daemon's credentials; it reloads them by itself"
-    return Verdict(OriginUnavailableError(message, url=url, remedy=remedy), stale_credentials=True)
+    return OriginUnavailableError(message, url=url, remedy=remedy)

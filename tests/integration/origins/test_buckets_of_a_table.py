@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass(slots=True)
 class StrictS3:
-    """Buckets in regions, in both styles of addressing; use it as `async with`.
+    """Buckets in regions, in both styles of addressing.
 
     Attributes:
         regions: of the buckets; a request that is signed for another is refused with the right one.
@@ -53,20 +53,6 @@ class StrictS3:
     hosts: set[str] = field(default_factory=set)
     port: int = 0
     _objects: dict[str, bytes] = field(default_factory=dict)
-    _runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
 
     def env(self, endpoint_url: str | None = None) -> dict[str, str]:
         """Return the variables for an AWS SDK; without an endpoint it asks the hosts of S3 itself."""
@@ -79,7 +65,8 @@ class StrictS3:
         self._objects[f"{bucket}/{key}"] = body
         return f"s3://{bucket}/{key}"
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer a request."""
         self.hosts.add(request.headers["Host"])
         place = self._place(request)
         bucket = place.partition("/")[0]
@@ -95,13 +82,13 @@ class StrictS3:
 
     def _refusal(self, request: web.Request, bucket: str, by_url: bool) -> web.Response | None:
         region, host = self.regions[bucket], request.headers["Host"]
-        signature = _QuerySignature(request) if by_url else _HeaderSignature(request)
+        signed_for, is_right = _signature(request, by_url)
         is_other_host = host.endswith(_DOMAIN) and not host.endswith(
             (f".s3.{region}{_DOMAIN}", f"{bucket}.s3{_DOMAIN}")
         )
-        if is_other_host or signature.region != region:
+        if is_other_host or signed_for != region:
             return _refuse(301 if is_other_host else 400, region)
-        if not signature.is_right() or (by_url and bucket in self.headers_only):
+        if not is_right or (by_url and bucket in self.headers_only):
             return _refuse(403, region)
         return None
 
@@ -126,36 +113,25 @@ def _refuse(status: int, region: str) -> web.Response:
     )
 
 
-class _Signature:
-    """Return a request's statement of its signature, and whether the SDK's own signer comes to the same."""
-
-    def __init__(self, request: web.Request, kind: type[S3SigV4Auth], fields: Mapping[str, str], date: str) -> None:
-        self.region = fields["Credential"].split("/")[2]
-        self._given, self._kind = fields["Signature"], kind
-        path, _, query = request.raw_path.removeprefix(f"http://{request.headers['Host']}").partition("?")
-        kept = "&".join(each for each in query.split("&") if not each.startswith("X-Amz-Signature="))
-        headers = {name: request.headers[name] for name in fields["SignedHeaders"].split(";")}
-        self._request = AWSRequest(request.method, f"http://{request.headers['Host']}{path}?{kept}", headers)
-        self._request.context["timestamp"] = date
-
-    def is_right(self) -> bool:
-        signer = self._kind(Credentials(ACCESS_KEY, SECRET_KEY), "s3", self.region)
-        text = signer.string_to_sign(self._request, signer.canonical_request(self._request))
-        return bool(signer.signature(text, self._request) == self._given)
-
-
-class _QuerySignature(_Signature):
-    def __init__(self, request: web.Request) -> None:
-        query = parse_qs(urlsplit(request.raw_path).query)
-        fields = {name.removeprefix("X-Amz-"): values[0] for name, values in query.items()}
-        super().__init__(request, S3SigV4QueryAuth, fields, fields["Date"])
-
-
-class _HeaderSignature(_Signature):
-    def __init__(self, request: web.Request) -> None:
-        _, _, text = request.headers["Authorization"].partition(" ")
+def _signature(request: web.Request, by_url: bool) -> tuple[str, bool]:
+    """Return the region that a request is signed for, and whether the SDK's own signer comes to the same signature."""
+    host = request.headers["Host"]
+    path, _, query = request.raw_path.removeprefix(f"http://{host}").partition("?")
+    if by_url:
+        fields = {name.removeprefix("X-Amz-"): values[0] for name, values in parse_qs(query).items()}
+        kind, date = S3SigV4QueryAuth, fields["Date"]
+    else:
+        text = request.headers["Authorization"].partition(" ")[2]
         fields = dict(each.strip().split("=", 1) for each in text.split(","))
-        super().__init__(request, S3SigV4Auth, fields, request.headers["X-Amz-Date"])
+        kind, date = S3SigV4Auth, request.headers["X-Amz-Date"]
+    kept = "&".join(each for each in query.split("&") if not each.startswith("X-Amz-Signature="))
+    headers = {name: request.headers[name] for name in fields["SignedHeaders"].split(";")}
+    signed = AWSRequest(request.method, f"http://{host}{path}?{kept}", headers)
+    signed.context["timestamp"] = date
+    region = fields["Credential"].split("/")[2]
+    signer = kind(Credentials(ACCESS_KEY, SECRET_KEY), "s3", region)
+    text = signer.string_to_sign(signed, signer.canonical_request(signed))
+    return region, signer.signature(text, signed) == fields["Signature"]
 
 
 DATA = bytes(range(256)) * 400
@@ -168,8 +144,11 @@ TABLE = OriginTable.model_validate({"match": "s3://", "storage_options": {"use_s
 async def strict() -> AsyncIterator[StrictS3]:
     """A store with a bucket in the SDK's region, one in another, and one that takes no signed urls."""
     regions = {"near": HERE, "far": THERE, "odd": HERE}
-    async with StrictS3(regions, headers_only=frozenset({"odd"})) as server:
-        yield server
+    strict, app = StrictS3(regions, headers_only=frozenset({"odd"})), web.Application()
+    app.router.add_route("*", "/{path:.*}", strict.answer)
+    async with TestServer(app) as server:
+        strict.port = server.port or 0
+        yield strict
 
 
 async def read(origins: Origins, strict: StrictS3, bucket: str) -> bool:

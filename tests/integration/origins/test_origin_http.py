@@ -52,20 +52,6 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
         await read(origins, obj, 0, 10)
 
 
-async def test_a_server_without_ranges_streams(faulty: FaultyS3, origins: Origins) -> None:
-    """The whole file in parts of the size asked for, and a cut is not taken for the end."""
-    faulty.ranges = False
-    obj = await stat(origins, faulty)
-    assert not obj.ranges
-    parts = await parts_of(origins, obj)
-    assert [len(part) for part in parts] == [30_000, 30_000, 30_000, 12_400]
-    assert b"".join(parts) == DATA
-    for fault in (Fault.TRUNCATE, Fault.RESET):
-        faulty.fail("a.tar", fault)
-        with pytest.raises(OriginUnavailableError):
-            await parts_of(origins, obj)
-
-
 async def test_object_without_any_version_comes_in_one_answer(faulty: FaultyS3, origins: Origins) -> None:
     """Without ETag and date the size stands in, and ranges are not used; another size is another version."""
     faulty.validators = ()
@@ -130,19 +116,24 @@ async def test_bytes_that_are_encoded_on_the_way_are_refused(
         await (read(origins, obj, 1000, 70_000) if ranges else parts_of(origins, obj))
 
 
-async def test_an_empty_file_is_a_file(faulty: FaultyS3, origins: Origins) -> None:
-    """A server that answers 416 to any range of nothing still tells the size."""
-    faulty.put("empty.tar", b"")
-    url = faulty.http_url("empty.tar")
-    obj = await origins.origin(url).stat(url)
-    assert obj.size_bytes == 0
-
-
 async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
-    """403, 404 and 5xx are three different errors, and only the last may be tried again."""
+    """403, 404 and 5xx are three different errors, and only the last may be tried again, as a refused connection may.
+
+    An empty file is none of them, though a server answers 416 to any range of nothing; a listing is refused.
+    """
     obj = await stat(origins, faulty)
-    with pytest.raises(NotFoundError):
-        await origins.origin(obj.url).stat(faulty.http_url("no.tar"))
+    faulty.put("empty.tar", b"")
+    assert (await origins.origin(obj.url).stat(faulty.http_url("empty.tar"))).size_bytes == 0
+    with pytest.raises(OriginError) as refused:
+        await origins.origin(obj.url).list_prefix(faulty.http_url(""), nothing)
+    assert "{000..099}" in refused.value.remedy
+    for url, error in {
+        faulty.http_url("no.tar"): NotFoundError,
+        "http://127.0.0.1:1/a.tar": OriginUnavailableError,
+        "http://": ConfigError,
+    }.items():
+        with pytest.raises(error):
+            await origins.origin(url).stat(url)
     for fault, error in {
         Fault.FORBIDDEN: AccessDeniedError,
         Fault.SLOW_DOWN: OriginBusyError,
@@ -156,14 +147,6 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
             await read(origins, obj, 0, 50_000)
 
 
-async def test_refused_connection_may_be_tried_again(origins: Origins) -> None:
-    """A refused connection is a matter of retries; a url that is none is not."""
-    with pytest.raises(OriginUnavailableError):
-        await origins.origin("http://127.0.0.1:1/a.tar").stat("http://127.0.0.1:1/a.tar")
-    with pytest.raises(ConfigError):
-        await origins.origin("http://").stat("http://")
-
-
 async def test_the_tables_headers_are_sent(faulty: FaultyS3) -> None:
     """Headers in storage_options, such as a token, go with each request."""
     faulty.access_key = "secret"
@@ -175,10 +158,3 @@ async def test_the_tables_headers_are_sent(faulty: FaultyS3) -> None:
     )
     assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
     await origins.close()
-
-
-async def test_the_web_cannot_be_listed(faulty: FaultyS3, origins: Origins) -> None:
-    """A prefix or glob over http says what to write in its place."""
-    with pytest.raises(OriginError) as refused:
-        await origins.origin(faulty.endpoint_url).list_prefix(faulty.http_url(""), nothing)
-    assert "{000..099}" in refused.value.remedy

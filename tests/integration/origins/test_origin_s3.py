@@ -1,32 +1,40 @@
-"""S3 through s3fs: versions, ranges, refusals, credentials."""
+"""S3: versions, ranges, checksums, refusals, credentials."""
 
 from __future__ import annotations
 
 import base64
 import gzip
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import botocore.session
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from awscrt import checksums
+from botocore.config import Config
 
 from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
+    CorruptShardError,
     NotFoundError,
-    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import Checksum, RemoteObject
+from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import Free, nothing
+from support.programs.downloads import PART, Rig
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.moto_s3 import REGION
 
 DATA = bytes(range(256)) * 400
 
@@ -59,18 +67,6 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
         await read(origins, obj, 0, 10)
 
 
-@pytest.mark.parametrize(("algorithm", "update"), [("CRC32C", checksums.crc32c), ("CRC32", checksums.crc32)])
-async def test_the_whole_objects_checksum_is_taken(
-    algorithm: str, update: object, moto: Bucket, origins: Origins
-) -> None:
-    """A checksum over the whole object, as the store gives it, comes with stat."""
-    value = checksums.crc32c(DATA) if algorithm == "CRC32C" else checksums.crc32(DATA)
-    encoded = base64.b64encode(value.to_bytes(4, "big")).decode()
-    url = moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm, **{f"Checksum{algorithm}": encoded})
-    obj = await origins.origin(url).stat(url)
-    assert obj.checksum == Checksum(algorithm.lower(), value)
-
-
 async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:
     """A multipart object's composite checksum is not one of its bytes, nor is its ETag."""
     client, where = moto.server.client, {"Bucket": moto.name, "Key": "a.tar"}
@@ -83,23 +79,24 @@ async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: O
     assert await read(origins, obj, 5, 10) == DATA[5:10]
 
 
-async def test_an_empty_object_is_an_object(moto: Bucket, origins: Origins) -> None:
-    """Zero bytes stat like any other and stream as no part at all."""
-    url = moto.put("empty.tar", b"")
-    obj = await origins.origin(url).stat(url)
-    assert obj.size_bytes == 0
-    assert await read_whole(origins.origin(url), obj, 10) == []
-
-
-async def test_missing_bucket_or_object_is_named(moto: Bucket, origins: Origins) -> None:
-    """A missing key and a missing bucket are told apart, though HEAD tells neither."""
-    with pytest.raises(NotFoundError, match="object does not exist") as key:
-        await origins.origin(moto.url).stat(f"{moto.url}/no.tar")
-    assert key.value.url == f"{moto.url}/no.tar"
-    with pytest.raises(NotFoundError, match="bucket does not exist"):
-        await origins.origin(moto.url).stat("s3://no-such-bucket-here/no.tar")
-    with pytest.raises(NotFoundError, match="bucket does not exist"):
-        await origins.origin(moto.url).list_prefix("s3://no-such-bucket-here/", nothing)
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("{}/no.tar", NotFoundError, "object does not exist"),  # though HEAD tells neither
+        ("s3://no-such-bucket-here/no.tar", NotFoundError, "bucket does not exist"),
+        ("s3://no-such-bucket-here/", NotFoundError, "bucket does not exist"),
+        ("s3://UPPER case/a.tar", OriginError, "client rejects"),
+    ],
+)
+async def test_missing_bucket_or_object_is_named(
+    url: str, error: type[OriginError], message: str, moto: Bucket, origins: Origins
+) -> None:
+    """None of them is a matter of retries."""
+    url = url.format(moto.url)
+    with pytest.raises(error, match=message) as failed:
+        await (origins.origin(url).list_prefix(url, nothing) if url.endswith("/") else origins.origin(url).stat(url))
+    assert failed.value.url == url
+    assert not failed.value.retryable
 
 
 async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Origins) -> None:
@@ -112,11 +109,52 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
         assert "/" in caught.value.remedy and "end" in caught.value.remedy
 
 
-async def test_a_bucket_that_is_no_bucket_name_is_refused(moto: Bucket, origins: Origins) -> None:
-    """A request that the client itself rejects is no matter of retries."""
-    with pytest.raises(OriginError) as refused:
-        await origins.origin("s3://x").stat("s3://UPPER case/a.tar")
-    assert not refused.value.retryable
+@pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32"])
+async def test_the_whole_objects_checksum_is_taken(algorithm: str, moto: Bucket, origins: Origins) -> None:
+    """A checksum over the whole object, as the store gives it, comes with stat."""
+    value = {"CRC32C": checksums.crc32c, "CRC32": checksums.crc32}[algorithm](DATA)
+    encoded = base64.b64encode(value.to_bytes(4, "big")).decode()
+    url = moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm, **{f"Checksum{algorithm}": encoded})
+    assert (await origins.origin(url).stat(url)).checksum == Checksum(algorithm.lower(), value)
+
+
+async def test_error_without_credentials_names_anon(
+    faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without any credentials the error says how to ask anonymously; a table that says so works, and its options hold.
+
+    A misspelt profile is no reason to retry; a store that is down is.
+    """
+    url = faulty.put("a.tar", DATA)
+    use_aws(monkeypatch, tmp_path, {name: value for name, value in faulty.env().items() if "KEY" not in name})
+    with pytest.raises(AccessDeniedError) as denied:
+        await origins.origin(url).stat(url)
+    assert "anon = true" in denied.value.remedy
+    tables = [
+        table(anon=True, verify_etag=False, require_end=False),
+        table(match="s3://lab/", profile="nobody"),
+        table(match="s3://down/", anon=True, endpoint_url="http://127.0.0.1:1"),
+    ]
+    configured = Origins(tables, max_connections=4)
+    obj = await configured.origin(url).stat(url)
+    assert (obj.size_bytes, obj.checksum, configured.rule(url).require_end) == (len(DATA), None, False)
+    with pytest.raises(ConfigError, match="nobody"):
+        await configured.origin("s3://lab/").stat("s3://lab/a.tar")
+    with pytest.raises(OriginUnavailableError, match=r"connection refused by 127\.0\.0\.1:1"):
+        await configured.origin("s3://down/").stat("s3://down/a.tar")
+    await configured.close()
+
+
+async def test_the_tables_endpoint_region_and_profile_reach_the_store(
+    moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the environment names none of them."""
+    url, endpoint = moto.put("a.tar", DATA), moto.env()["AWS_ENDPOINT_URL"]
+    use_aws(monkeypatch, tmp_path, {"AWS_EC2_METADATA_DISABLED": "true"})
+    (tmp_path / "AWS_CONFIG_FILE").write_text("[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    origins = Origins([table(endpoint_url=endpoint, region="us-east-1", profile="lab")], max_connections=4)
+    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
+    await origins.close()
 
 
 async def test_wrong_credentials_are_denied_with_a_remedy(
@@ -136,21 +174,6 @@ async def test_wrong_credentials_are_denied_with_a_remedy(
     assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
-async def test_error_without_credentials_names_anon(
-    faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Without any credentials the error says how to ask anonymously; doing so works."""
-    url = faulty.put("a.tar", DATA)
-    env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
-    use_aws(monkeypatch, tmp_path, env)
-    with pytest.raises(AccessDeniedError) as denied:
-        await origins.origin(url).stat(url)
-    assert "anon = true" in denied.value.remedy
-    anonymous = Origins([table(anon=True)], max_connections=4)
-    assert (await anonymous.origin(url).stat(url)).size_bytes == len(DATA)
-    await anonymous.close()
-
-
 async def test_expired_credentials_are_read_again(
     faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -166,47 +189,6 @@ async def test_expired_credentials_are_read_again(
         await read(origins, obj, 0, 10)
     file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
     assert await read(origins, obj, 0, 10) == DATA[:10]
-
-
-async def test_the_tables_options_reach_the_store(
-    moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Endpoint, region and profile of the table with the longest match are the ones in use."""
-    url = moto.put("a.tar", DATA)
-    endpoint = moto.env()["AWS_ENDPOINT_URL"]
-    use_aws(monkeypatch, tmp_path, {"AWS_EC2_METADATA_DISABLED": "true"})
-    (tmp_path / "AWS_CONFIG_FILE").write_text("[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    near = table(match=moto.url, endpoint_url=endpoint, region="us-east-1", profile="lab", require_end=False)
-    origins = Origins([table(endpoint_url="http://127.0.0.1:1", anon=True), near], max_connections=4)
-    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
-    assert not origins.rule(url).require_end
-    assert origins.rule("s3://elsewhere/a.tar").require_end
-    with pytest.raises(OriginUnavailableError):
-        await origins.origin("s3://elsewhere/a.tar").stat("s3://elsewhere/a.tar")
-    await origins.close()
-
-
-async def test_a_profile_that_is_not_there_is_a_config_error(moto: Bucket) -> None:
-    """A misspelt profile is no reason to retry."""
-    origins = Origins([table(profile="nobody")], max_connections=4)
-    with pytest.raises(ConfigError, match="nobody"):
-        await origins.origin(moto.url).stat(f"{moto.url}/a.tar")
-    await origins.close()
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE],
-)
-async def test_bad_answers_may_be_asked_for_again(fault: Fault, faulty: FaultyS3, origins: Origins) -> None:
-    """Each broken or mislabelled answer is a retryable error, which knows a busy store; the next, good one is taken."""
-    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", fault)
-    with pytest.raises(OriginUnavailableError) as broken:
-        await read(origins, obj, 100, 50_000)
-    assert broken.value.url == obj.url
-    assert isinstance(broken.value, OriginBusyError) == (fault is Fault.SLOW_DOWN)
-    assert await read(origins, obj, 100, 50_000) == DATA[100:50_000]
 
 
 async def test_a_store_that_takes_no_signed_urls_is_asked_through_the_sdk(faulty: FaultyS3, origins: Origins) -> None:
@@ -242,15 +224,6 @@ async def test_another_etag_in_the_answer_is_a_change(faulty: FaultyS3, origins:
         await read(origins, obj, 0, 10)
 
 
-async def test_a_refused_connection_may_be_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A store that is down is a matter of retries."""
-    use_aws(monkeypatch, tmp_path, {})
-    origins = Origins([table(endpoint_url="http://127.0.0.1:1", anon=True)], max_connections=4)
-    with pytest.raises(OriginUnavailableError, match=r"connection refused by 127\.0\.0\.1:1"):
-        await origins.origin("s3://b").stat("s3://b/a.tar")
-    await origins.close()
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -275,3 +248,52 @@ async def test_a_listing_that_makes_no_sense_is_an_error(
         use_aws(monkeypatch, tmp_path, aws_env(str(server.make_url("")).rstrip("/")))
         with pytest.raises(OriginUnavailableError):
             await origins.origin("s3://bucket/").list_prefix("s3://bucket/", nothing)
+
+
+@pytest.fixture
+def plain_client(moto: Bucket) -> Iterator[Any]:
+    """A client that stores objects as older ones did: without a checksum."""
+    session = botocore.session.Session()
+    session.set_credentials("test", "test")
+    config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
+    endpoint_url = moto.server.endpoint_url
+    with closing(session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("options", "is_md5"),
+    [
+        ({}, True),
+        ({"ServerSideEncryption": "AES256"}, True),
+        ({"ServerSideEncryption": "aws:kms"}, False),
+        ({"ServerSideEncryption": "aws:kms:dsse"}, False),
+        ({"StorageClass": "EXPRESS_ONEZONE"}, False),
+    ],
+)
+async def test_an_etag_is_taken_for_an_md5_where_s3_says_so(
+    options: dict[str, str], is_md5: bool, moto: Bucket, plain_client: Any, rig: Rig
+) -> None:
+    """Not of what is encrypted with other keys than S3's own, nor in a directory bucket."""
+    plain_client.put_object(Bucket=moto.name, Key="a.tar", Body=DATA, **options)
+    checksum = (await rig.stat(f"{moto.url}/a.tar")).checksum
+    assert (checksum is not None and checksum.algorithm == MD5) == is_md5
+
+
+async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(rig: Rig, faulty: FaultyS3) -> None:
+    """A flipped bit is caught though the store keeps no checksum."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    assert obj.checksum is not None
+    assert obj.checksum.algorithm == MD5
+    faulty.fail("a.tar", Fault.CORRUPT, start=PART)
+    with pytest.raises(CorruptShardError, match="MD5"):
+        await rig.download(obj)
+
+
+async def test_a_store_whose_etags_are_no_md5_serves_at_the_second_try(rig: Rig, faulty: FaultyS3) -> None:
+    """The same bytes came twice; of the next object the ETag is not asked."""
+    objects = [replace(await rig.stat(faulty.put(name, DATA)), checksum=Checksum(MD5, 1)) for name in ("a", "b")]
+    with pytest.raises(CorruptShardError):
+        await rig.download(objects[0])
+    for obj in objects:
+        assert (await rig.download(obj)).path.read_bytes() == DATA

@@ -1,15 +1,20 @@
-"""Stores behind TLS: whom the daemon trusts, and what it says of those whom it does not."""
+"""Stores behind TLS, at IPv6 addresses and behind proxies: whom the daemon trusts, and what it says of others."""
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from shardcache.errors import OriginError, OriginUnavailableError
+from shardcache.config import OriginTable
+from shardcache.errors import AccessDeniedError, ConfigError, OriginError, OriginUnavailableError
 from shardcache.origin.listing import expand
+from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
+from support.network.forward_proxy import ForwardProxy
 from support.network.scripted_server import Reply, ScriptedServer, answer, cut_record, head
 from support.programs.downloads import Rig
 from support.stores import aws_env
@@ -19,48 +24,40 @@ from support.stores.mischief import Ending
 
 DATA = bytes(range(256)) * 1000
 PASSED = timedelta(days=-1)
+VERSION = 'ETag: "1"'
+WHOLE = f"Content-Range: bytes 0-{len(DATA) - 1}/{len(DATA)}"
+FACTS = {
+    "s3": head(f"Content-Length: {len(DATA)}", VERSION, status="200 OK"),
+    "web": answer(DATA[:1], f"Content-Range: bytes 0-0/{len(DATA)}", VERSION),
+}
+KINDS = pytest.mark.parametrize("kind", ["s3", "web"])
+LOOPBACK = "::1"
+USER, PASSWORD = "me", "p@ss:w/rd"
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    """An authority that nobody trusts yet."""
-    return Authority(tmp_path / "authority")
-
-
-@pytest.fixture
-def trusting(authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Authority:
+def trusting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Authority:
     """An authority that this process trusts, as users make it trust theirs."""
+    authority = Authority(tmp_path / "authority")
     use_aws(monkeypatch, tmp_path, {"AWS_CA_BUNDLE": str(authority.ca_file)})
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
     return authority
 
 
-def lead_aws(monkeypatch: pytest.MonkeyPatch, server: FaultyS3 | ScriptedServer) -> None:
-    """Point this process's AWS variables at a server."""
-    endpoint_url = server.endpoint_url if isinstance(server, FaultyS3) else server.url("")
-    for name, value in aws_env(endpoint_url).items():
+def url_of(kind: str, server: FaultyS3 | ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the url of an object; for S3, this process's AWS variables point at the server."""
+    for name, value in aws_env(server.endpoint_url if isinstance(server, FaultyS3) else server.url("")).items():
         monkeypatch.setenv(name, value)
+    if isinstance(server, ScriptedServer):
+        return "s3://bucket/a.tar" if kind == "s3" else server.url()
+    url = server.put("a.tar", DATA)
+    return url if kind == "s3" else server.http_url("a.tar")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "https"])
-async def test_server_with_a_trusted_certificate_is_read(
-    scheme: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """AWS_CA_BUNDLE for S3, SSL_CERT_FILE for the web: every byte comes, over connections that are used again."""
-    async with FaultyS3(trusting.server()) as server:
-        lead_aws(monkeypatch, server)
-        url = server.put("a.tar", DATA)
-        rig = Rig(tmp_path / "cache")
-        partial = await rig.download(await rig.stat(url if scheme == "s3" else server.http_url("a.tar")))
-        await rig.origins.close()
-    assert partial.path.read_bytes() == DATA
-    assert rig.counters.retries == 0
-
-
-@pytest.mark.parametrize("scheme", ["s3", "https"])
+@KINDS
 @pytest.mark.parametrize("wrong", ["unknown", "expired", "another name"])
 async def test_a_certificate_that_is_refused_is_an_error_at_once(
-    scheme: str, wrong: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, wrong: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One that says what is wrong and what to do: another try would not help, so there is none."""
     contexts = {
@@ -70,93 +67,137 @@ async def test_a_certificate_that_is_refused_is_an_error_at_once(
     }
     reasons = {"unknown": "unable to get local issuer", "expired": "expired", "another name": "IP address mismatch"}
     async with FaultyS3(contexts[wrong]) as server:
-        lead_aws(monkeypatch, server)
-        url = server.put("a.tar", DATA) if scheme == "s3" else server.http_url("a.tar")
-        rig = Rig(tmp_path / "cache")
+        url = url_of(kind, server, monkeypatch)
         with pytest.raises(OriginError, match=f"certificate.*{reasons[wrong]}") as failed:
             await rig.stat(url)
-        await rig.origins.close()
+        assert failed.value.url == url
+        if kind == "s3":  # the SDK asks for a listing, over connections of its own
+            with pytest.raises(OriginError, match="certificate") as failed:
+                await expand("s3://faulty/", rig.origins)
     assert not isinstance(failed.value, OriginUnavailableError)
-    assert failed.value.url == url
-    assert "SSL_CERT_FILE" in failed.value.remedy
+    assert "SSL_CERT_FILE" in failed.value.remedy and "AWS_CA_BUNDLE" in failed.value.remedy
     assert (rig.counters.retries, server.seen) == (0, [])
 
 
-async def test_listing_from_an_untrusted_server_is_refused_alike(
-    trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The SDK asks for it, over connections of its own."""
-    async with FaultyS3(Authority(tmp_path / "unknown").server()) as server:
-        lead_aws(monkeypatch, server)
-        rig = Rig(tmp_path / "cache")
-        with pytest.raises(OriginError, match="certificate") as failed:
-            await expand("s3://faulty/", rig.origins)
-        await rig.origins.close()
-    assert not isinstance(failed.value, OriginUnavailableError)
-    assert failed.value.url == "s3://faulty/"
-    assert "AWS_CA_BUNDLE" in failed.value.remedy
-
-
-@pytest.mark.parametrize("scheme", ["s3", "https"])
+@KINDS
 async def test_a_certificate_that_expires_between_two_requests_is_an_error_at_once(
-    scheme: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a part as of the question what the object is."""
     context = trusting.server()
     async with FaultyS3(context) as server:
-        lead_aws(monkeypatch, server)
-        url = server.put("a.tar", DATA) if scheme == "s3" else server.http_url("a.tar")
-        server.put("a.tar", DATA)
-        rig = Rig(tmp_path / "cache")
-        obj = await rig.stat(url)
+        obj = await rig.stat(url_of(kind, server, monkeypatch))
         trusting.server(lifetime=PASSED, context=context)
         with pytest.raises(OriginError, match=r"certificate.*expired"):
             await rig.download(obj)
-        await rig.origins.close()
     assert rig.counters.retries == 0
 
 
-@pytest.mark.parametrize("scheme", ["s3", "https"])
+@KINDS
 async def test_a_cut_within_a_record_is_a_lost_connection(
-    scheme: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another try may help; the last one's error names the url."""
-    size, version = f"bytes 0-{len(DATA) - 1}/{len(DATA)}", 'ETag: "1"'
-    known = {
-        "s3": head(f"Content-Length: {len(DATA)}", version, status="200 OK"),
-        "https": answer(DATA[:1], f"Content-Range: bytes 0-0/{len(DATA)}", version),
-    }
-    half = answer(DATA[: len(DATA) // 2], f"Content-Range: {size}", version, length=len(DATA))
-    with ScriptedServer(known[scheme], Reply(half, Ending.CLOSE, cut_record), context=trusting.server()) as server:
-        lead_aws(monkeypatch, server)
-        url = "s3://bucket/a.tar" if scheme == "s3" else server.url()
-        rig = Rig(tmp_path / "cache")
+    half = Reply(answer(DATA[: len(DATA) // 2], WHOLE, VERSION, length=len(DATA)), Ending.CLOSE, cut_record)
+    with ScriptedServer(FACTS[kind], half, context=trusting.server()) as server:
+        url = url_of(kind, server, monkeypatch)
         obj = await rig.stat(url)
         with pytest.raises(OriginUnavailableError, match=r"closed the connection.*after 3 attempts") as failed:
             await rig.download(obj, part_bytes=len(DATA))
-        await rig.origins.close()
     assert failed.value.url == url
     assert rig.counters.retries == 2
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect"])
-@pytest.mark.parametrize("scheme", ["s3", "https"])
+@KINDS
 async def test_nothing_is_read_where_https_leads_to_http(
-    scheme: str, status: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, status: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A url asked for by https does not come by a way that anybody can change; the error comes at once."""
     with ScriptedServer(answer(DATA)) as plain:
         away = head(f"Location: {plain.url()}", "Content-Length: 0", status=status)
         with ScriptedServer(away, context=trusting.server()) as server:
-            lead_aws(monkeypatch, server)
-            url = "s3://bucket/a.tar" if scheme == "s3" else server.url()
-            rig = Rig(tmp_path / "cache")
+            url = url_of(kind, server, monkeypatch)
             with pytest.raises(OriginError) as failed:
                 await rig.stat(url)
-            await rig.origins.close()
         assert plain.connections == 0
         assert len(server.heads) <= 4  # the SDK would ask for the bucket's region for ever
     assert not isinstance(failed.value, OriginUnavailableError)
     assert failed.value.url == url
     assert failed.value.remedy
     assert rig.counters.retries == 0
+
+
+def has_loopback() -> bool:
+    """Return whether this machine has the IPv6 loopback."""
+    try:
+        socket.create_server((LOOPBACK, 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_loopback(), reason="needs ::1")
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize("kind", ["web", "s3", "s3 by a table"])
+async def test_a_store_at_an_ipv6_address_is_read(
+    kind: str, secure: bool, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the worker, which names the address in brackets as the Host and without them to TLS; the SDK is not needed."""
+    context = trusting.server(LOOPBACK) if secure else None
+    facts = FACTS[kind.partition(" ")[0]]
+    with ScriptedServer(facts, answer(DATA, WHOLE, VERSION), context=context, address=LOOPBACK) as server:
+        url = url_of(kind.partition(" ")[0], server, monkeypatch)
+        if kind == "s3 by a table":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+            table = {"match": "s3://bucket/", "storage_options": {"endpoint_url": server.url("")}}
+            rig.origins = Origins([OriginTable.model_validate(table)], max_connections=4)
+        partial, host = await rig.download(await rig.stat(url), part_bytes=len(DATA)), f"[{LOOPBACK}]:{server.port}"
+    assert partial.path.read_bytes() == DATA
+    assert rig.counters.retries == 0
+    assert len(server.heads) == 2
+    for asked in server.heads:
+        assert f"\r\nHost: {host}\r\n" in asked
+        assert ("X-Amz-Signature=" in asked) == (kind != "web")
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
+@KINDS
+async def test_a_proxy_passes_everything_on(
+    kind: str, secure: bool, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Plain requests by their whole url, those over TLS through a tunnel; with the credentials of the proxy's url.
+
+    Other credentials are an error at once, which does not name them.
+    """
+    async with ForwardProxy(USER, PASSWORD) as proxy, FaultyS3(trusting.server() if secure else None) as server:
+        url = url_of(kind, server, monkeypatch)
+        for password in ("hush", PASSWORD):
+            for name in ("http_proxy", "https_proxy"):
+                monkeypatch.setenv(name, proxy.url(password))
+            rig.origins = Origins([], max_connections=4)
+            if password == PASSWORD:
+                assert (await rig.download(await rig.stat(url))).path.read_bytes() == DATA
+                continue
+            with pytest.raises(AccessDeniedError, match="407") as failed:
+                await rig.stat(url)
+            assert failed.value.url == url
+            assert "hush" not in str(failed.value)
+            assert (rig.counters.retries, server.seen) == (0, [])
+            await rig.origins.close()
+        place = urlsplit(server.endpoint_url).netloc
+    assert rig.counters.retries == 0
+    assert proxy.targets
+    for target in proxy.targets:
+        assert target == place if secure else target.startswith(f"{server.endpoint_url}/")
+
+
+@pytest.mark.parametrize("proxy_url", ["https://me:hush@127.0.0.1:1", "socks5://127.0.0.1:1"])
+async def test_a_proxy_of_another_kind_is_refused(proxy_url: str) -> None:
+    """For web servers; the SDK knows what it can use."""
+    table = OriginTable.model_validate({"match": "http://", "storage_options": {"proxy": proxy_url}})
+    origins = Origins([table], max_connections=4)
+    with pytest.raises(ConfigError, match="proxy") as failed:
+        await origins.origin("http://127.0.0.1:1/a.tar").stat("http://127.0.0.1:1/a.tar")
+    await origins.close()
+    assert "hush" not in str(failed.value)
