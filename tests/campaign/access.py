@@ -169,7 +169,6 @@ class Ground:
 
     @classmethod
     def laid_out(cls, stack: ExitStack, folder: Path) -> Ground:
-        """Start servers and daemon."""
         good, canary = stack.enter_context(Canary()), stack.enter_context(Canary())
         shard = make_tar(random_samples(2))
         open_dir, secret_dir = folder / "open", folder / "secret"
@@ -210,7 +209,6 @@ class Ground:
 
 @contextmanager
 def ground(folder: Path, _scale: float) -> Iterator[Ground]:
-    """Start servers and daemon."""
     with ExitStack() as stack:
         yield Ground.laid_out(stack, folder)
 
@@ -257,7 +255,6 @@ def _asked(session: RawSession, kind: str) -> Callable[[str], Any]:
 
 
 def redirects(ground: Ground, result: Result, scale: float) -> None:
-    """Redirect what may be asked for to what may not."""
     rng = random.Random(2)
     for number, location in enumerate(islice(locations(ground.places, seed=2), scaled(_REDIRECTS, scale, 15))):
         path = f"/data/r{number}.tar"
@@ -269,7 +266,6 @@ def redirects(ground: Ground, result: Result, scale: float) -> None:
 
 
 def indexes(ground: Ground, result: Result, scale: float) -> None:
-    """Have index files name what may not be asked for."""
     entries = urls(ground.places, seed=3)
     for number in range(scaled(_INDEXES, scale, 4)):
         path = f"/data/i{number}.json"

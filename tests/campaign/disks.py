@@ -29,7 +29,6 @@ _FOLDERS = itertools.count()
 
 @contextmanager
 def ground(folder: Path, _scale: float) -> Iterator[Path]:
-    """Give each row a folder of its own in this one."""
     yield folder
 
 
@@ -218,7 +217,6 @@ def flipped(parent: Path, result: Result, scale: float) -> None:
 
 
 def flip(tar: Path, at: int) -> None:
-    """Change one byte of a file behind everybody's back."""
     mode = tar.stat().st_mode
     tar.chmod(0o600)
     with tar.open("r+b") as file:

@@ -56,7 +56,6 @@ class Ground:
 
 @contextmanager
 def ground(folder: Path, _scale: float) -> Iterator[Ground]:
-    """Run the daemon."""
     urls = [f"file://{path}" for path in write_shards(folder, 3, 3)]
     with Daemon(folder, "--allow", f"file://{folder}/", "--log-level", "warning") as daemon:
         yield Ground(daemon, urls, folder)

@@ -46,7 +46,6 @@ _TARFILE_ERRORS = (
 
 
 def whole(data: bytes) -> None:
-    """Check the walk of a tar that is there."""
     members = _members(data, ignore_trailing_data=True)
     if members is None:
         return
@@ -176,7 +175,6 @@ def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
 
 
 def sidecar(data: bytes) -> None:
-    """Read all of a sidecar."""
     path = _scratch("sidecar")
     path.write_bytes(data)
     try:

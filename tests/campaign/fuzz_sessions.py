@@ -133,7 +133,6 @@ class World:
         return not status["cache"]["leased_bytes"] and not any(job["sessions"] for job in status["jobs"])
 
     async def ask(self, path: str) -> Any:
-        """Return the JSON at a path of the admin API."""
         text = await self._get(path)
         return json.loads(text) if text else None
 
@@ -157,7 +156,6 @@ class _Listener(logging.Handler):
         self._heard = heard
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it."""
         self._heard.append(self.format(record))
 
 
@@ -197,7 +195,6 @@ class Wire:
         await self.settle()
 
     def say(self, text: bytes) -> None:
-        """Send a text frame."""
         self.write(frame(text))
 
     def write(self, data: bytes) -> None:
@@ -206,7 +203,6 @@ class Wire:
             self._writer.write(data)
 
     def half_close(self) -> None:
-        """Say that nothing more will come."""
         if self._open:
             self._open = False
             self._writer.write_eof()
@@ -224,7 +220,6 @@ class Wire:
                 return
 
     async def close(self) -> None:
-        """Leave without a word."""
         self._writer.transport.abort()
         await self._listening
 

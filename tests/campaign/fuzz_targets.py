@@ -86,7 +86,6 @@ def lines(data: bytes, max_bytes: int, seed: int, mutate: Mutate) -> bytes:
 
 
 def _sound(rng: random.Random) -> bytes:
-    """Return a message of any kind, each field of its type."""
     kind, found = rng.choice([*REQUESTS.items(), *ANSWERS.items()])
     fields = {**found.fields, **{name: each for name, each in found.optional.items() if rng.random() < 0.5}}
     values: dict[Any, Any] = {str: "a", bool: True, list: [], dict: {}}
@@ -114,7 +113,6 @@ def _changed(row: bytes, rng: random.Random) -> bytes:
 
 
 def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
-    """Return a container somewhere in a message, and a key of it."""
     found: tuple[Any, Any] = (None, None)
     while isinstance(value, dict | list) and value:
         keys = list(value) if isinstance(value, dict) else range(len(value))

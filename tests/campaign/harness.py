@@ -40,7 +40,6 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """True if the fault happened and did no harm."""
         return self.injected > 0 and not (self.wrong or self.hangs or self.lost or self.untyped)
 
     def fail(self, kind: str, how: str) -> None:
@@ -126,7 +125,6 @@ def run(part: str, scale: float, folder: Path) -> Iterator[Result]:
 
 
 def render(results: Sequence[Result], title: str) -> Table:
-    """Return the table for a terminal."""
     table = Table(title=title, title_justify="left")
     for name in ("part", "fault"):
         table.add_column(name)

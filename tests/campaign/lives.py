@@ -253,7 +253,6 @@ def tar(number: int) -> bytes:
 
 
 def on_disk(folder: Path) -> Source:
-    """Return a store that is a local folder."""
     folder.mkdir()
     tars, stored_bytes = {}, {}
     for number in range(SHARDS):
@@ -266,14 +265,12 @@ def on_disk(folder: Path) -> Source:
 
 
 def on_s3(server: MotoS3) -> Source:
-    """Return a bucket."""
     server.make_bucket("kills")
     tars = {server.put("kills", f"{number}.tar", tar(number)): tar(number) for number in range(3)}
     return Source(tars, {url: len(data) for url, data in tars.items()}, server.env())
 
 
 def read(daemon: Daemon, urls: Sequence[str]) -> None:
-    """Take the shards in order, and give each back."""
     with RawSession(daemon) as session:
         session.plan(list(urls), list(range(len(urls))))
         for position in range(len(urls)):
@@ -284,7 +281,6 @@ def read(daemon: Daemon, urls: Sequence[str]) -> None:
 
 
 def fetch(daemon: Daemon, source: Source) -> None:
-    """Read everything."""
     read(daemon, list(source.tars))
 
 
@@ -298,7 +294,6 @@ def look_after(daemon: Daemon, source: Source) -> None:
 
 
 def pin(daemon: Daemon, source: Source) -> None:
-    """Pin what is here and what is not, and take some of it back."""
     urls = list(source.tars)
     daemon.request("POST", "/v1/pin", {"urls": urls})
     daemon.request("POST", "/v1/unpin", {"urls": urls[:2]})

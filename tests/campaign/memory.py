@@ -52,7 +52,6 @@ class Ground:
 
 @contextlib.contextmanager
 def ground(folder: Path, scale: float) -> Iterator[Ground]:
-    """Run a daemon."""
     plan_memory_bytes = scaled(_PLAN_MEMORY_BYTES, scale, _LEAST_PLAN_MEMORY_BYTES)
     with Daemon(folder, "--plan-memory", str(plan_memory_bytes), "--log-level", "error") as daemon:
         yield Ground(daemon, folder, plan_memory_bytes)

@@ -47,7 +47,6 @@ class File:
     blocks: dict[int, list[bytes]] = field(default_factory=dict)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Take bytes in, that may get lost."""
         self.resize(max(len(self.data), offset + len(data)))
         self.data[offset : offset + len(data)] = data
         for number in range(offset // BLOCK_BYTES, -(-(offset + len(data)) // BLOCK_BYTES)):
@@ -61,7 +60,6 @@ class File:
             self.sizes.append(size)
 
     def flush(self) -> None:
-        """Make all of it last."""
         self.flushed, self.sizes, self.blocks = bytes(self.data), [len(self.data)], {}
 
     def after(self, choose: Chance) -> bytes:
@@ -115,7 +113,6 @@ class Disk:
     """
 
     def __init__(self, root: Path) -> None:
-        """Begin with what lies in `root` now, taken as flushed."""
         self._root = root
         self._files: list[File] = []
         self._entries: dict[str, list[int | None]] = {}  # name below root → what it led to since its folder was flushed
@@ -129,7 +126,6 @@ class Disk:
         return len(self._files) - 1
 
     def do(self, call: Call) -> None:
-        """Take in one call of the log."""
         name = self._name(call.path)
         if name is None:
             return
@@ -222,7 +218,6 @@ class Record:
 
     @classmethod
     def of(cls, zygote: Zygote, story: Story, folder: Path) -> Self:
-        """Have the story told in a new folder."""
         folder.mkdir()
         life = Life(zygote, story, folder / "recorded")
         life.cache.mkdir(exist_ok=True)
@@ -270,7 +265,6 @@ class Examiner:
         self._spoilt = {Path(name).stem for name, data in disk.contents() if _is_tar(name) and data not in self._tars}
 
     def examine(self, state: dict[str, bytes], how: str) -> None:
-        """Count what is wrong once the store has recovered from a state."""
         root = self._folder / "state"
         lay_out(root, state)
         try:

@@ -244,7 +244,6 @@ class Ground:
 
 @contextmanager
 def ground(folder: Path, _scale: float) -> Iterator[Ground]:
-    """Start the store and the daemon."""
     with ExitStack() as stack:
         yield Ground(folder, stack)
 
@@ -265,7 +264,6 @@ def _samples(number: int) -> list[Any]:
 
 
 def packed(shard: int) -> Epoch:
-    """Return what is read of a shard."""
     return [(sample["__key__"], zlib.crc32(sample[MEMBER])) for sample in _samples(shard)]
 
 

@@ -50,7 +50,6 @@ def shard(number: int, *, edition: int = 0) -> bytes:
 
 
 def samples(number: int, *, edition: int = 0) -> list[dict[str, bytes | str]]:
-    """Return the samples of a shard."""
     made = random_samples(SAMPLES, {"bin": 24_000}, seed=edition, first=number * SAMPLES)
     return [dict(sample) for sample in made]
 
@@ -147,17 +146,14 @@ class StorePlace:
         self._former.clear()
 
     def store_through_proxy(self, key: str, body: bytes) -> None:
-        """Store an object as a client does that knows of no proxy."""
         with closing(_client(self._server, self.proxy.endpoint_url)) as client:
             client.put_object(Bucket=_BUCKET, Key=key, Body=body)
 
     def stored(self, key: str) -> bytes:
-        """Return what the store has under a key."""
         body: bytes = self._server.client.get_object(Bucket=_BUCKET, Key=key)["Body"].read()
         return body
 
     def evict(self) -> None:
-        """Empty the cache."""
 
         def empty() -> bool:
             self.daemon.request("POST", "/v1/evict", {"urls": self.urls})
@@ -253,7 +249,6 @@ class Reading:
                 self._result.fail("lost", f"sample {key} came {self._seen[key]} times")
 
     def make_up(self) -> None:
-        """Read what failed, now that the store is healed."""
         healed_s = time.monotonic()
         for url in sorted(self._failed):
             self._failed.clear()

@@ -100,7 +100,6 @@ class Host(Namespace):
         self.run("ip", "link", "set", "eth0", "up")
 
     def limit(self, mbit_per_s: int) -> None:
-        """Limit what it sends to so many megabits per second."""
         shape = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", "1mb", "latency", "200ms")
         self.run("tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
 
@@ -114,7 +113,6 @@ class Host(Namespace):
             self._switch.run("ip", "link", "set", self._port, "master", "bridge")
 
     def sent_bytes(self) -> int:
-        """Return the bytes that have left its interface, headers included."""
         return self._counters()[8]
 
     def received_bytes(self) -> int:
@@ -146,7 +144,6 @@ class Network:
         self._stack.close()
 
     def add(self, number: int) -> Host:
-        """Add a host, whose address ends in that number."""
         host = Host(self._switch, number)
         self._stack.callback(host.close)
         return host

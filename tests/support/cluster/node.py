@@ -48,7 +48,6 @@ class Node:
         return f"<Node {self.host.address}>"
 
     def warm(self, urls: Sequence[str]) -> Ran:
-        """Fetch shards by `shardcache warm`, in that order."""
         return shardcache("warm", *urls, socket=self.daemon.socket)
 
     def ask(
@@ -79,7 +78,6 @@ class Node:
 
 
 def empty(nodes: Iterable[Node]) -> None:
-    """Evict every shard that the nodes have cached."""
     for node in nodes:
         answer = json.loads(node.daemon.request("POST", "/v1/evict", {"urls": ["s3://**"]}))
         assert node.daemon.shards() == [], answer

@@ -33,7 +33,6 @@ class Dataset(tuple[Shard, ...]):
 
     @property
     def urls(self) -> list[str]:
-        """The url of each shard."""
         return [shard.url for shard in self]
 
     @property
@@ -43,7 +42,6 @@ class Dataset(tuple[Shard, ...]):
 
     @property
     def size_bytes(self) -> int:
-        """The size of all shards together."""
         return sum(shard.size_bytes for shard in self)
 
 
@@ -85,7 +83,6 @@ class Store(SeaweedFS):
 
 
 def sha256(path: Path) -> str:
-    """Return the checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -179,7 +179,6 @@ def fetch(pods: Sequence[Pod], dataset: Dataset) -> None:
 
 
 def evict(pods: Sequence[Pod]) -> None:
-    """Evict every shard that the daemons have cached."""
     for pod in pods:
         done = pod.containers["shardcache"].exec("shardcache", "evict", "s3://**")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -101,7 +101,6 @@ class TierNodes:
             nginx.kill()
 
     def front(self, node: Node) -> str:
-        """Return the address of a node's front."""
         return node.at(self._front_port)
 
     def get(self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> Answer:
@@ -120,17 +119,14 @@ class TierNodes:
             return Answer(answer.status, names, answer.read())
 
     def log(self, node: Node) -> list[dict[str, Any]]:
-        """Return the lines of a node's access log."""
         path = self.tier.cache(node) / "access.log"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def cached(self, node: Node) -> list[Path]:
-        """Return the files of the parts that a node has cached."""
         return [path for path in (self.tier.cache(node) / "parts").rglob("*") if path.is_file()]
 
 
 def tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
-    """Return what doctor finds about the tier of an origin."""
     config = folder / "shardcache.toml"
     config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
     ran = shardcache(

@@ -31,7 +31,6 @@ class CacheRig:
     """
 
     def __init__(self, root: Path, *flags: str, env: Mapping[str, str] | None = None, capacity: str = "100MB") -> None:
-        """`flags` go to `serve`, on top of small parts and no scrubbing."""
         data = root / "data"
         data.mkdir(parents=True)
         self.urls = [f"file://{path}" for path in write_shards(data, SHARDS, SAMPLES, SIZES)]
@@ -59,11 +58,9 @@ class CacheRig:
         return self._threads.submit(self.read, number)
 
     def evict(self) -> None:
-        """Have all shards but the first removed."""
         self.daemon.request("POST", "/v1/evict", {"urls": self.urls[1:]})
 
     def disk(self) -> dict[str, Any]:
-        """Return what the status page tells of the disk."""
         told: dict[str, Any] = self.daemon.status()["disk"]
         return told
 
@@ -72,7 +69,6 @@ class CacheRig:
         eventually(lambda: self.disk()["state"] in states)
 
     def health(self) -> str:
-        """Return the daemon's word on itself."""
         return str(json.loads(self.daemon.request("GET", "/v1/health"))["status"])
 
     def accounts(self) -> tuple[int, int]:

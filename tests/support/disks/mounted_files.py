@@ -21,7 +21,6 @@ class MountedFiles:
     """
 
     def __init__(self, folder: Path, mode: int = 0o644, group: int | None = None) -> None:
-        """Files get a mode and, if one is given, a group."""
         self.folder, self._mode, self._group = folder, mode, -1 if group is None else group
         folder.mkdir(parents=True, exist_ok=True)
 

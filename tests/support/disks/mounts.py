@@ -26,7 +26,6 @@ class Tmpfs:
     """A filesystem in memory, at a folder of its own, with limits; a context manager."""
 
     def __init__(self, folder: Path, size_bytes: int, inodes: int = 0) -> None:
-        """`inodes` 0 is no limit."""
         self.folder = folder
         self._options = f"size={size_bytes},nr_inodes={inodes}"
 
@@ -44,12 +43,10 @@ class Tmpfs:
         return stat.f_bavail * stat.f_frsize
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Leave no more room than that."""
         with (self.folder / _BALLAST).open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, self.free_bytes() - leave_bytes)
 
     def use_up_inodes(self) -> None:
-        """Make files until no more can be made."""
         ballast = self.folder / _BALLAST
         ballast.mkdir()
         for number in range(os.statvfs(self.folder).f_ffree):
@@ -71,7 +68,6 @@ class Tmpfs:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def turn_writable(self) -> None:
-        """Remount it so."""
         _run("mount", "-o", "remount,rw", str(self.folder))
 
 
@@ -91,7 +87,6 @@ class Bind:
         self.detach()
 
     def attach(self) -> None:
-        """Mount it."""
         _run("mount", "--bind", str(self._source), str(self._folder))
 
     def detach(self) -> None:

@@ -130,17 +130,14 @@ class Shim:
 
     @property
     def seen(self) -> int:
-        """Matching calls since it was armed."""
         return self._counts[0]
 
     @property
     def acted(self) -> int:
-        """Number of calls acted upon since it was armed."""
         return self._counts[1]
 
     @property
     def last_op(self) -> Op:
-        """Kind of the call that was acted upon last."""
         return Op(struct.unpack_from("=i", self._block, _LAST_OP_AT)[0])
 
     @property

@@ -110,7 +110,6 @@ class Tab:
         return str(self.evaluate("document.body.innerText"))
 
     def press(self, key: str) -> None:
-        """Press a key, by its name in KeyboardEvent.key."""
         code = {"Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27}[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
@@ -127,7 +126,6 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def picture(self, path: Path) -> None:
-        """Save the whole page as a PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
@@ -156,7 +154,6 @@ def chromium() -> Iterator[ClientConnection]:
 
 @contextmanager
 def tab(browser: ClientConnection) -> Iterator[Tab]:
-    """Open a tab that shares nothing with others, and close it."""
     found = Tab(browser)
     context = found.call("Target.createBrowserContext")["browserContextId"]
     target = found.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]

@@ -21,7 +21,6 @@ Event = tuple[str, dict[str, Any]]
 
 
 def events_of(answer: requests.Response) -> Iterator[Event]:
-    """Yield the name and the data of each event of a stream."""
     rest = b""
     for piece in answer.iter_content(chunk_size=None):
         *blocks, rest = (rest + piece).split(b"\n\n")
@@ -37,7 +36,6 @@ def live(daemon: Daemon) -> Iterator[Iterator[Event]]:
 
 
 def follow(http: requests.Session, base_url: str) -> Generator[Event, None, None]:
-    """Yield events until closed."""
     while True:
         with http.get(f"{base_url}{LIVE_PATH}", stream=True, timeout=GUARD_S) as answer:
             assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
@@ -75,5 +73,4 @@ class Page:
 
     @property
     def lanes(self) -> dict[str, dict[str, Any]]:
-        """Each job's next minutes, by its name."""
         return {lane["name"]: lane for lane in self.moment["lanes"]}

@@ -46,7 +46,6 @@ class Query:
 
 
 def panels() -> Iterator[Query]:
-    """Yield what the dashboard's panels and variables ask."""
     dashboard = json.loads(DASHBOARD.read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
@@ -58,7 +57,6 @@ def panels() -> Iterator[Query]:
 
 
 def alerts() -> Iterator[Query]:
-    """Yield what the rules ask."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             shown = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))

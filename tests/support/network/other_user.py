@@ -78,7 +78,6 @@ class OtherUser:
         return status, lines
 
     def may_read(self, path: Path) -> bool:
-        """Tell whether the user may open a file."""
         return bool(self._run(_READ, str(path)))
 
     def doctor(self, *args: str | Path) -> tuple[int, Any]:

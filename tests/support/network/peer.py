@@ -58,11 +58,9 @@ class Peer:
         return message
 
     def say(self, **message: Any) -> None:
-        """Send a message."""
         self.websocket.send(json.dumps(message))
 
     def welcome(self) -> None:
-        """Hear hello and answer it."""
         self.hear()
         self.say(**WELCOME)
 
@@ -88,7 +86,6 @@ class Peer:
         self.say(type="arriving", id=self.hear()["id"], lease=lease, ready_bytes=ready_bytes, inode=inode, **place)
 
     def refuse(self, error: ShardcacheError) -> None:
-        """Hear one request and answer it with an error."""
         self.say(type="error", id=self.hear()["id"], error=error.to_json())
 
     def stay(self) -> None:

@@ -160,7 +160,6 @@ def answer(body: bytes, *headers: str, status: str = "206 Partial Content", leng
 
 
 def head(*headers: str, status: str = "206 Partial Content") -> bytes:
-    """Return the head of an answer."""
     return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode()
 
 

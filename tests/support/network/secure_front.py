@@ -35,11 +35,9 @@ class SecureFront(ScriptedServer):
         self._method, self._once, self._spoiler = method, once, spoiler
 
     def heal(self) -> None:
-        """Spoil nothing more."""
         self._spoiler = None
 
     def reply(self, head: str, number: int) -> Reply:
-        """Return the server's answer, or what it was made into."""
         first, *lines = head.rstrip("\r\n").split("\r\n")
         method, target, _ = first.split(" ")
         answer = self._pass_on(method, target, lines)

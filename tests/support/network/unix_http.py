@@ -50,5 +50,4 @@ class _UnixAdapter(HTTPAdapter):
         return self._pool
 
     def close(self) -> None:
-        """Close the pool."""
         self._pool.close()

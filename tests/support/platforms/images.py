@@ -65,7 +65,6 @@ class HostImage:
     entrypoint: str  # as in Image
 
     def make(self) -> None:
-        """Write what the machine has not."""
         bin_dir, etc = self.root / "image", self.root / "etc"
         for folder in (bin_dir, etc):
             folder.mkdir(parents=True)
@@ -102,12 +101,10 @@ class BuiltImage:
 
     @property
     def entrypoint(self) -> str:
-        """The program."""
         return str(self.config["Entrypoint"][0])
 
     @property
     def env(self) -> dict[str, str]:
-        """Its environment."""
         return dict(pair.split("=", 1) for pair in self.config["Env"])
 
     def lay_out(self, folder: Path) -> Path:

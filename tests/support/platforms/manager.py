@@ -75,7 +75,6 @@ class ServiceManager:
         return message[field]
 
     def hear_nothing_for(self, silence_s: float) -> None:
-        """Return when nothing was said for so long."""
         try:
             while True:
                 self.hear(silence_s)
@@ -84,7 +83,6 @@ class ServiceManager:
 
 
 def bound(path: Path, mode: int = 0o660) -> socket.socket:
-    """Return a Unix socket that listens at a path."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(os.fspath(path))
     path.chmod(mode)

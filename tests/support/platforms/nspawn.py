@@ -135,11 +135,9 @@ class Machine:
         )
 
     def write(self, path: str, text: str) -> None:
-        """Write a file in it."""
         self.run("sh", "-c", 'mkdir -p "$(dirname "$0")" && printf %s "$1" > "$0"', path, text)
 
     def property(self, unit: str, name: str) -> str:
-        """Return what systemd says of a unit."""
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
     def state(self, unit: str) -> str:

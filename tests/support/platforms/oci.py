@@ -32,7 +32,6 @@ class Mount:
     propagation: str = "rprivate"
 
     def to_json(self) -> Json:
-        """Return it as the runtime specification has it."""
         options = ["rbind", self.propagation, "ro" if self.read_only else "rw"]
         return {"type": "bind", "source": str(self.source), "destination": self.target, "options": options}
 

@@ -60,7 +60,6 @@ class Volumes:
             mounted.replace(self._files(volume))
 
     def remove(self) -> None:
-        """Delete those in memory."""
         for folder in self._in_memory:
             folder.cleanup()
 
@@ -133,7 +132,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Name of the node in the cluster."""
         return self.root.name
 
 
@@ -173,7 +171,6 @@ class Pod:
                 raise RuntimeError(f"{container['name']} failed: {running.log()}")
 
     def start(self) -> Container:
-        """Start its only container, once the others have run."""
         self.run_init_containers()
         (container,) = self.spec["containers"]
         return self._start(container)
@@ -277,7 +274,6 @@ class Container:
         self._runtime.wait(_LIMIT_S)
 
     def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it, as its own process's user."""
         return subprocess.run(
             (*_RUNTIME, "exec", self.name, *command),
             capture_output=True,
@@ -305,7 +301,6 @@ class Container:
         os.kill(self.state()["pid"], number)
 
     def state(self) -> Json:
-        """Return what the runtime says of it."""
         done = subprocess.run((*_RUNTIME, "state", self.name), capture_output=True, text=True, check=True)
         state: Json = json.loads(done.stdout)
         return state
@@ -315,7 +310,6 @@ class Container:
         return self._runtime.wait(_LIMIT_S)
 
     def log(self) -> str:
-        """Return what it has printed."""
         return self._log.read_text(errors="replace")
 
 

@@ -18,7 +18,6 @@ _CONTENT = re.compile(r"\b(shardcache-config)-[0-9a-z]{10}\b")
 
 
 def kustomized(folder: Path) -> list[Json]:
-    """Return the objects of a folder with a kustomization."""
     return objects_of(_run("kubectl", "kustomize", str(folder)))
 
 
@@ -29,7 +28,6 @@ def templated(*sets: str) -> list[Json]:
 
 
 def objects_of(text: str) -> list[Json]:
-    """Return the objects of a YAML stream."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -67,7 +67,6 @@ class Slurm:
         self._stack.close()
 
     def disk(self, node: str) -> Path:
-        """Return the folder that one node has at `node_disk`."""
         return self.root / node
 
     def node_states(self) -> list[str]:
@@ -96,7 +95,6 @@ class Slurm:
         return Job(self, int(number), output)
 
     def processes(self) -> list[int]:
-        """Return the ids of all processes that jobs have on any node."""
         mark = f"SLURM_CONF={self._config}".encode()
         return [
             pid for pid in _pids() if mark in (env := _environment(pid)) and any(b"SLURM_JOB_ID=" in x for x in env)
@@ -195,7 +193,6 @@ class Job:
         self.cluster.run("scancel", str(self.number))
 
     def said(self) -> str:
-        """Return what its script has printed."""
         return self.output.read_text() if self.output.exists() else ""
 
 

@@ -29,7 +29,6 @@ class Ran:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The JSON value of each line that was printed."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 

@@ -103,7 +103,6 @@ class Daemon:
         return self.wait()
 
     def tell_to_stop(self) -> None:
-        """Send SIGTERM, and wait for nothing."""
         self._running().terminate()
 
     def let_go(self) -> Process:
@@ -129,7 +128,6 @@ class Daemon:
             self._process = None
 
     def restart(self) -> None:
-        """Kill it and start it again over the same folder."""
         self.kill()
         self.start()
 
@@ -164,7 +162,6 @@ class Daemon:
         return sum(int(shard["leases"]) for shard in self.shards())
 
     def sessions(self) -> int:
-        """Return how many readers are connected."""
         return sum(int(job["sessions"]) for job in self.status()["jobs"])
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
@@ -187,7 +184,6 @@ class Daemon:
             return False
 
     def tail(self, lines: int = 20) -> str:
-        """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _running(self) -> Process:
@@ -204,7 +200,6 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket in place of a host."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.sock.connect(os.fspath(self._path))

@@ -54,7 +54,6 @@ class Rig:
         return Downloader(settings, self.counters, backoff=Backoff(base_s=0.001), hedged_share=hedged_share)
 
     async def stat(self, url: str) -> RemoteObject:
-        """Return the present version."""
         return await self.downloader.stat(self.origins.origin(url), url)
 
     async def download(
@@ -65,7 +64,6 @@ class Rig:
         part_bytes: int = PART,
         progress: Callable[[int], None] | None = None,
     ) -> Partial:
-        """Download into a new partial, or into what an earlier one left."""
         partial, origin = Partial.open(self.layout, obj, part_bytes), self.origins.origin(obj.url)
         await self.downloader.download(
             origin, partial, priority=lambda: priority, progress=progress or self.progress.append

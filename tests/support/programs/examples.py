@@ -70,7 +70,6 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
 
 
 def jpeg(number: int) -> bytes:
-    """Return a small image, of a colour by its number."""
     file = io.BytesIO()
     Image.new("RGB", (16, 16), (number % 256, 2 * number % 256, -number % 256)).save(file, "JPEG")
     return file.getvalue()
@@ -99,7 +98,6 @@ def run_ranks(daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[st
 def start(
     daemon: Daemon, out: Path, command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start an example that adds its reports to a file."""
     return subprocess.Popen(
         [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],
         cwd=EXAMPLES,

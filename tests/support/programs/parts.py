@@ -9,7 +9,6 @@ from rich.console import Console
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return where to print."""
     found = Console(stderr=stderr)
     # Into a file or a pipe: nothing there has a width that lines must keep to.
     return found if found.is_terminal else Console(stderr=stderr, width=160)

@@ -25,7 +25,6 @@ class PrivateHome:
 
     @property
     def runtime(self) -> Path:
-        """Folder below which the sockets are."""
         return self.root / "run"
 
     @property
@@ -48,7 +47,6 @@ class PrivateHome:
         return PrivatePlace(self.runtime / "shardcache-private", "").running()
 
     def pids(self) -> list[int]:
-        """Return the daemons that run."""
         return list(map(pid_at, self.running()))
 
     def kill(self) -> None:
@@ -60,7 +58,6 @@ class PrivateHome:
 
 
 def pid_at(socket: Path) -> int:
-    """Return the process that listens at a socket."""
     with connected(socket, GUARD_S) as sock:
         return credentials(sock)[0]
 

@@ -80,6 +80,5 @@ def kept_bytes(freed_bytes: int, value_bytes: int) -> int:
 
 
 def _anonymous_bytes() -> int:
-    """Return the process's resident memory, pages of files left out."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024

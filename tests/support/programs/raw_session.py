@@ -21,7 +21,6 @@ class RawSession:
     """A connection that has said hello."""
 
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
-        """Connect to a daemon, or to a socket."""
         path = daemon if isinstance(daemon, Path) else daemon.socket
         self._socket = WebSocket(path, SESSION_PATH, GUARD_S)
         first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
@@ -37,7 +36,6 @@ class RawSession:
         self.close()
 
     def close(self) -> None:
-        """Leave without a word."""
         self._socket.close()
 
     def hang_up(self) -> None:
@@ -45,15 +43,12 @@ class RawSession:
         self._socket._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, **message: Any) -> None:
-        """Send one message."""
         self._socket.send(json.dumps(message).encode())
 
     def send_text(self, text: str) -> None:
-        """Send anything."""
         self._socket.send(text.encode())
 
     def receive(self) -> dict[str, Any]:
-        """Return the next message."""
         answer: dict[str, Any] = json.loads(self.receive_text())
         return answer
 
@@ -68,7 +63,6 @@ class RawSession:
         return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer."""
         self._id += 1
         self.send(type=kind, id=self._id, **fields)
         answer = self.receive()
@@ -76,13 +70,11 @@ class RawSession:
         return answer
 
     def request(self, kind: str, **fields: Any) -> int:
-        """Send a request and return its id, for `answer`."""
         self._id += 1
         self.send(type=kind, id=self._id, **fields)
         return self._id
 
     def answer(self, request: int) -> dict[str, Any]:
-        """Return the answer to one of the requests under way."""
         while request not in self._answers:
             answer = self.receive()
             self._answers[answer["id"]] = answer

@@ -17,7 +17,6 @@ class StillLoop(asyncio.SelectorEventLoop):
     now_s = 0.0
 
     def time(self) -> float:
-        """Return the time."""
         return self.now_s
 
 
@@ -59,13 +58,11 @@ def _on(loop_factory: type[StillLoop], test: Callable[P, Coroutine[Any, Any, Non
 
 
 def pass_time(seconds: float) -> None:
-    """Let time pass on the running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, StillLoop)
     loop.now_s += seconds
 
 
 async def turns() -> None:
-    """Let every task that can run do so."""
     for _ in range(10):
         await asyncio.sleep(0)

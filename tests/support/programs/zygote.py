@@ -51,11 +51,9 @@ class Forked:
         return status
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
@@ -133,7 +131,6 @@ class Zygote:
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
     _import_all()
     gc.freeze()  # a child then need not traverse all that was imported when it ends
     for line in sys.stdin:

@@ -47,7 +47,6 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
 
 
 def crew(cut: Partition) -> list[Topology]:
-    """Return all readers of a job."""
     return [
         Topology(rank, cut.world_size, worker, cut.workers)
         for rank in range(cut.world_size)

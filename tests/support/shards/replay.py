@@ -14,11 +14,9 @@ class SameName:
     """Plans name shards by their keys."""
 
     def key(self, name: str) -> str:
-        """Return the name."""
         return name
 
     def names(self, key: str) -> Collection[str]:
-        """Return the key alone."""
         return (key,)
 
 
@@ -56,7 +54,6 @@ class Read:
 
 
 def all_reads(jobs: Sequence[Job]) -> list[Read]:
-    """Return what all jobs read, in order of time."""
     reads = [
         Read(start_s, number, epoch, position, shard, end_s)
         for number, job in enumerate(jobs)

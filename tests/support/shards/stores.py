@@ -23,7 +23,6 @@ PIECE_BYTES = 64 * 1024
 
 
 def open_store(root: Path, capacity_bytes: int = 10**9) -> Store:
-    """Open a store with no free-space floor."""
     return Store.open(root, Amount(capacity_bytes), Amount(0))
 
 

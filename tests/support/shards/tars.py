@@ -103,7 +103,6 @@ Samples = dict[str, dict[str, bytes]]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a dataset's index."""
     found: list[dict[str, Any]] = json.loads((folder / "index.json").read_text())["shardlist"]
     return found
 
@@ -124,7 +123,6 @@ def samples(folder: Path) -> Samples:
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of every shard, by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
 
 

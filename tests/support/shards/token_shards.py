@@ -15,7 +15,6 @@ Documents = Sequence[Sequence[int]]
 
 
 def npy(tokens: Sequence[int], dtype: str = "uint16") -> bytes:
-    """Return the bytes of a .npy file, as numpy writes it."""
     buffer = io.BytesIO()
     np.save(buffer, np.array(tokens, dtype))
     return buffer.getvalue()

@@ -36,7 +36,6 @@ class Bucket:
         return self.server.put(self.name, key, body, **options)
 
     def env(self) -> dict[str, str]:
-        """Return the AWS variables, for a process of its own."""
         return self.server.env()
 
 
@@ -59,7 +58,6 @@ def fresh_bucket(server: MotoS3 | SeaweedFS, monkeypatch: pytest.MonkeyPatch, ho
 
 
 async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None) -> bytes:
-    """Return the bytes [start, stop), as one part."""
     with tempfile.NamedTemporaryFile() as file:
         await origin.fetch(obj, Parts(file.name, None, obj.size_bytes, start, stop - start), flow or Free())
         return os.pread(file.fileno(), stop - start, start)

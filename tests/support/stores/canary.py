@@ -45,12 +45,10 @@ class Canary:
         return int(self._server.server_address[1])
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
-        """Return the url of a path."""
         return f"{self._scheme}://{host}:{self.port}{path}"
 
     @property
     def paths(self) -> list[str]:
-        """Paths asked for."""
         return [path for _, path, _ in self.requests]
 
 

@@ -33,7 +33,6 @@ class Rule:
     _acting: asyncio.Task[object] | None = None
 
     def takes(self, request: _Request, rng: random.Random) -> bool:
-        """Tell whether a request falls under the rule, and count it."""
         fits = self.method == request.method and self.key in (None, request.key) and self.start in (None, request.start)
         if not fits or self.times == 0 or rng.random() >= self.share:
             return False
@@ -132,7 +131,6 @@ class FaultyProxy:
         times: int | None = None,
         method: str | None = None,
     ) -> None:
-        """Spoil answers from now on."""
         self._rules += (Rule(mischief, method or mischief.method, key, start, share, times),)
 
     def before(self, action: Callable[[], object], *, key: str, start: int | None = None, method: str = "GET") -> None:

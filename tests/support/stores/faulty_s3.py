@@ -61,7 +61,6 @@ class Rule:
     start: int | None
 
     def takes(self, method: str, key: str, start: int | None) -> bool:
-        """Tell whether a request falls under the rule."""
         return self.times > 0 and (self.method, self.key) == (method, key) and self.start in (None, start)
 
 
@@ -92,7 +91,6 @@ class S3Server:
         raise NotImplementedError
 
     def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server."""
         return aws_env(self.endpoint_url)
 
     def http_url(self, key: str) -> str:
@@ -141,11 +139,9 @@ class FaultyS3(S3Server):
         return f"s3://{self.bucket}/{key}"
 
     def remove(self, key: str) -> None:
-        """Remove an object."""
         del self._objects[key]
 
     def answer_late(self) -> None:
-        """Give the answers that are late."""
         self._late.set()
 
     def fail(self, key: str, fault: Fault, *, times: int = 1, method: str = "GET", start: int | None = None) -> None:

@@ -60,7 +60,6 @@ class GatedStore:
         return f"http://127.0.0.1:{self._server.server_address[1]}/{name}"
 
     def let(self, name: str, until_byte: int = 2**62) -> None:
-        """Let go of the bytes below `until_byte`."""
         with self._changed:
             self._open_until[name] = until_byte
             self._changed.notify_all()

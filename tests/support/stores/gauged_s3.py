@@ -54,7 +54,6 @@ class GaugedS3(S3Server):
         self._gates.pop(key, asyncio.Event()).set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something about the requests is true."""
         while not condition():
             await self._changed.wait()
 

@@ -127,7 +127,6 @@ _REFUSALS = {
 
 
 def spoil(mischief: Mischief, answer: Answer, scene: Scene) -> None:
-    """Change a right answer into a wrong one."""
     if mischief in _REFUSALS:
         _refuse(answer, *_REFUSALS[mischief])
     else:

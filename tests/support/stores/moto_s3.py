@@ -39,7 +39,6 @@ class MotoS3:
         self._server.stop()
 
     def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server."""
         return aws_env(self.endpoint_url)
 
     def make_bucket(self, bucket: str) -> str:

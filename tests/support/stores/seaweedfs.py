@@ -92,7 +92,6 @@ class SeaweedFS:
         return aws_env(self.endpoint_url, self.access_key, self.secret_key)
 
     def https_env(self) -> dict[str, str]:
-        """Return the same variables for access over TLS."""
         assert self._certificate is not None
         trusted = {"AWS_CA_BUNDLE": str(self._certificate.ca)}
         return {**self.env(), **trusted, "AWS_ENDPOINT_URL": self.https_endpoint_url}

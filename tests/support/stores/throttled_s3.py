@@ -100,7 +100,6 @@ class Store:
         return web.Response(text=text, content_type="application/xml")
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        """Answer GET and HEAD of an object."""
         if self.far.max_requests and self.at_once >= self.far.max_requests:
             self.stats.refused += 1
             return _refusal(request, 503, "SlowDown")
@@ -245,7 +244,6 @@ class ThrottledS3:
         total_bytes_per_s: float = 170e6,
         **moods: int,
     ) -> None:
-        """`moods` are `Far.slow_every` and `Far.max_requests`."""
         self._folder = folder
         self._far = Far(first_byte_s, connection_bytes_per_s, total_bytes_per_s, **moods)
         self._process: subprocess.Popen[str] | None = None
@@ -282,7 +280,6 @@ class ThrottledS3:
             process.communicate()
 
     def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server."""
         return aws_env(self.endpoint_url)
 
     def http_url(self, bucket: str, key: str) -> str:
@@ -290,7 +287,6 @@ class ThrottledS3:
         return f"{self.endpoint_url}/{bucket}/{key}"
 
     def stats(self) -> Stats:
-        """Return what it has counted since it started."""
         connection = http.client.HTTPConnection(self.endpoint_url.removeprefix("http://"))
         try:
             connection.request("GET", "/_stats")

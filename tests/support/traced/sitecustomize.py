@@ -16,13 +16,11 @@ tracing = False
 
 
 def profile(frame: FrameType, event: str, _: object) -> None:
-    """Record the file of a call."""
     if tracing and event == "call":
         ran.add(frame.f_code.co_filename)
 
 
 def watch() -> None:
-    """Trace from `on` to `off`."""
     global tracing
     while not (FOLDER / "off").exists():
         if not tracing and (FOLDER / "on").exists():
