@@ -22,15 +22,15 @@ class Process(Protocol):
     """The part of `subprocess.Popen` that `Daemon` needs."""
 
     @property
-    def pid(self) -> int: ...  # noqa: D102
+    def pid(self) -> int: ...
 
-    def poll(self) -> int | None: ...  # noqa: D102
+    def poll(self) -> int | None: ...
 
-    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+    def wait(self, timeout: float | None = None) -> int: ...
 
-    def kill(self) -> None: ...  # noqa: D102
+    def kill(self) -> None: ...
 
-    def terminate(self) -> None: ...  # noqa: D102
+    def terminate(self) -> None: ...
 
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path], Process]
