@@ -22,7 +22,7 @@ from support.monitoring.chromium import Tab, chromium, tab
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
-from support.shards.hollow import make_hollow_shards
+from support.shards.stores import make_hollow_shards
 from support.stores.throttled_s3 import ThrottledS3
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

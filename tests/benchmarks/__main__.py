@@ -24,7 +24,7 @@ from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, restart
 from benchmarks.reading import decoded, loaders, shuffle, tokens, warm
 from benchmarks.workplace import Workplace
-from support.programs.parts import chosen, console
+from support.programs.cli import chosen, console
 
 PARTS = {
     "download": download.measure,

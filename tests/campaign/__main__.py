@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from campaign.harness import PARTS, Result, render, run
-from support.programs.parts import chosen, console
+from support.programs.cli import chosen, console
 
 
 @click.command()

@@ -18,8 +18,7 @@ from campaign.store_place import HANG_S, PART_BYTES, SAMPLES, Failure, Reading, 
 from shardcache.errors import OriginUnavailableError
 from support.disks.shim import HAS_CC
 from support.network.certificates import Authority
-from support.network.scripted_server import ScriptedServer, answer
-from support.network.secure_front import cut, redirected
+from support.network.scripted_server import ScriptedServer, answer, cut, redirected
 from support.programs.daemon import eventually
 from support.stores.mischief import Mischief
 

@@ -26,7 +26,7 @@ from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
 from support.network.certificates import Authority
 from support.network.lead import SILENT, Lead, SilentAddress
-from support.network.secure_front import SecureFront
+from support.network.scripted_server import SecureFront
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples

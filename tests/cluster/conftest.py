@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.cluster.cluster import Cluster, why_not
-from support.cluster.store import Dataset
+from support.cluster.node import Dataset
 
 MIB = 1024 * 1024
 

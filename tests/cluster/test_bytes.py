@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.cluster.cluster import MBIT_PER_S, NOTHING, ONCE, Cluster
-from support.cluster.node import Node, empty
-from support.cluster.store import Dataset
+from support.cluster.node import Dataset, Node, empty
 from support.cluster.tier import Tier
 
 Filled = tuple[list[Node], Tier, float]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster.cluster import NOTHING, ONCE, Cluster
-from support.cluster.node import Node, empty
-from support.cluster.store import Dataset
+from support.cluster.node import Dataset, Node, empty
 from support.cluster.tier import Tier
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,7 @@ import pytest
 from botocore.config import Config
 
 from support.cluster.cluster import Cluster
-from support.cluster.node import Node
-from support.cluster.store import Store
+from support.cluster.node import Node, Store
 from support.cluster.tier import Tier
 from support.stores.seaweedfs import REGION
 

@@ -14,7 +14,7 @@ import pytest
 from support.cluster import network
 from support.cluster.cluster import ONCE
 from support.cluster.network import Network
-from support.cluster.store import Store
+from support.cluster.node import Store
 from support.cluster.tier_cluster import BUCKET, TierCluster, fetch
 from support.platforms import sandbox
 from support.platforms.images import BuiltImage, build, why_not_built

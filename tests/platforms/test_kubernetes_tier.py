@@ -15,7 +15,7 @@ from shardcache.cluster.tier import OWNER_PORT, Tier, parse
 from support.cluster import network
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
-from support.cluster.store import Dataset, Store
+from support.cluster.node import Dataset, Store
 from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
 from support.cluster.tier_nodes import needs_nginx
 from support.platforms import sandbox

@@ -15,8 +15,7 @@ from benchmarks.data import LARGE
 from benchmarks.measure import Row, Target, interleaved, median_of, tree_cpu_s
 from benchmarks.workplace import Workplace, settle
 from support.cluster.cluster import MBIT_PER_S, Cluster, why_not
-from support.cluster.node import Node
-from support.cluster.store import Dataset
+from support.cluster.node import Dataset, Node
 
 NODES = 3
 SHARDS = 16

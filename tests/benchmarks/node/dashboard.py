@@ -28,7 +28,7 @@ from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
 from support.programs.raw_session import RawSession
-from support.shards.hollow import make_hollow_shards
+from support.shards.stores import make_hollow_shards
 
 SHARDS, JOBS, READERS = 10_000, 8, 8
 LOADS, PAGES = 7, 10

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.data import SHARD_BYTES
 from benchmarks.measure import Row, Target, memory_bytes
 from benchmarks.workplace import Daemon, Workplace, settle
-from support.shards.hollow import make_hollow_shards
+from support.shards.stores import make_hollow_shards
 
 SHARDS = 100_000
 

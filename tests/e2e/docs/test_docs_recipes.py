@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from support.programs.cli import Ran, clean_environment
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, private_home
 from support.programs.guard import GUARD_S
-from support.programs.private import private_home
 from support.shards.tars import make_tar, rows
 from support.stores.buckets import Bucket
 

@@ -20,7 +20,7 @@ from shardcache.writing import ShardWriter
 from shardcache_client import Mixture, ShardDataset, ShardReader, TokenBlocks
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
-from support.shards.token_shards import Documents, blocks_of, token_tar, write_token_shards
+from support.shards.tars import Documents, blocks_of, token_tar, write_token_shards
 
 SIZES = ((5, 0, 17, 3, 40), (1, 1), (33, 8, 8, 21), (), (64, 2, 2))
 LENGTH = 8

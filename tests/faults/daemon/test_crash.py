@@ -14,8 +14,7 @@ from shardcache_client import ShardDataset, ShardReader, TokenBlocks
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
-from support.shards.tars import make_tar, random_samples
-from support.shards.token_shards import token_tar
+from support.shards.tars import make_tar, random_samples, token_tar
 from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
 
 PART_BYTES = 64 * 1024

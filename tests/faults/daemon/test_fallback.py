@@ -31,9 +31,8 @@ from shardcache_client.order.manifest import Plan
 from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
-from support.programs.daemon import Daemon, eventually
+from support.programs.daemon import Daemon, PrivateHome, eventually, private_home
 from support.programs.guard import GUARD_S
-from support.programs.private import PrivateHome, private_home
 from support.shards.tars import write_shards
 
 SHARDS, SAMPLES = 8, 5

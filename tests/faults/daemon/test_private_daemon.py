@@ -19,9 +19,8 @@ from shardcache.private import locked
 from shardcache_client import ShardReader, cached_paths
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
-from support.programs.daemon import UnixConnection, eventually
+from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
 from support.programs.guard import GUARD_S
-from support.programs.private import PrivateHome, private_home
 from support.shards.tars import write_shards
 
 SHARDS, SAMPLES = 4, 5

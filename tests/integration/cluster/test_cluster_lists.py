@@ -22,7 +22,7 @@ from shardcache.cluster.tier_status import ask
 from shardcache.errors import ConfigError
 from shardcache.origin.registry import TierState
 from support.cluster.tier_nodes import needs_nginx, tier_findings
-from support.disks.mounted_files import MountedFiles
+from support.disks.mounts import MountedFiles
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import eventually

@@ -12,7 +12,7 @@ from botocore.config import Config
 
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate
-from support.network.name_server import NameServer
+from support.network.lead import NameServer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples

@@ -20,7 +20,7 @@ from botocore.config import Config
 
 from shardcache.cluster.tier import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
-from support.network.name_server import NameServer
+from support.network.lead import NameServer
 from support.programs.daemon import eventually
 from support.stores.seaweedfs import REGION, SeaweedFS
 

@@ -14,7 +14,6 @@ from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port
-from support.network.unix_http import BASE_URL, session
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession

@@ -13,8 +13,7 @@ from typing import Self
 
 from support.cluster import network
 from support.cluster.network import Network
-from support.cluster.node import Node
-from support.cluster.store import Dataset, Store
+from support.cluster.node import Dataset, Node, Store
 from support.cluster.tier import FRONT, NGINX, Tier
 from support.programs.cli import Ran
 from support.programs.daemon import eventually

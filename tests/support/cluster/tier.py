@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from support.cluster.network import Host
-from support.cluster.node import Node
-from support.cluster.store import Store
+from support.cluster.node import Node, Store
 from support.programs.cli import shardcache
 from support.programs.daemon import eventually
 from support.programs.processes import children, wait_until_ended

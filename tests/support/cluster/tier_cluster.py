@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from support.cluster.network import Network
-from support.cluster.store import Dataset, Store, sha256
+from support.cluster.node import Dataset, Store, sha256
 from support.platforms.images import Image
 from support.platforms.pods import Node, Pod
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized

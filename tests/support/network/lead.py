@@ -1,10 +1,13 @@
-"""Names that lead where a test wants."""
+"""Names that lead where a test wants, and a DNS server in which every name is that of this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import socketserver
+import struct
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -83,3 +86,58 @@ class SilentAddress:
         except TimeoutError:
             return False
         return True
+
+
+_HEAD = struct.Struct("!6H")
+_ANSWERED = 0x8180
+_TYPE_A, _TYPE_AAAA = 1, 28
+
+
+class NameServer(socketserver.ThreadingUDPServer):
+    """Answers 127.0.0.1; a context manager. `ipv6`: further addresses that it answers."""
+
+    daemon_threads = True
+
+    def __init__(self, *ipv6: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Question)
+        self.address = f"127.0.0.1:{self.server_address[1]}"  # HOST:PORT of the server
+        self.asked: set[str] = set()  # every name that it was asked for
+        self.records = {
+            _TYPE_A: [_record(_TYPE_A, socket.inet_aton("127.0.0.1"))],
+            _TYPE_AAAA: [_record(_TYPE_AAAA, socket.inet_pton(socket.AF_INET6, address)) for address in ipv6],
+        }
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Question(socketserver.BaseRequestHandler):
+    server: NameServer
+
+    def handle(self) -> None:
+        packet, answering = self.request
+        number, *_ = _HEAD.unpack_from(packet)
+        end = packet.index(b"\0", _HEAD.size) + 1
+        kind, _ = struct.unpack_from("!2H", packet, end)
+        self.server.asked.add(_name(packet[_HEAD.size : end]))
+        records = self.server.records.get(kind, [])
+        head = _HEAD.pack(number, _ANSWERED, 1, len(records), 0, 0)
+        answering.sendto(head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address)
+
+
+def _record(kind: int, address: bytes) -> bytes:
+    """Return a pointer to the name in the question, type, class, seconds to live, and an address."""
+    return struct.pack("!3HIH", 0xC00C, kind, 1, 60, len(address)) + address
+
+
+def _name(labels: bytes) -> str:
+    names, at = [], 0
+    while length := labels[at]:
+        names.append(labels[at + 1 : at + 1 + length].decode())
+        at += 1 + length
+    return ".".join(names)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.cluster.network import Host
-from support.disks.mounted_files import MountedFiles
+from support.disks.mounts import MountedFiles
 from support.platforms.images import Image
 from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Process, Security, runtime_config
 from support.platforms.rendered import INSTALL

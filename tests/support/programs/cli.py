@@ -1,4 +1,4 @@
-"""The `shardcache` command, run as a user runs it."""
+"""The `shardcache` command, run as a user runs it; what command lines of the tests have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import click
+from rich.console import Console
 
 from support.programs.guard import GUARD_S
 
@@ -52,3 +55,18 @@ def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the tests' environment, which `support.programs.environment` has cleaned, with `env` on top."""
     return {**os.environ, **env}
+
+
+def console(*, stderr: bool = False) -> Console:
+    found = Console(stderr=stderr)
+    # Into a file or a pipe: nothing there has a width that lines must keep to.
+    return found if found.is_terminal else Console(stderr=stderr, width=160)
+
+
+def chosen(only: str, parts: Collection[str]) -> list[str]:
+    """Return the parts that `--only` names, with commas between. Raises click.BadParameter."""
+    names = [name.strip() for name in only.split(",")]
+    unknown = [name for name in names if name not in parts]
+    if unknown:
+        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(parts)}", param_hint="--only")
+    return names

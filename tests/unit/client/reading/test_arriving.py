@@ -24,7 +24,7 @@ from shardcache.tarindex import index_tar, write
 from shardcache_client.files.slicing import ShardGoneError
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.mapped_shard import MappedShard
-from support.shards.strategies import Row, formats, members, pack_rows
+from support.shards.odd_tars import Row, formats, members, pack_rows
 from support.shards.tars import make_tar, pack, random_samples
 
 URL = "s3://bucket/train-000000.tar"

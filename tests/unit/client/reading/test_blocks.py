@@ -17,8 +17,7 @@ from shardcache.tarindex import index_tar, write
 from shardcache_client import TokenBlocks
 from shardcache_client.files.blocks import View
 from shardcache_client.reading.mapped_shard import MappedShard
-from support.shards.tars import make_tar
-from support.shards.token_shards import Documents, blocks_of, npy, token_tar
+from support.shards.tars import Documents, blocks_of, make_tar, npy, token_tar
 
 URL = "s3://bucket/text-000000.tar"
 DOCUMENTS: Any = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=8)
