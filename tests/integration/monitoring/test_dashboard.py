@@ -12,7 +12,7 @@ import requests
 
 from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
-from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
+from support.monitoring.dashboard import BASE_URL, LIVE_PATH, Page, events_of, live, session
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
