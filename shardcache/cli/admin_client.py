@@ -78,11 +78,7 @@ class AdminClient:
         return self._until_done("/v1/warm", {"urls": urls})
 
     def index(self, urls: list[str], tokens: str | None = None) -> Lines:
-        """Yield events until the samples of every shard of `urls` are counted, or it has failed.
-
-        Args:
-            tokens: member whose tokens to count, too.
-        """
+        """Yield events until the samples of `urls`, and those of the member `tokens`, are counted in every shard."""
         return self._until_done("/v1/index", {"urls": urls} | ({} if tokens is None else {"tokens": tokens}))
 
     def verify(self, prefix: str) -> Lines:
@@ -114,37 +110,42 @@ class AdminClient:
 
     @contextmanager
     def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
-        content = {} if body is None else {"Content-Type": "application/json"}
-        with closing(HTTPConnection("shardcache")) as connection, self._translated():
-            connection.sock = self._connected()
-            with suppress(BrokenPipeError):  # a daemon that refuses a connection answers and closes without reading
-                connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
-            with connection.getresponse() as response:
-                if response.status >= 400:
-                    raise error_of(response.status, response.reason, response.read())
-                yield response
+        """Yield the answer to a request; turn the errors of its connection into errors that the user can act on."""
+        where, content = str(self.socket), {} if body is None else {"Content-Type": "application/json"}
+        with closing(HTTPConnection("shardcache")) as connection:
+            try:
+                connection.sock = self._connected()
+                with suppress(BrokenPipeError):  # a daemon that refuses a connection answers and closes without reading
+                    connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
+                with connection.getresponse() as response:
+                    if response.status >= 400:
+                        raise error_of(response.status, response.reason, response.read())
+                    yield response
+            except TimeoutError as exn:
+                reason = f"the daemon accepts connections but does not answer within {self._answer_limit_s:g} s"
+                raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
+            except (HTTPException, ConnectionError) as exn:
+                reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
+                raise NoDaemonError(reason, url=where) from exn
+            except ValueError as exn:
+                raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
 
     def _connected(self) -> socket:
-        try:
-            sock = connected(self.socket, _CONNECT_LIMIT_S)
-        except OSError as exn:
-            raise self._unreachable(exn) from exn
-        sock.settimeout(self._answer_limit_s)
-        return sock
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the errors of a connection and of what it brings into errors that the user can act on."""
         where = str(self.socket)
         try:
-            yield
-        except TimeoutError as exn:
-            reason = f"the daemon accepts connections but does not answer within {self._answer_limit_s:g} s"
+            sock = connected(self.socket, _CONNECT_LIMIT_S)
+        except PermissionError as exn:
+            remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
+            raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
+        except BlockingIOError as exn:
+            reason = "a daemon listens at the socket, but accepts no connections"
             raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
-        except (HTTPException, ConnectionError) as exn:
-            raise NoDaemonError(f"the connection to the daemon broke: {exn or type(exn).__name__}", url=where) from exn
-        except ValueError as exn:
-            raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
+        except OSError as exn:
+            flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
+            command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
+            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}") from exn
+        sock.settimeout(self._answer_limit_s)
+        return sock
 
     def _how_to_end_it(self) -> str:
         try:
@@ -152,21 +153,6 @@ class AdminClient:
                 return f"look for a disk that hangs (dmesg), or end it: kill -9 {credentials(sock)[0]}"
         except OSError:
             return "look for a disk that hangs (dmesg), or end its process"
-
-    def _unreachable(self, cause: OSError) -> DaemonError:
-        where = str(self.socket)
-        if isinstance(cause, PermissionError):
-            return DaemonError(
-                "you may not use the daemon's socket",
-                url=where,
-                remedy=f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again",
-            )
-        if isinstance(cause, BlockingIOError):
-            reason = "a daemon listens at the socket, but accepts no connections"
-            return NoDaemonError(reason, url=where, remedy=self._how_to_end_it())
-        flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
-        command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
-        return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")
 
 
 def shown(value: Any) -> Any:

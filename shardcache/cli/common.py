@@ -15,7 +15,7 @@ from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
-    from shardcache.cli.admin_client import AdminClient, Lines
+    from shardcache.cli.admin_client import Lines
     from shardcache.tarindex import MetadataMember, TokenMember
 
 FAILED = 1
@@ -157,19 +157,6 @@ def report(error: ShardcacheError, ctx: click.Context) -> int:
     return USAGE if isinstance(error, ConfigError) else FAILED
 
 
-def ask(socket: Path | None, request: Callable[[AdminClient], T]) -> T:
-    """Return the daemon's answer to a request."""
-    from shardcache.cli.admin_client import AdminClient
-
-    return request(AdminClient(socket))
-
-
-def stream(socket: Path | None, request: Callable[[AdminClient], Lines], show: Callable[[Lines], T]) -> T:
-    """Return what `show` returns for the lines of the daemon's answer to a request."""
-    with closing(ask(socket, request)) as lines:
-        return show(lines)
-
-
 def print_lines(lines: Iterable[Json]) -> int:
     """Print each line of an answer as JSON; return the number of shards that failed."""
     failed = 0
@@ -180,8 +167,7 @@ def print_lines(lines: Iterable[Json]) -> int:
 
 
 def carry_out(
-    socket: Path | None,
-    request: Callable[[AdminClient], Lines],
+    events: Lines,
     as_json: bool,
     label: str,
     summary: str,
@@ -190,7 +176,7 @@ def carry_out(
     each_shard: bool = False,
     stderr: bool = False,
 ) -> None:
-    """Have the daemon work on many shards, and show the progress until it is done; exit 1 if a shard failed.
+    """Show the progress of the daemon's work on many shards until it is done; exit 1 if a shard failed.
 
     Args:
         summary: the last line to print, with the fields of `readable` for the `done` event.
@@ -198,16 +184,16 @@ def carry_out(
         each_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to leave standard output to what the command prints there.
     """
+    with closing(events):
+        if as_json:
+            failed = print_lines(events)
+        else:
+            from shardcache.cli.output import follow, make_console, readable
 
-    def show(lines: Iterable[Json]) -> int:
-        from shardcache.cli.output import follow, make_console, readable
-
-        console = make_console(stderr=stderr)
-        done, failed = follow(lines, console, label, each_shard=each_shard)
-        console.print(summary.format_map(readable(done)), markup=False)
-        if failed and otherwise:
-            console.print(otherwise, markup=False)
-        return failed
-
-    if stream(socket, request, print_lines if as_json else show):
+            console = make_console(stderr=stderr)
+            done, failed = follow(events, console, label, each_shard=each_shard)
+            console.print(summary.format_map(readable(done)), markup=False)
+            if failed and otherwise:
+                console.print(otherwise, markup=False)
+    if failed:
         fail()

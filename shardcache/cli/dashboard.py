@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardcache.cli.common import ask, json_option, print_json, socket_option
+from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.common import json_option, print_json, socket_option
 from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 
@@ -50,7 +51,7 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     """
     import asyncio
 
-    ask(socket, lambda daemon: daemon.status())  # raises, with a remedy, if no daemon answers
+    AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
     asyncio.run(_serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json))
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import fail, in_thread, json_option, print_json
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
@@ -255,8 +256,6 @@ class _Node:
 
     async def status(self) -> Json:
         """Return the daemon's status page."""
-        from shardcache.cli.admin_client import AdminClient
-
         return await in_thread(AdminClient(self._socket).status)
 
     async def _job(self, name: str, command: list[Any]) -> None:

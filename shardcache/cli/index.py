@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
 from shardcache import shardlist
+from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.cli.common import (
     carry_out,
     json_option,
@@ -24,7 +25,6 @@ from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef
 
 if TYPE_CHECKING:
-    from shardcache.cli.admin_client import Lines
     from shardcache.tarindex import MetadataMember, TokenMember
 
 
@@ -108,7 +108,12 @@ def index(
 
     with _written(output.resolve().with_suffix(SUFFIX)) if with_samples else contextlib.nullcontext() as table:
         listed = None if table is None else _write_table(urls, socket, table, metadata, as_json)
-        text = _index(urls, tokens, socket, output, relative_to, as_json, listed)
+        refs = _count(AdminClient(socket).index(urls, None if tokens is None else str(tokens)), as_json, output)
+        if listed is not None:
+            from shardcache.cli.sample_table import check_same
+
+            check_same(listed, refs)
+    text = shardlist.write(refs, relative_to)
     if output == _STDOUT:
         click.echo(text, nl=False)
         return
@@ -116,34 +121,19 @@ def index(
         file.write(text.encode())
 
 
-def _index(
-    patterns: list[str],
-    tokens: TokenMember | None,
-    socket: Path | None,
-    output: Path,
-    relative_to: str | None,
-    as_json: bool,
-    listed: Sequence[ShardRef] | None,
-) -> str:
-    """Return the content of the index; fail unless it is of the shards listed, if there is a list."""
+def _count(events: Lines, as_json: bool, output: Path) -> list[ShardRef]:
+    """Return the counted shards in the order of the list, once all are; exit 1 if one failed."""
     found: dict[int, ShardRef] = {}
-    member = None if tokens is None else str(tokens)
     numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
     carry_out(
-        socket,
-        lambda daemon: _noted(daemon.index(patterns, member), found),
+        _noted(events, found),
         as_json,
         "counting",
         f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
         otherwise="no index written: it would lack the failed shards",
         stderr=output == _STDOUT,
     )
-    refs = [found[number] for number in sorted(found)]
-    if listed is not None:
-        from shardcache.cli.sample_table import check_same
-
-        check_same(listed, refs)
-    return shardlist.write(refs, relative_to)
+    return [found[number] for number in sorted(found)]
 
 
 def _write_table(

@@ -67,7 +67,12 @@ def cache_base(env: Mapping[str, str]) -> Path:
     In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local disk, if its scheduler names one;
     the user's cache folder. Raises CacheDirError if that is on a network filesystem or cannot be used.
     """
-    base = (_named(env) or next(_scratch(env), None) or _user_cache(env)).absolute()  # the daemon leaves this folder
+    if named := env.get("SHARDCACHE_CACHE_DIR"):
+        base = Path(named).resolve()
+    else:
+        home = env.get("XDG_CACHE_HOME")
+        base = next(_scratch(env), (Path(home) if home else Path.home() / ".cache") / "shardcache-private")
+    base = base.absolute()  # the daemon leaves this folder
     mount = mount_of(base)
     if mount.is_network:
         raise CacheDirError(
@@ -88,26 +93,15 @@ def _errors_of_cache() -> Iterator[None]:
         raise CacheDirError(f"no place for the cache: {exn.message}", remedy=remedy) from exn
 
 
-def _named(env: Mapping[str, str]) -> Path | None:
-    return Path(env["SHARDCACHE_CACHE_DIR"]).resolve() if env.get("SHARDCACHE_CACHE_DIR") else None
-
-
 def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
     """Yield a folder in each place on a local disk that a scheduler made for this job."""
     names = [*_SCRATCH, *(["TMPDIR"] if any(map(env.get, _JOBS)) else [])]
     for folder in (Path(env[name]) for name in names if env.get(name)):
         mount = mount_of(folder)
-        is_shared = folder in (
-            Path("/tmp"),
-            Path("/var/tmp"),
-        )  # not of one job: it outlives the job, and others fill it
-        if folder.is_dir() and os.access(folder, os.W_OK) and not (is_shared or mount.is_network or mount.is_memory):
+        # Folders of no single job outlive it, and others fill them.
+        is_local = not (str(folder) in ("/tmp", "/var/tmp") or mount.is_network or mount.is_memory)
+        if is_local and folder.is_dir() and os.access(folder, os.W_OK):
             yield folder / f"shardcache-{os.geteuid()}"
-
-
-def _user_cache(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shardcache-private"
 
 
 def _free_folder(base: Path, name: str) -> Path:
@@ -151,14 +145,8 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
 
     def on_ready(store: Store) -> None:
         os.utime(settings.cache_dir)
-        _report(
-            writer,
-            socket=str(place.socket),
-            started=True,
-            cache_dir=str(settings.cache_dir),
-            capacity_bytes=store.space.capacity_bytes,
-            pid=os.getpid(),
-        )
+        facts = {"cache_dir": str(settings.cache_dir), "capacity_bytes": store.space.capacity_bytes, "pid": os.getpid()}
+        _report(writer, socket=str(place.socket), started=True, **facts)
         for lock in locks:
             fcntl.flock(lock, fcntl.LOCK_UN)
         threading.Thread(target=_remove_old, args=(settings.cache_dir,), daemon=True).start()
@@ -216,12 +204,10 @@ def _outcome(reader: int, place: PrivatePlace) -> Json:
 def _remove_old(own: Path) -> None:
     """Remove caches of other credentials that no daemon has used for a day: temporary credentials come only once."""
     for other in own.parent.iterdir():
-        if other != own and is_digest(other.name.partition(".")[0]) and time.time() - _used_s(other) > _OLD_S:
+        if other == own or not is_digest(other.name.partition(".")[0]):
+            continue
+        written_s = max(path.stat().st_mtime for path in (other, other / "partial") if path.exists())
+        if time.time() - written_s > _OLD_S:
             with _held(other) as is_free:
                 if is_free:
                     shutil.rmtree(other, ignore_errors=True)
-
-
-def _used_s(folder: Path) -> float:
-    """Return when a daemon last wrote to a cache folder."""
-    return max(path.stat().st_mtime for path in (folder, folder / "partial") if path.exists())

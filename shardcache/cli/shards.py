@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import (
-    ask,
     carry_out,
     complete_path,
     fail,
@@ -19,7 +19,6 @@ from shardcache.cli.common import (
     print_json,
     print_lines,
     socket_option,
-    stream,
     urls_argument,
 )
 from shardcache.protocol import from_here
@@ -39,7 +38,7 @@ def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
-    carry_out(socket, lambda daemon: daemon.warm(urls), as_json, "warming", summary, each_shard=True)
+    carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
 
 
 @click.command()
@@ -51,7 +50,8 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
     With --json, prints one line of JSON per shard.
     """
-    stream(socket, lambda daemon: daemon.shards(prefix), print_lines if as_json else _show_shards)
+    show = print_lines if as_json else _show_shards
+    show(AdminClient(socket).shards(prefix))
 
 
 def _show_shards(lines: Iterable[Json]) -> None:
@@ -82,7 +82,7 @@ def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
     pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
     """
-    answer = ask(socket, lambda daemon: daemon.evict(urls))
+    answer = AdminClient(socket).evict(urls)
     _report_removed(answer, as_json, "evicted", "no cached shard matches; see `shardcache ls`")
 
 
@@ -98,14 +98,15 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     shards pinned so far stay pinned, and are kept once they are fetched.
     """
     if not urls:
-        stream(socket, lambda daemon: daemon.pins(), print_lines if as_json else _show_pins)
+        show = print_lines if as_json else _show_pins
+        show(AdminClient(socket).pins())
         return
 
     numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
     total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     summary = f"{{intact}} pinned: {numbers}\n{total}"
     wanted = list(map(from_here, urls))
-    carry_out(socket, lambda daemon: daemon.pin(wanted), as_json, "pinning", summary, each_shard=True)
+    carry_out(AdminClient(socket).pin(wanted), as_json, "pinning", summary, each_shard=True)
 
 
 def _show_pins(lines: Iterable[Json]) -> None:
@@ -132,7 +133,7 @@ def unpin(urls: list[str], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your
     own pins; root and the daemon's own user remove everybody's. Exits 1 if a shard stayed pinned or nothing matched.
     """
-    answer = ask(socket, lambda daemon: daemon.unpin(urls))
+    answer = AdminClient(socket).unpin(urls)
     _report_removed(answer, as_json, "unpinned", "no pinned shard matches; see `shardcache pin`")
 
 
@@ -164,4 +165,4 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt"
-    carry_out(socket, lambda daemon: daemon.verify(prefix), as_json, "verifying", summary)
+    carry_out(AdminClient(socket).verify(prefix), as_json, "verifying", summary)

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from shardcache.cli import probing
-from shardcache.cli.common import ask, fail, json_option, print_json, socket_option
+from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.common import fail, json_option, print_json, socket_option
 from shardcache.errors import NoDaemonError
 
 _SECONDS = click.FloatRange(min=0)
@@ -22,7 +23,7 @@ _PAUSE_S = 0.2
 @socket_option
 def status(as_json: bool, socket: Path | None) -> None:
     """Show the daemon's cache, counters, transfers and jobs."""
-    page = ask(socket, lambda daemon: daemon.status())
+    page = AdminClient(socket).status()
     if as_json:
         print_json(page)
     else:
