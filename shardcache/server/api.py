@@ -12,19 +12,10 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from shardcache import errors
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.errors import (
-    AccessDeniedError,
-    CacheError,
-    ConfigError,
-    ExhaustedError,
-    NotAllowedError,
-    NotFoundError,
-    ProtocolError,
-    ShardcacheError,
-    StoppingError,
-)
+from shardcache.errors import ShardcacheError
 from shardcache.protocol import parse, take
 from shardcache.server.service import SERVICE, Json, Service, peer_of, process_stats
 from shardcache.server.session import written
@@ -34,14 +25,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]
 
 _STATUS: dict[type[ShardcacheError], int] = {
-    NotFoundError: 404,
-    AccessDeniedError: 403,
-    NotAllowedError: 403,
-    ConfigError: 400,
-    ProtocolError: 400,
-    StoppingError: 503,
-    ExhaustedError: 503,
-    CacheError: 507,
+    errors.NotFoundError: 404,
+    errors.AccessDeniedError: 403,
+    errors.NotAllowedError: 403,
+    errors.ConfigError: 400,
+    errors.ProtocolError: 400,
+    errors.StoppingError: 503,
+    errors.ExhaustedError: 503,
+    errors.CacheError: 507,
 }
 _BODY_S = 10.0
 
@@ -56,14 +47,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ShardcacheError as exn:
         return _failure(exn, next((code for kind, code in _STATUS.items() if isinstance(exn, kind)), 502))
     except web.HTTPClientError as exn:  # no such path, no such method, too large a body
-        answer = _failure(ProtocolError(f"{request.method} {request.path}: {exn.reason}"), exn.status)
+        answer = _failure(errors.ProtocolError(f"{request.method} {request.path}: {exn.reason}"), exn.status)
         if "Allow" in exn.headers:
             answer.headers["Allow"] = exn.headers["Allow"]
         return answer
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
     except OSError as exn:  # the process's own: it has run out of descriptors, say
-        return _failure(ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})"), 503)
+        return _failure(errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})"), 503)
 
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:
@@ -187,7 +178,7 @@ async def _body(request: web.Request) -> Json:
         async with asyncio.timeout(_BODY_S):
             return parse(await request.read())
     except TimeoutError:  # a connection that its client holds for nothing
-        raise ProtocolError(f"the request's body did not arrive within {_BODY_S:g} s") from None
+        raise errors.ProtocolError(f"the request's body did not arrive within {_BODY_S:g} s") from None
 
 
 # The dashboard: static files, and live updates, one second apart, as server-sent events (WHATWG HTML, 9.2)
@@ -203,11 +194,7 @@ BROWSER_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_LIVE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-}
+_LIVE_HEADERS = BROWSER_HEADERS | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
 _PERIOD_S = 1.0
 # A TCP connection may last a minute: the page reconnects before it is cut off in the middle of an event.
 _LASTS_S = 45.0

@@ -86,15 +86,10 @@ def _hash(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Bound sockets of one `--http HOST:PORT`.
-
-    Attributes:
-        sockets: one for each address of the host.
-        token: the token that requests must carry; None on the loopback without a token file.
-    """
+    """Bound sockets of one `--http HOST:PORT`, one for each address of the host."""
 
     sockets: tuple[socket.socket, ...]
-    token: Token | None
+    token: Token | None  # that requests must carry; None on the loopback without a token file
 
 
 @contextmanager

@@ -104,15 +104,10 @@ _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
 @dataclass(frozen=True, slots=True)
 class ActivatedSockets:
-    """The sockets that the service manager bound.
+    """The sockets that the service manager bound."""
 
-    Attributes:
-        unix: the socket for jobs and tools; None if the daemon makes its own.
-        tcp: sockets for read-only status, in place of those that `--http` would bind.
-    """
-
-    unix: socket.socket | None = None
-    tcp: tuple[socket.socket, ...] = ()
+    unix: socket.socket | None = None  # for jobs and tools; None if the daemon makes its own
+    tcp: tuple[socket.socket, ...] = ()  # for read-only status, in place of those that `--http` would bind
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
@@ -212,19 +207,12 @@ def raise_open_files() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on a listening socket's connections.
-
-    Attributes:
-        connections: maximum number at a time.
-        per_user: maximum number of one user, other than root and the daemon's own.
-        limit_s: maximum lifetime of a connection, or the time until its first request has arrived.
-        first_only: True if `limit_s` applies to the first request.
-    """
+    """Limits on a listening socket's connections: on their number at a time, and on the time of each."""
 
     connections: int
-    per_user: int
-    limit_s: float
-    first_only: bool = False
+    per_user: int  # of one user other than root and the daemon's own
+    limit_s: float  # lifetime, or the time until the first request has arrived
+    first_only: bool = False  # True if `limit_s` applies to the first request
 
     @classmethod
     def of_socket(cls, settings: Settings) -> Limits:
@@ -244,14 +232,10 @@ class Limits:
 
 
 class Acceptor:
-    """Accepts connections for protocols of `inner`; every connection beyond the limits gets an HTTP 503 at once.
-
-    Attributes:
-        connections: number of open connections by user; None stands for the users of a TCP socket.
-    """
+    """Accepts connections for protocols of `inner`; every connection beyond the limits gets an HTTP 503 at once."""
 
     def __init__(self, inner: Callable[[], asyncio.Protocol], limits: Callable[[], Limits]) -> None:
-        self.connections: Counter[int | None] = Counter()
+        self.connections: Counter[int | None] = Counter()  # open ones by user; None stands for the users of TCP
         self._inner = inner
         self._limits = limits
         self._serving: set[asyncio.Task[None]] = set()

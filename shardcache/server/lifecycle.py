@@ -8,9 +8,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import structlog
 from aiohttp import WSCloseCode, web
@@ -35,24 +34,15 @@ _MORE_S = 30.0
 _PATIENCE_S = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """The daemon's liveness at one moment.
-
-    Attributes:
-        alive: False if only a restart can help. Does not depend on any origin.
-        line: status line: what the daemon serves, or what is wrong.
-    """
+class Liveness(NamedTuple):
+    """The daemon's liveness at one moment, which does not depend on any origin: False if only a restart can help."""
 
     alive: bool
-    line: str
+    line: str  # what the daemon serves, or what is wrong
 
 
 def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
-    """Return the daemon's liveness, given the disk's state from `Cache.health` and the number of connected readers.
-
-    Calling it on the event loop is itself the proof that the loop is running.
-    """
+    """Return the daemon's liveness. Calling it on the event loop is itself the proof that the loop is running."""
     if disk["silent_s"] > _HUNG_S:
         return Liveness(False, f"The cache disk has not responded for {disk['silent_s']:.0f} s.")
     used, capacity = map(size, (store.space.used_bytes, store.space.capacity_bytes))
@@ -168,16 +158,11 @@ _DRAIN_LIMIT_S = 3.0
 
 
 class Drain:
-    """The running requests and sessions of a server, and its shutdown.
-
-    Attributes:
-        began: True once the daemon is shutting down.
-        sessions: the connected readers' WebSockets.
-    """
+    """The running requests and sessions of a server, and its shutdown."""
 
     def __init__(self) -> None:
-        self.began = False
-        self.sessions: set[web.WebSocketResponse] = set()
+        self.began = False  # True once the daemon is shutting down
+        self.sessions: set[web.WebSocketResponse] = set()  # of the connected readers
         self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -32,12 +32,7 @@ Json = dict[str, Any]
 
 
 class Service:
-    """One server's parts.
-
-    Attributes:
-        limits: returns the present limits of the Unix socket.
-        writer: a thread for the metrics: the disk's all hang when the disk does, which is what metrics should report.
-    """
+    """One server's parts; `limits` returns the present limits of the Unix socket."""
 
     def __init__(self, cache: Cache, limits: Callable[[], Limits]) -> None:
         self.cache = cache
@@ -45,6 +40,7 @@ class Service:
         self.audit = Audit()
         self.drain = Drain()
         self.loop_lag = LoopLag()
+        # Not one of the disk's threads, which all hang when the disk does: that is what the metrics should report.
         self.writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
@@ -161,15 +157,11 @@ _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class LoopLag:
-    """Distribution of the event loop's timer lag over the last ten minutes.
-
-    Attributes:
-        since_start: histogram of every measurement since the start.
-    """
+    """Distribution of the event loop's timer lag over the last ten minutes, and as a histogram since the start."""
 
     def __init__(self) -> None:
-        self._late_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
         self.since_start = Histogram(_BOUNDS_S)
+        self._late_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
 
     def __repr__(self) -> str:
         return f"LoopLag(samples={len(self._late_s)})"
@@ -192,19 +184,14 @@ class LoopLag:
         return {name: round(late_s[math.ceil(share * len(late_s)) - 1], 5) for name, share in shares.items()}
 
 
-_SELF = Path("/proc/self")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
 def process_stats() -> dict[str, int]:
     """Return the open file descriptors, threads, tasks of the running event loop and resident memory; see proc(5)."""
+    # Lists of names, without a Path object per entry: this runs on the event loop.
+    fds, threads = (os.listdir(f"/proc/self/{kind}") for kind in ("fd", "task"))  # noqa: PTH208
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "fds": _count(_SELF / "fd") - 1,  # without the one that lists the folder
-        "threads": _count(_SELF / "task"),
+        "fds": len(fds) - 1,  # without the one that lists the folder
+        "threads": len(threads),
         "tasks": len(asyncio.all_tasks()),
-        "rss_bytes": int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES,
+        "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def _count(folder: Path) -> int:
-    return len(os.listdir(folder))  # noqa: PTH208  # no Path object per entry: this runs on the event loop
