@@ -15,16 +15,13 @@ from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
 from shardcache_client.mixture_reader import MixtureReader
 from shardcache_client.position.bookmark import Iteration
-from shardcache_client.position.progress import RankPosition
-from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.resharding import stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, ShardReader
-from shardcache_client.reading.stream import EpochStream
-from shardcache_client.sharing.shared_state import SharedState
-from shardcache_client.topology import Ranks, Topology
+from shardcache_client.sharing.shared_notes import SharedNotes
+from shardcache_client.topology import Ranks
 from shardcache_client.typed import B_co, T_co, U
 from shardcache_client.worker_process import end_with_trainer, keep_freed_memory
 
@@ -133,8 +130,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return TorchRankGroup(given, urls, timeout_s)
 
-    def _new_shared_state(self) -> SharedState:
-        return SharedState({}, in_worker)
+    def _new_notes(self) -> SharedNotes:
+        return SharedNotes({}, in_worker)
 
     if TYPE_CHECKING:
 
@@ -187,7 +184,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 "the samples are read by the loader's workers, which run ahead of the training loop",
                 remedy="use dataset.loader(), or torchdata's StatefulDataLoader, and its state_dict()",
             )
-        return self._own_state(alone=not in_worker() and not stateful_loader_asks()).to_json()
+        return self._current_stream().state_in_loader().to_json() if self._loads_of_a_loader else super().state_dict()
 
     @checked(
         _TO_THE_DATASET,
@@ -260,56 +257,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 f"the loader's batch_size is {size}, each rank's part of a global batch {self.batch_size}",
                 remedy="omit it; another size of batches needs another dataset",
             )
-        copied = self._derived(f"{size}")
-        if not self._elastic:
-            copied._dealing = replace(self._dealing, batch_size=size)
-            copied._settings = replace(self._settings, deal=copied._dealing.deal(self.manifest))
-        copied._batching = batch_size or 1, drop_last
-        return copied
-
-    def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration of the loader that reads this copy; see `Bookmark.begin`."""
-        self._refuse_resharding()
-        self._bookmark.begin(iteration, self._follows)
-
-    def follow(self, dataset: ShardDataset[Any]) -> None:
-        """Continue where the dataset does that this is a copy of, if its epoch or state were set since."""
-        if self._bookmark.follow(dataset._bookmark):
-            self._take_seeds(dataset._seeds)
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that an iteration would read if it began now."""
-        return self._bookmark.next_epoch
-
-    @property
-    def current(self) -> Iteration | None:
-        """The iteration whose position is the loader's; None if that is where the next one begins."""
-        return self._bookmark.current
-
-    def rank_position(self, begun: Iteration | None, workers: int, batch_size: int | None, **how: bool) -> RankPosition:
-        """Return the position of this rank at the start of an iteration, or else of the next one."""
-        epoch = self.next_epoch if begun is None else begun.epoch
-        states, turn = self._bookmark.next_states() if begun is None else (begun.states, begun.turn)
-        streams = self._streams_of_rank(epoch, max(1, workers), states)
-        return RankPosition(
-            [self._state(stream, stream.position.place, over=False) for stream in streams],
-            lambda state: streams[state.reader % len(streams)].left_after(state.place),
-            lambda: self._ranks_end_together(streams[0]),
-            turn=turn if states and states[0].cut.workers == workers else 0,
-            batch_size=batch_size or 1,
-            **how,
-        )
-
-    def state_after(self, stream: EpochStream) -> ReaderState:
-        """Return the state of a reader of this process, a worker of a `ShardLoader`, after its last sample."""
-        return self._state_after(stream, alone=False)
-
-    def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[ReaderState]) -> list[EpochStream]:
-        """Return the streams of all workers of this rank at the start of an iteration."""
-        ranks = self._group.ranks
-        crew = [Topology(ranks.rank, ranks.world_size, worker, workers) for worker in range(workers)]
-        return [self._stream_of(epoch, reader, states) for reader in crew]
+        dealing = self._dealing if self._elastic else replace(self._dealing, batch_size=size)
+        batching = batch_size or 1, drop_last
+        return self._derived(f"{size}", dealing, deal=dealing.deal(self.manifest), batching=batching)
 
 
 class Mixture(MixtureReader[T_co], ShardDataset[T_co]):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client.position.bookmark import Iteration
-from shardcache_client.position.progress import RankPosition
+from shardcache_client.position.bookmark import Bookmark, Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.torch_group import in_worker
+from shardcache_client.reader import ShardReader
 from shardcache_client.reading.stream import EpochStream
+from shardcache_client.topology import Topology
 from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
@@ -37,50 +38,6 @@ _PROPERTIES = (
 """Attributes of the DataLoader that frameworks look at."""
 
 
-class Batched(Protocol):
-    """The copy of a dataset that a `ShardLoader` reads, as ShardDataset describes it."""
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that an iteration would read if it began now."""
-
-    @property
-    def current(self) -> Iteration | None:
-        """The iteration whose position is the loader's; None if that is where the next one begins."""
-
-    def __len__(self) -> int: ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration reads from now on."""
-
-    def load_state_dict(self, state: object) -> None:
-        """Resume from a state at the next iteration."""
-
-    def follow(self, dataset: Any) -> None:
-        """Continue where the dataset does that this is a copy of, if its epoch or state were set since."""
-
-    def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration."""
-
-    def count(self, iteration: Iteration) -> None:
-        """Count an iteration that is more than a look."""
-
-    def leave(self, iteration: Iteration) -> None:
-        """Note that an iteration was dropped before its end."""
-
-    def finish(self, iteration: Iteration) -> None:
-        """Note that all batches of an iteration were taken."""
-
-    def rank_position(self, begun: Iteration | None, workers: int, batch_size: int | None, **how: bool) -> RankPosition:
-        """Return the position of this rank at the start of an iteration, or else of the next one."""
-
-    def stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
-        """Return the stream of this process's share of an epoch, from states if there are any."""
-
-    def state_after(self, stream: EpochStream) -> ReaderState:
-        """Return the state of a reader of this process after its last sample."""
-
-
 class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
@@ -99,8 +56,8 @@ class ShardLoader(Generic[B_co]):
 
     def __init__(
         self,
-        dataset: IterableDataset[Any],
-        reader: Batched,
+        dataset: ShardReader[Any],
+        reader: ShardReader[Any],
         *,
         batch_size: int | None,
         num_workers: int | None = None,
@@ -151,8 +108,9 @@ class ShardLoader(Generic[B_co]):
         return batches
 
     def _read(self, iteration: Iteration) -> Generator[B_co]:
-        self._reader.follow(self.dataset)
-        self._reader.begin(iteration)
+        bookmark = self._bookmark
+        self._reader._refuse_resharding()
+        bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
         loader = self._loader_for(iteration)
         try:
@@ -161,16 +119,16 @@ class ShardLoader(Generic[B_co]):
                     self._count(iteration, loader)
                 position.note(ReaderState.from_json(state))
                 if position.is_read:
-                    self._reader.finish(iteration)
+                    bookmark.finish(iteration)
                 yield batch
         except GeneratorExit:
-            self._reader.leave(iteration)
+            bookmark.leave(iteration)
             raise
         except BaseException:
             loader.end()  # a worker may have been killed
             raise
         position.end()
-        self._reader.finish(iteration)
+        bookmark.finish(iteration)
         self._count(iteration, loader)
         iteration.ended = True
 
@@ -178,36 +136,55 @@ class ShardLoader(Generic[B_co]):
         """Return batches that no other iteration is reading; if it is not a look, the next one may have its workers."""
         taken = self._owner is not None and self._owner.live
         batches = self._new_batches() if taken or self._batches.bound_to_others(iteration) else self._batches
-        if not iteration.looks:
-            self._keep(batches, iteration)
+        self._keep(batches, iteration)
         return batches
 
-    def _keep(self, batches: _Batches, owner: Iteration | None) -> None:
-        self._batches, self._owner = batches, owner
-
     def _count(self, iteration: Iteration, batches: _Batches) -> None:
-        self._reader.count(iteration)
-        if not iteration.looks:
-            self._keep(batches, iteration)
+        self._reader._bookmark.count(iteration)
+        self._keep(batches, iteration)
+
+    def _keep(self, batches: _Batches, owner: Iteration | None) -> None:
+        if owner is None or not owner.looks:
+            self._batches, self._owner = batches, owner
 
     def _new_batches(self) -> _Batches:
         return _Batches(self._reader, self.collate_fn, self._options)
 
-    def _position_of(self, iteration: Iteration | None) -> RankPosition:
-        how = {"drop_last": self._batches.drop_last, "in_order": self._batches.in_order}
-        return self._reader.rank_position(iteration, self.num_workers, self.batch_size, **how)
+    @property
+    def _bookmark(self) -> Bookmark:
+        """The position of the copy, which continues where the dataset does if its epoch or state were set since."""
+        reader = self._reader
+        if reader._bookmark.follow(self.dataset._bookmark):
+            reader._take_seeds(self.dataset._settings.seeds)
+        return reader._bookmark
+
+    def _position_of(self, begun: Iteration | None) -> RankPosition:
+        """Return the position of this rank at the start of an iteration, or else of the next one."""
+        reader, workers, bookmark = self._reader, max(1, self._batches.num_workers), self._reader._bookmark
+        epoch = bookmark.next_epoch if begun is None else begun.epoch
+        states, turn = bookmark.next_states() if begun is None else (begun.states, begun.turn)
+        ranks = reader._group.ranks
+        crew = [Topology(ranks.rank, ranks.world_size, worker, workers) for worker in range(workers)]
+        streams = [reader._stream_of(epoch, topology, states) for topology in crew]
+        return RankPosition(
+            [stream.state() for stream in streams],
+            lambda state: streams[state.reader % workers].left_after(state.position),
+            streams[0].ranks_end_together,
+            turn if states and states[0].cut.workers == workers else 0,
+            (self.batch_size or 1, self._batches.drop_last),
+            in_order=self._batches.in_order,
+        )
 
     @property
     def _position(self) -> RankPosition:
-        self._reader.follow(self.dataset)
-        current = self._reader.current
+        current = self._bookmark.current
         return self._position_of(None) if current is None else current.place
 
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or else the next one."""
         position = self._position
-        return self._reader.next_epoch if position.is_read else position.epoch
+        return self._bookmark.next_epoch if position.is_read else position.epoch
 
     @property
     def remaining(self) -> int:
@@ -216,12 +193,11 @@ class ShardLoader(Generic[B_co]):
         Raises TypeError while it is unknown.
         """
         whole, position = len(self), self._position
-        return whole if position.is_read and self._reader.current is not None else position.batches_left
+        return whole if position.is_read and self._bookmark.current is not None else position.batches_left
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
-        self._reader.follow(self.dataset)
-        self._reader.set_epoch(epoch)
+        self._bookmark.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch taken: a few numbers per worker.
@@ -236,14 +212,14 @@ class ShardLoader(Generic[B_co]):
 
         Raises what `ShardDataset.load_state_dict` raises.
         """
-        self._reader.follow(self.dataset)
+        _ = self._bookmark
         self._reader.load_state_dict(state)
 
 
 class _Batches(DataLoader[Any]):
     """Batches of one iteration after another, each with the reader's state after it."""
 
-    def __init__(self, reader: Batched, collate: Collate, options: Mapping[str, Any]) -> None:
+    def __init__(self, reader: ShardReader[Any], collate: Collate, options: Mapping[str, Any]) -> None:
         self._pid = os.getpid()
         self._share = _Share(reader)
         super().__init__(self._share, collate_fn=_Reporting(self._share, collate), **options)
@@ -265,7 +241,7 @@ class _Batches(DataLoader[Any]):
 class _Share(IterableDataset[Any]):
     """The samples of the worker that this is a copy for."""
 
-    def __init__(self, reader: Batched) -> None:
+    def __init__(self, reader: ShardReader[Any]) -> None:
         self._reader = reader
         self._start: tuple[int, Sequence[ReaderState], int] = (0, (), 0)
         self._stream: EpochStream | None = None
@@ -279,13 +255,13 @@ class _Share(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._stream is not None and in_worker():
             self._start = self._epoch.value, (), 0
-        self._stream = self._reader.stream(*self._start)
+        self._stream = self._reader._stream(*self._start)
         return self._stream.samples()
 
-    def state(self) -> ReaderState:
+    def state(self) -> dict[str, Any]:
         """Return the state after the last sample."""
         assert self._stream is not None
-        return self._reader.state_after(self._stream)
+        return self._stream.state_in_loader().to_json()
 
 
 class _Reporting:
@@ -300,7 +276,7 @@ class _Reporting:
             batch = self._collate(samples)
         except KeyError as exn:
             raise _missing(samples, exn) or exn from None
-        return batch, self._share.state().to_json()
+        return batch, self._share.state()
 
 
 def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:

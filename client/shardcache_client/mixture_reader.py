@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import OTHER_WORDS, Accepts, checked, whole
 from shardcache_client.decoding.pipeline import PipelineBySource
-from shardcache_client.order.lanes import Interleaved, Share
+from shardcache_client.order.deal import SpanDeal
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
-from shardcache_client.position.state import Place, ReaderState, find_states
+from shardcache_client.position.state import ReaderState, find_states
 from shardcache_client.reader import ARGUMENTS, ShardReader
-from shardcache_client.reading.stream import EpochStream, StreamSettings
+from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co, U
 
 
@@ -85,9 +84,10 @@ class MixtureReader(ShardReader[T_co]):
             pipeline=PipelineBySource(sources=pipelines, firsts=tuple(accumulate(shards, initial=0))),
             handover=first._settings.handover,
             epochs=first._settings.epochs,
+            datasets=dealing.identities(manifest),
+            seeds={name: reader.seed for name, reader in sources.items() if reader._settings.seeds},
         )
         self._names = tuple(sources)
-        self._seeds = {name: reader.seed for name, reader in sources.items() if reader._seeds}
         self._assemble(settings, dealing, first.seed, first._on_error, first._job)
 
     if TYPE_CHECKING:
@@ -117,12 +117,14 @@ class MixtureReader(ShardReader[T_co]):
         """
         saved = find_states(state)[0]
         self._take_seeds(saved.seeds)
-        if saved.dataset == self._bookmark.datasets[True]:
+        if saved.dataset == self._settings.datasets[True]:
             self._check_schedule(saved)
         super().load_state_dict(state)
 
     def _check_schedule(self, saved: ReaderState) -> None:
-        for name, numbers in self._schedule_of(saved.epoch).items():
+        deal = self._settings.deal
+        assert isinstance(deal, SpanDeal)
+        for name, numbers in deal.sources_of(saved.epoch).items():
             told = saved.sources.get(name, {})
             if any(told.get(key) != number for key, number in numbers.items()):
                 raise ConfigError(
@@ -131,28 +133,6 @@ class MixtureReader(ShardReader[T_co]):
                     remedy="give the weights of the run that saved the state up to this epoch; those of later epochs "
                     "may differ",
                 )
-
-    def _schedule_of(self, epoch: int) -> dict[str, dict[str, int]]:
-        each = zip(self._names, self._schedule.starts(epoch), self._schedule.samples(epoch), strict=True)
-        return {name: {"start": start, "samples": samples} for name, start, samples in each}
-
-    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
-        state = super()._state(stream, place, over=over)
-        sources = self._schedule_of(state.epoch)
-        if not self._elastic:  # with global batches, the number of them is the position in all sources
-            passed = self._passed(stream.share, state.place)
-            sources = {name: numbers | {"passed": passed[name]} for name, numbers in sources.items()}
-        return replace(state, sources=sources)
-
-    def _passed(self, share: Share, place: Place) -> dict[str, int]:
-        left = Share((), 0) if place.time else share.behind(place)
-        counts = zip(self._names, _counts(share, len(self._names)), _counts(left, len(self._names)), strict=True)
-        return {name: whole - rest for name, whole, rest in counts}
-
-
-def _counts(share: Share, lanes: int) -> list[int]:
-    counts = [segment.counts() for segment in share.segments if isinstance(segment, Interleaved)]
-    return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * lanes
 
 
 def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]:

@@ -12,7 +12,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
-from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.reading.leased_shard import ShardWindow
 from shardcache_client.topology import job_name
 
 
@@ -70,4 +70,4 @@ def _next_path(window: ShardWindow, number: int) -> str:
     """Wait for the next shard and keep it mapped: a file that is in use stays cached, even without a lease."""
     leased_shard = window.take(number, None)
     leased_shard.open()
-    return str(leased_shard.path)
+    return str(leased_shard.whole.path)

@@ -31,7 +31,7 @@ from shardcache_client.daemon.session import SessionPool, resolve
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.position.state import Resumption
+from shardcache_client.position.state import Position
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.topology import job_name
 
@@ -190,7 +190,7 @@ def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_
     sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
-    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Resumption(0), on_error)))
+    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Position(0), on_error)))
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

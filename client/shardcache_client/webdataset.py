@@ -19,6 +19,7 @@ from shardcache_client.arguments import OTHER_WORDS, checked
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
+from shardcache_client.ranks.group import Epochs
 from shardcache_client.reader import ARGUMENTS
 
 try:
@@ -171,9 +172,8 @@ class WebDataset(Theirs):  # type: ignore[misc]
 class _Rounds(ShardDataset[Any]):
     """The rounds of an endless stream, which has no epochs: each rank counts for itself."""
 
-    @property
-    def _in_step(self) -> bool:
-        return False
+    def _new_epochs(self) -> Epochs:
+        return Epochs()
 
 
 class _Begin:

@@ -17,7 +17,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
-from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.reading.leased_shard import ShardWindow
 
 _JOB = "shardcache index"
 _TIMEOUT_S = 300.0
@@ -65,15 +65,16 @@ def _add(tar: tarfile.TarFile, number: int, window: ShardWindow, member: Metadat
     leased_shard = window.take(number, None)
     leased_shard.open()
     try:
-        index = leased_shard.index
+        shard = leased_shard.whole
+        index = shard.index
         facts = index.header
-        metadata = None if member is None else read_metadata(index, leased_shard.tar, member, facts["url"])
+        metadata = None if member is None else read_metadata(index, shard.tar, member, facts["url"])
         for row in rows_of(index, metadata):
             content = json.dumps({"shard": number, "version": facts["version"], **row}, separators=(",", ":")).encode()
             entry = tarfile.TarInfo(f"{number:08d}-{row['first']:08d}.json")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-        return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(leased_shard))
+        return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))
     finally:
         window.give_back(leased_shard)
 

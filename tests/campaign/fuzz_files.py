@@ -23,7 +23,7 @@ from shardcache.tarindex import Samples, Tar, TarIndex, fault_of, key_of, read_h
 from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member
 from shardcache_client.files.slicing import Sample, as_bytes, cut
-from shardcache_client.reading.arriving import ArrivingShard
+from shardcache_client.reading.shards import ArrivingShard
 
 Given = Sample | str | None
 
@@ -166,7 +166,7 @@ def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
             ready_bytes=ready_bytes,
         )
 
-    with ArrivingShard(grant(), more) as shard:
+    with contextlib.closing(ArrivingShard(grant(), more)) as shard:
         for number in itertools.count():
             sample = _sample(shard.samples(number, number + 1))
             if sample is None:

@@ -28,7 +28,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.manifest import Plan
-from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.reading.leased_shard import ShardWindow
 from support.programs.daemon import Daemon, eventually, private_home
 from support.shards.tars import make_tar, random_samples
 from support.stores.throttled_s3 import ThrottledS3

@@ -18,12 +18,11 @@ from functools import cached_property, lru_cache
 from typing import ClassVar, Self, TypeAlias
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.division import Even, Partition, Phase, what_is_left
 from shardcache_client.order.lanes import Interleaved, Lane, Mix, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.order.turns import Blocks
-from shardcache_client.position.partition import Even, Partition, Phase, what_is_left
-from shardcache_client.position.state import batches_before
 from shardcache_client.topology import Topology
 
 _what_is_left = lru_cache(maxsize=4)(what_is_left)
@@ -46,6 +45,10 @@ class SpanDeal(ABC):
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order in which the reader of a span of the epoch reads it."""
 
+    def cut(self, topology: Topology) -> Partition:
+        """Return the division of the epoch among the readers of a job."""
+        return Partition(topology.world_size, topology.workers, self.even, self.batch_size)
+
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return a reader's share of an epoch, or a share of other readers, to make up for skipped samples.
 
@@ -53,14 +56,14 @@ class SpanDeal(ABC):
             time: 0 for its own share; 1, 2 and so on for the shares of the readers so many places further on.
             phases: earlier phases of the epoch, read by other readers.
         """
-        cut = Partition.of(topology, self.even, self.batch_size)
+        cut = self.cut(topology)
         first = phases[0].cut if phases else cut
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
         reader = (topology.reader + time) % cut.readers
         segments = tuple(
-            self.lane(epoch, first.own(self.epoch_samples, part.reader)).between(part.start, part.stop)
+            self.lane(epoch, first.own(self.epoch_samples, owner)).between(start, stop)
             for span in cut.spans(len(rest), reader)
-            for part in rest.between(*span)
+            for owner, start, stop in rest.between(*span)
         )
         return Share(segments, cut.size(len(rest), reader))
 
@@ -76,9 +79,17 @@ class SpanDeal(ABC):
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
         return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 
+    def sources_of(self, epoch: int) -> dict[str, dict[str, int]]:
+        """Return the "start" of an epoch in each source of a mixture, and its number of "samples", by name."""
+        return {}
+
+    def sources_after(self, epoch: int, share: Share, time: int, taken: int) -> dict[str, dict[str, int]]:
+        """Return `sources_of` an epoch, with the samples "passed" by a reader that has taken some of its share."""
+        return self.sources_of(epoch)
+
     def rank_size(self, topology: Topology) -> int | None:
         """Return the number of samples that a rank reads in an epoch."""
-        return Partition.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
+        return self.cut(topology).rank_size(self.epoch_samples, topology.rank)
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,11 @@ class ElasticDeal(SpanDeal):
         samples, size = self.epoch_samples, self.global_batch_size
         return samples // size if self.even == "drop" else -(-samples // size)
 
+    def cut(self, topology: Topology) -> Partition:
+        """Return the division of the epoch; each rank has its part of a global batch."""
+        size = batch_size_of_rank(self.global_batch_size, topology.world_size)
+        return Partition(topology.world_size, topology.workers, self.even, size)
+
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order of a span of the epoch, which may reach beyond its end."""
         return self.spans.lane(epoch, span)
@@ -157,6 +173,10 @@ class ElasticDeal(SpanDeal):
         turns = Blocks(tuple(lane.width for lane in lanes))
         return Share((Interleaved(0, batches * size, turns, tuple(lanes)),), batches * size)
 
+    def sources_of(self, epoch: int) -> dict[str, dict[str, int]]:
+        """Return those of its spans; the number of global batches is the position in all of them."""
+        return self.spans.sources_of(epoch)
+
     def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
         """Return True: all ranks have a part of every global batch."""
         return True
@@ -164,6 +184,15 @@ class ElasticDeal(SpanDeal):
     def rank_size(self, topology: Topology) -> int:
         """Return the number of samples of the rank's share."""
         return self.batches * batch_size_of_rank(self.global_batch_size, topology.world_size)
+
+
+def batches_before(phases: Sequence[Phase]) -> int:
+    """Return the number of global batches taken in earlier phases of an epoch.
+
+    A phase has the number of samples taken by each worker of a rank, all of whom are in step. A batch that was begun is
+    read again.
+    """
+    return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
 
 
 def batch_size_of_rank(global_batch_size: int, world_size: int) -> int:
@@ -192,11 +221,19 @@ class ShardDeal:
     counted: ClassVar[bool] = False
     epoch_samples: ClassVar[None] = None
 
+    def cut(self, topology: Topology) -> Partition:
+        """Return the division of `samples_per_epoch`."""
+        return Partition(topology.world_size, topology.workers, self.even, self.batch_size)
+
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        start, stop = Partition.of(topology, None, 1).own(self.shards, (topology.reader + time) % topology.readers)
+        cut, reader = (
+            Partition(topology.world_size, topology.workers, None),
+            (topology.reader + time) % topology.readers,
+        )
+        start, stop = cut.own(self.shards, reader)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
@@ -205,12 +242,12 @@ class ShardDeal:
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the reader's part of `samples_per_epoch`."""
-        cut, samples = Partition.of(topology, self.even, self.batch_size), self.samples_per_epoch
+        cut, samples = self.cut(topology), self.samples_per_epoch
         return None if samples is None else cut.size(samples, topology.reader)
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`."""
-        cut, samples = Partition.of(topology, self.even, self.batch_size), self.samples_per_epoch
+        cut, samples = self.cut(topology), self.samples_per_epoch
         return None if samples is None else cut.rank_size(samples, topology.rank)
 
     def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:

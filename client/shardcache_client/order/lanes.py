@@ -26,7 +26,6 @@ from typing import Self, TypeAlias
 
 from shardcache_client.order.rounds import Piece, permutation
 from shardcache_client.order.turns import Turns
-from shardcache_client.position.state import Place
 
 
 @dataclass(frozen=True)
@@ -289,14 +288,14 @@ class Share:
         """Return the shards by their numbers in the manifest, in reading order."""
         return [shard for segment in self.segments for shard in segment.shards()]
 
-    def behind(self, place: Place) -> Share:
-        """Return the rest of this share after a place that a reader has reached in it."""
+    def behind(self, taken: int, step: int = 0, nth: int = 0) -> Share:
+        """Return the rest of this share after `taken` samples, or by step and sample in it, if they are not counted."""
         if self.samples is None:  # then there are no lanes
             mixes = [segment for segment in self.segments if isinstance(segment, Segment)]
-            return Share(tuple(Segment(each.mix, (place.step, place.nth), each.last) for each in mixes), None)
-        segments, passed = [], place.taken
+            return Share(tuple(Segment(each.mix, (step, nth), each.last) for each in mixes), None)
+        segments, passed = [], taken
         for segment in self.segments:
             if passed < segment.samples:
                 segments.append(segment.after(passed))
             passed = max(0, passed - segment.samples)
-        return Share(tuple(segments), max(0, self.samples - place.taken))
+        return Share(tuple(segments), max(0, self.samples - taken))

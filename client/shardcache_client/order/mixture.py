@@ -27,11 +27,11 @@ from typing import Any, Self
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import plain
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.lanes import Interleaved, Mix
+from shardcache_client.order.division import Even
+from shardcache_client.order.lanes import Interleaved, Mix, Share
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.turns import Proportions
-from shardcache_client.position.partition import Even
 
 SourceWeights = Mapping[str, float] | Sequence[float]
 Weights = SourceWeights | Mapping[int, SourceWeights]
@@ -206,7 +206,26 @@ class MixtureDeal(SpanDeal):
             )
             lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
             first += len(source.manifest)
-        return Interleaved(*span, turns, tuple(lanes), span[0], tuple(source.name for source in self.sources))
+        return Interleaved(*span, turns, tuple(lanes), span[0], self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(source.name for source in self.sources)
+
+    def sources_of(self, epoch: int) -> dict[str, dict[str, int]]:
+        """Return the start of an epoch in each source, and its number of samples; see `SpanDeal`."""
+        each = zip(self._names(), self.schedule.starts(epoch), self.schedule.samples(epoch), strict=True)
+        return {name: {"start": start, "samples": samples} for name, start, samples in each}
+
+    def sources_after(self, epoch: int, share: Share, time: int, taken: int) -> dict[str, dict[str, int]]:
+        """Return `sources_of` an epoch, with the samples passed by a reader; see `SpanDeal`."""
+        left = Share((), 0) if time else share.behind(taken)
+        passed = map(sub, self._counts(share), self._counts(left))
+        sources = zip(self.sources_of(epoch).items(), passed, strict=True)
+        return {name: numbers | {"passed": each} for (name, numbers), each in sources}
+
+    def _counts(self, share: Share) -> list[int]:
+        counts = [segment.counts() for segment in share.segments if isinstance(segment, Interleaved)]
+        return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * len(self.sources)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.position.state import ReaderState, find_states, find_turn
-from shardcache_client.sharing.shared_state import Notes, SharedState
+from shardcache_client.ranks.group import Epochs
+from shardcache_client.sharing.shared_notes import Notes, SharedNotes
 
 _MAX_REMEMBERED = 16
 """Limit on the iterations noted, which abandoned loaders leave behind."""
-
-Agree = Callable[[int, int], int]
-"""Returns the epoch that follows, given the next one by this trainer's count, and the last one, which it ended early.
-May block."""
-
-
-def by_own_count(epoch: int, _left: int) -> int:
-    """Return this trainer's own count, without agreement with other ranks."""
-    return epoch
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +71,13 @@ class Bookmark:
     begins in this time looks at the same epoch.
 
     Args:
-        shared_state: the shared state.
-        datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
+        notes: the notes that these processes share.
+        epochs: decides with the other ranks which epoch follows one that was ended early.
     """
 
-    def __init__(self, shared_state: SharedState, datasets: Mapping[bool, str]) -> None:
-        self.datasets = datasets
-        self._shared_state = shared_state
+    def __init__(self, notes: SharedNotes, epochs: Epochs) -> None:
+        self.notes = notes
+        self._epochs = epochs
         self._set_here: int | None = None  # epoch set by this process or before it was started
         self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
         self._iterations = 0  # number begun by this worker
@@ -104,15 +97,15 @@ class Bookmark:
     @property
     def next_epoch(self) -> int:
         """The epoch that an iteration would read if it began now."""
-        notes = self._shared_state.read()
-        if self._loaded_here and "set" not in notes:
-            return self._loaded_here[0].epoch
-        return _next(notes)
+        notes = self.notes.read()
+        if "set" in notes:
+            return int(notes["set"])
+        return self._loaded_here[0].epoch if self._loaded_here else int(notes.get("next", 0))
 
     @property
     def workers(self) -> int:
         """Number of workers of the loader that began the last iteration; 0 if it was begun without workers."""
-        return int(self._shared_state.read().get("workers", 0))
+        return int(self.notes.read().get("workers", 0))
 
     @property
     def current(self) -> Iteration | None:
@@ -125,24 +118,25 @@ class Bookmark:
 
     def next_states(self) -> tuple[Sequence[ReaderState], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
-        return (self._loaded_here, 0) if self._loaded_here else _states(self._shared_state.read(), self.next_epoch)
+        return (self._loaded_here, 0) if self._loaded_here else _states(self.notes.read(), self.next_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
         self._set_here = epoch
         self._change({"set": epoch})
 
-    def load(self, data: object, *, worker: bool) -> None:
+    def load(self, data: object, datasets: Mapping[bool, str], *, worker: bool) -> None:
         """Resume from a state at the next iteration.
 
         Args:
             data: a result of `ReaderState.to_json`, or any structure with such states of several workers or ranks.
+            datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
             worker: True in a DataLoader worker, which loads for itself only; otherwise for all future readers.
 
         Raises ConfigError if it contains no state, or one of another dataset.
         """
         states = find_states(data)
-        if states[0].dataset != self.datasets.get(states[0].counted):
+        if states[0].dataset != datasets.get(states[0].counted):
             raise ConfigError(
                 "the state is from another dataset, or the numbers of samples in its shards have changed",
                 remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
@@ -162,24 +156,22 @@ class Bookmark:
 
         Returns True if so.
         """
-        notes = other._shared_state.read()
-        changes = notes.get("changes", 0)
-        if changes == self._followed:
+        notes = other.notes.read()
+        before, self._followed = self._followed, notes.get("changes", 0)
+        if before == self._followed:
             return False
-        before, self._followed = self._followed, changes
         if notes.get("loaded_in", 0) <= before:
             self.set_epoch(notes["set"])  # the state that was loaded earlier may have been read since
             return True
         self._set_here = notes.get("set")
-        loaded = notes.get("loaded")
-        names = ("set", "seeds", "explained", "loaded")[: 3 if loaded is None or "taken" in loaded else 4]
+        names = ["set", "seeds", "explained"] + ["loaded"] * ("taken" not in notes.get("loaded", {}))
         self._change({"next": notes.get("next", 0)} | {name: notes[name] for name in names if name in notes})
         return True
 
     def _change(self, changes: Notes) -> None:
         """Set the epoch or load a state; no iteration that has begun counts from now on, but workers may join it."""
         self._forget()
-        with self._shared_state.edit() as notes:
+        with self.notes.edit() as notes:
             notes.pop("main", None)
             for each in notes.get("iterations", []):
                 each["look"] = True
@@ -190,23 +182,21 @@ class Bookmark:
                 notes["loaded_in"] = notes["changes"]
             notes |= changes
 
-    def begin(self, iteration: Iteration, agree: Agree = by_own_count) -> None:
+    def begin(self, iteration: Iteration) -> None:
         """Begin an iteration in this process, or take part in the one that another worker of its loader has begun.
 
-        Args:
-            iteration: gets epoch, states and turn.
-            agree: called if the last iteration was ended early.
+        The iteration gets its epoch, states and turn.
         """
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += iteration.loader is not None
         # The number of this worker's iteration, too: a persistent worker that starts late may begin its first one after
         # the others have begun their second.
         reader = None if iteration.loader is None else [iteration.loader, self._iterations]
-        with self._shared_state.turn():  # the first worker may wait for other ranks, the others for the first
-            with self._shared_state.edit() as notes:
+        with self.notes.turn():  # the first worker may wait for other ranks, the others for the first
+            with self.notes.edit() as notes:
                 begun = _join(notes, reader, iteration.worker)
             if begun is None:
-                begun = self._begin_first(iteration, reader, own[0].epoch if own else None, agree)
+                begun = self._begin_first(iteration, reader, own[0].epoch if own else None)
         iteration.epoch, iteration.looks, iteration.is_set = begun["epoch"], begun["look"], begun["set"]
         iteration.number, iteration.pid = begun["number"], os.getpid()
         if iteration.loader is not None:
@@ -216,12 +206,12 @@ class Bookmark:
         if own and own[0].epoch == iteration.epoch:
             iteration.states = own
         elif not iteration.looks:
-            with self._shared_state.edit() as notes:
+            with self.notes.edit() as notes:
                 notes["workers"] = 0 if iteration.loader is None else iteration.workers
                 iteration.states, iteration.turn = _states(notes, iteration.epoch, iteration.number)
 
-    def _begin_first(self, iteration: Iteration, reader: Any, loaded: int | None, agree: Agree) -> Notes:
-        notes = self._shared_state.read()
+    def _begin_first(self, iteration: Iteration, reader: Any, loaded: int | None) -> Notes:
+        notes = self.notes.read()
         # For a worker's first iteration, the one set when it was started: the trainer may set another before the last
         # of a loader's workers begins.
         chosen = self._set_here if self._iterations == 1 else notes.get("set")
@@ -234,10 +224,10 @@ class Bookmark:
             look = main is not None and epoch == main["epoch"] and self._is_live(main, iteration.loader)
         elif main is not None and len(main["read"]) < main["workers"]:
             look = self._is_live(main, iteration.loader)
-            epoch = main["epoch"] if look else agree(epoch, main["epoch"])
+            epoch = main["epoch"] if look else self._epochs.follows(epoch, main["epoch"])
         begun = {"epoch": epoch, "reader": reader, "look": look, "set": chosen is not None, "pid": os.getpid()}
         begun |= {"workers": iteration.workers, "joined": [iteration.worker], "read": []}
-        with self._shared_state.edit() as notes:
+        with self.notes.edit() as notes:
             notes["begun"] = begun["number"] = notes.get("begun", 0) + 1
             if not look and chosen is None:
                 notes["next"] = epoch
@@ -259,42 +249,45 @@ class Bookmark:
             return False
         return True
 
-    def count(self, iteration: Iteration, agree: Callable[[int], object] = lambda _: None) -> None:
+    def count(self, iteration: Iteration) -> None:
         """Count an iteration, of which the second batch is requested or the end was reached.
 
         It becomes the main one, unless it only looks, or another has been counted since it began.
-
-        Args:
-            agree: called with the epoch, before the iteration is counted for the first time.
         """
         if iteration.looks:
             return
-        with self._shared_state.turn():
-            notes = self._shared_state.read()
+        with self.notes.turn():
+            notes = self.notes.read()
             found = _find(notes, iteration.number)
             if found is None or found["look"]:
                 iteration.looks = True
                 return
             if notes.get("main") != iteration.number:
-                if not iteration.is_set:
-                    agree(iteration.epoch)
-                with self._shared_state.edit() as notes:
+                self._epochs.begin(None if iteration.is_set else iteration.epoch)
+                with self.notes.edit() as notes:
                     _count(notes, iteration)
         self._main, self._begun, iteration.counted = iteration, [], True
 
-    def finish(self, iteration: Iteration) -> bool:
-        """Note that this process has yielded the last sample of its part; return True if all processes have."""
+    def leave(self, iteration: Iteration) -> None:
+        """Note that an iteration of this process was dropped before its end."""
+        counts = iteration.counted and not (iteration.looks or iteration.is_set or iteration.done)
+        if counts and iteration.loader is None and not sys.is_finalizing():
+            self._epochs.leave(iteration.epoch)
+
+    def finish(self, iteration: Iteration) -> None:
+        """Note that this process has yielded the last sample of its part."""
         iteration.done = True
-        with self._shared_state.edit() as notes:
+        with self.notes.edit() as notes:
             found = _find(notes, iteration.number)
             if found is None:
-                return False
+                return
             found["read"] = sorted({*found["read"], iteration.worker})
-            return len(found["read"]) == int(found["workers"])
-
-
-def _next(notes: Notes) -> int:
-    return int(notes["set"] if "set" in notes else notes.get("next", 0))
+            if len(found["read"]) < found["workers"]:
+                return
+        if iteration.loader is not None:
+            self.count(iteration)
+        if not iteration.looks and not iteration.is_set:
+            self._epochs.end(iteration.epoch)
 
 
 def _states(notes: Notes, epoch: int, number: int | None = None) -> tuple[Sequence[ReaderState], int]:
@@ -330,3 +323,69 @@ def _count(notes: Notes, iteration: Iteration) -> None:
         loaded.setdefault("taken", iteration.number)
     elif loaded and loaded["over"]:
         del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
+
+
+class RankPosition:
+    """The states of a rank's workers after the batches that the training loop has taken from them.
+
+    Args:
+        states: of all workers, at the start of the iteration.
+        left: returns the number of samples that a worker has left after a state, if they are counted; at most so many
+            with a filter.
+        ends_together: returns True if all ranks end the epoch after the same number of batches.
+        turn: number of the worker whose batch comes first.
+        batching: size of the loader's batches, and True if it drops short ones.
+        in_order: True if workers' batches come in turn, False if they come as they are ready.
+
+    Attributes:
+        epoch: the epoch that is being read.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[ReaderState],
+        left: Callable[[ReaderState], int],
+        ends_together: Callable[[], bool],
+        turn: int,
+        batching: tuple[int, bool],
+        *,
+        in_order: bool,
+    ) -> None:
+        self.epoch = states[0].epoch
+        self._states = list(states)
+        self._left = left
+        self._ends_together = ends_together
+        self._next_worker = turn
+        self._batching = batching
+        self._in_step = in_order or len(states) == 1
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
+
+    def note(self, state: ReaderState) -> None:
+        """Note the state of the worker that has made the batch just taken."""
+        worker = state.reader % len(self._states)
+        self._states[worker] = state
+        self._next_worker = (worker + 1) % len(self._states)
+
+    def end(self) -> None:
+        """Note that there are no more batches."""
+        self._ended = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the states of all workers, and the worker whose turn is next, as a JSON object."""
+        over = self.is_read and self._ends_together()
+        states = [replace(state, over=over, in_step=self._in_step and state.in_step) for state in self._states]
+        return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
+
+    @property
+    def is_read(self) -> bool:
+        """True if there are known to be no more batches."""
+        return self._ended or (self._states[0].counted and not self.batches_left)
+
+    @property
+    def batches_left(self) -> int:
+        """Number of batches that are left, if the samples are counted; at most so many with a filter."""
+        size, drop_last = self._batching
+        return sum(left // size if drop_last else -(-left // size) for left in map(self._left, self._states))

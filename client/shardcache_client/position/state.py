@@ -1,4 +1,4 @@
-"""A dataset's state: each reader's position in an epoch, in a few numbers, and how to find it in a checkpoint. Pure."""
+"""A reader's position in an epoch, and the states in which checkpoints hold it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.position.partition import Partition, Phase, what_is_left
+from shardcache_client.order.division import Partition, Phase, what_is_left
 from shardcache_client.topology import Topology
 
 _FORMAT = 2
@@ -18,26 +18,47 @@ _MAX_READERS = 1 << 20
 _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A reader's position in its share.
+@dataclass(slots=True)
+class Position:
+    """A reader's position: an epoch, the divisions of it so far, and how far the reader has come in its share.
 
     Attributes:
+        phases: earlier phases of the epoch, read by other readers.
         time: number of shares read to the end.
         taken: number of samples passed in the current share.
         given: number of samples yielded in all, without bad ones.
-        step, nth: the same position as a step and a sample within it, for shares whose samples are not counted.
+        step: the step being read, if samples are not counted.
+        before: number of samples taken before this step.
     """
 
+    epoch: int
+    phases: tuple[Phase, ...] = ()
     time: int = 0
     taken: int = 0
     given: int = 0
     step: int = 0
-    nth: int = 0
+    before: int = 0
 
-    def after(self, samples: int) -> Place:
-        """Return the place after `samples` more good samples; only if samples are counted."""
-        return Place(self.time, self.taken + samples, self.given + samples)
+    @property
+    def nth(self) -> int:
+        """Number of samples taken in this step."""
+        return self.taken - self.before
+
+    def begin_step(self, step: int, skipped: int) -> None:
+        """Note the start of a step, of which `skipped` samples were taken before."""
+        self.step, self.before = step, self.taken - skipped
+
+    def begin_share(self) -> None:
+        """Note the start of the next share."""
+        self.time, self.taken, self.step, self.before = self.time + 1, 0, 0, 0
+
+    def after(self, samples: int) -> Position:
+        """Return the position after `samples` more good samples; only if samples are counted."""
+        return replace(self, taken=self.taken + samples, given=self.given + samples)
+
+    def at(self, given: int) -> Position:
+        """Return the position in this phase after `given` good samples and no bad ones."""
+        return Position(self.epoch, self.phases, taken=given, given=given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +67,12 @@ class ReaderState:
 
     Attributes:
         dataset: identifies the dataset: its urls, seed and everything else that its order depends on.
-        epoch: the epoch being read.
-        phases: earlier phases of the epoch, read by other readers.
-        cut: division of the rest after these phases.
+        position: position of the reader.
+        cut: division of the rest of the epoch after the position's phases.
         counted: True if samples are dealt, False if whole shards whose samples are not counted.
         reader: `rank * workers + worker`.
-        place: position in the reader's share.
-        beyond: samples after the place that were passed as well, as in `Phase`; set by stages that reorder samples. The
-            same readers read them again on resuming; other readers do not.
+        beyond: samples after the position that were passed as well, as in `Phase`; set by stages that reorder samples.
+            The same readers read them again on resuming; other readers do not.
         over: True if no reader has anything left of the epoch.
         sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
             "samples" in the epoch, and of those that this reader has "passed" of its share.
@@ -63,27 +82,31 @@ class ReaderState:
     """
 
     dataset: str
-    epoch: int
+    position: Position
     cut: Partition
     counted: bool = True
-    phases: tuple[Phase, ...] = ()
     reader: int = 0
-    place: Place = Place()
     beyond: str = ""
     over: bool = False
     sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
     in_step: bool = True
 
+    @property
+    def epoch(self) -> int:
+        """The epoch being read."""
+        return self.position.epoch
+
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON-compatible dict of numbers and short strings."""
-        fields = asdict(self)
-        for name in ("sources", "seeds"):
-            if not fields[name]:
-                del fields[name]
+        fields = {name: value for name, value in asdict(self).items() if value or name not in ("sources", "seeds")}
         if self.in_step:
             del fields["in_step"]
-        return {_MARK: _FORMAT, **fields}
+        place = fields.pop("position")
+        whole = {"epoch": place.pop("epoch"), "phases": place.pop("phases")}
+        place["nth"] = self.position.nth
+        del place["before"]
+        return {_MARK: _FORMAT, **fields, **whole, "place": place}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReaderState:
@@ -91,14 +114,14 @@ class ReaderState:
         if data.get(_MARK) != _FORMAT:
             raise ConfigError(f"the state has format {data.get(_MARK)!r}; this version supports {_FORMAT}")
         try:
+            place = {name: _count(value) for name, value in data["place"].items()}
+            place["before"] = place["taken"] - place.pop("nth")
             return cls(
                 dataset=_text(data["dataset"]),
-                epoch=_count(data["epoch"]),
+                position=Position(_count(data["epoch"]), tuple(map(_phase, data["phases"])), **place),
                 cut=_cut(data["cut"]),
                 counted=_flag(data["counted"]),
-                phases=tuple(map(_phase, data["phases"])),
                 reader=_count(data["reader"]),
-                place=Place(**{name: _count(value) for name, value in data["place"].items()}),
                 beyond=_bits(data["beyond"]),
                 over=_flag(data.get("over", False)),
                 sources={
@@ -172,7 +195,7 @@ def find_states(data: object) -> list[ReaderState]:
             "the object to load contains no state of a ShardDataset",
             remedy="load the return value of state_dict() of the dataset, or of the loader around it",
         )
-    if len({(state.dataset, state.epoch, state.cut, state.counted, state.phases) for state in states}) > 1:
+    if len({(state.dataset, state.epoch, state.cut, state.counted, state.position.phases) for state in states}) > 1:
         raise ConfigError(
             "the states to load are not from one moment of one job",
             remedy="load the states of a single checkpoint and dataset",
@@ -186,10 +209,7 @@ def find_turn(data: object) -> int:
         turn = data.get("turn")
         if isinstance(turn, int) and isinstance(data.get("workers"), Sequence):
             return max(0, turn)
-        data = list(data.values())
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range):
-        return next(filter(None, map(find_turn, data)), 0)
-    return 0
+    return next(filter(None, map(find_turn, _children(data))), 0)
 
 
 def _search(data: object) -> Iterator[Mapping[str, Any]]:
@@ -202,49 +222,46 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
                 "the loader's state is older than the moment at which it was requested",
                 remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
             )
-        data = list(data.values())
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range):
-        for each in data:
-            yield from _search(each)
+    for each in _children(data):
+        yield from _search(each)
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """The point from which a reader resumes: epoch, earlier phases, and place in its share."""
-
-    epoch: int
-    phases: tuple[Phase, ...] = ()
-    place: Place = Place()
+def _children(data: object) -> Sequence[object]:
+    if isinstance(data, Mapping):
+        return list(data.values())
+    is_list = isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range)
+    return data if is_list else ()  # type: ignore[return-value]
 
 
-def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, samples: int | None) -> Resumption:
-    """Return the point from which a reader resumes, given the states of some readers of a job, perhaps cut differently.
+def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, samples: int | None) -> Position:
+    """Return the position from which a reader resumes, given the states of some readers, perhaps cut differently.
 
-    If samples are counted, the place of a reader without a state follows from the batches that another rank has taken,
-    as all ranks take their batches in step.
+    If samples are counted, the position of a reader without a state follows from the batches that another rank has
+    taken, as all ranks take their batches in step.
 
     Args:
         samples: number of samples of the epoch; None if they are not counted.
 
-    Raises ConfigError if the place of a reader cannot be derived, or if uncounted shards would have to be cut again.
+    Raises ConfigError if the position cannot be derived, or if uncounted shards would have to be cut again.
     """
-    first = states[0]
+    first, reader = states[0], topology.reader
     own = {state.reader: state for state in states}
-    if cut == first.cut and topology.reader in own:
-        return Resumption(first.epoch, first.phases, own[topology.reader].place)
+    if cut == first.cut and reader in own:
+        return replace(own[reader].position)
     if samples is None or not first.counted:
         raise _unknown_without_counts(cut == first.cut, topology)
-    places = _Places(states, samples)
+    left, ranks = _samples_left(first, samples), _by_rank(states)
     if cut == first.cut:
-        return Resumption(first.epoch, first.phases, places.of(topology.reader))
+        return _position_of(reader, cut, left, ranks)
     # A reader past its own share has taken all of that; it now reads replacements for skipped samples.
-    each = [(places.of(reader), size) for reader, size in enumerate(places.sizes)]
-    taken = [size if place.time else place.taken for place, size in each]
+    each = [(_position_of(each, first.cut, left, ranks), size) for each, size in enumerate(_sizes(first.cut, left))]
+    taken = [size if position.time else position.taken for position, size in each]
     beyond = tuple(own[reader].beyond if reader in own else "" for reader in range(first.cut.readers))
     same = taken[: first.cut.workers]
     if taken == same * first.cut.world_size:
         taken = same  # the usual case: no rank has skipped anything
-    return Resumption(first.epoch, (*first.phases, Phase(first.cut, tuple(taken), beyond if any(beyond) else ())))
+    phase = Phase(first.cut, tuple(taken), beyond if any(beyond) else ())
+    return Position(first.epoch, (*first.position.phases, phase))
 
 
 def is_read(states: Sequence[ReaderState], samples: int) -> bool:
@@ -253,16 +270,13 @@ def is_read(states: Sequence[ReaderState], samples: int) -> bool:
     Samples must be counted. A loader's states say so with `over`; those of a dataset's readers, each of which knows
     itself alone, do not.
     """
-    places = _Places(states, samples)
+    cut, left, ranks = states[0].cut, _samples_left(states[0], samples), _by_rank(states)
     try:
-        return all(_passed(places.of(reader), states[0].cut) >= size for reader, size in enumerate(places.sizes))
+        positions = [(_position_of(reader, cut, left, ranks), size) for reader, size in enumerate(_sizes(cut, left))]
     except ConfigError:
         return False
-
-
-def _passed(place: Place, cut: Partition) -> int:
     # Unless even is None, a reader goes on until it has yielded as many samples as its share has.
-    return place.taken if cut.even is None else place.given
+    return all((each.taken if cut.even is None else each.given) >= size for each, size in positions)
 
 
 def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
@@ -279,87 +293,76 @@ def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
     )
 
 
+# Positions of all readers of a phase, derived from the states of some. Another rank's state determines a missing
+# reader's number of batches only as long as that is the same for any batch size and any worker's turn: after an earlier
+# resume, the loader may have begun again with worker 0.
+
 _worker_sizes = lru_cache(maxsize=64)(Partition.worker_sizes)  # called for each worker of a rank, rank by rank
+_Ranks = Mapping[int, Mapping[int, ReaderState]]
 
 
-class _Places:
-    """The places of all readers of a phase, derived from the states of some.
+def _samples_left(state: ReaderState, samples: int) -> int:
+    return len(what_is_left(samples, state.position.phases, state.cut))
 
-    Another rank's state determines a missing reader's number of batches only as long as that is the same for any batch
-    size and any worker's turn: after an earlier resume, the loader may have begun again with worker 0.
-    """
 
-    def __init__(self, states: Sequence[ReaderState], samples: int) -> None:
-        self._cut = states[0].cut
-        self._left = len(what_is_left(samples, states[0].phases, self._cut))
-        self._known: dict[int, dict[int, Place]] = {}
-        out_of_step = set()
-        for state in states:
-            rank, worker = divmod(state.reader, self._cut.workers)
-            self._known.setdefault(rank, {})[worker] = state.place
-            if not state.in_step:
-                out_of_step.add(rank)
-        self._telling = [rank for rank in self._known if rank not in out_of_step]
+def _sizes(cut: Partition, left: int) -> list[int]:
+    """Return the number of samples in the share of each reader."""
+    return [size for rank in range(cut.world_size) for size in _worker_sizes(cut, left, rank)]
 
-    @property
-    def sizes(self) -> list[int]:
-        """Number of samples in the share of each reader."""
-        return [size for rank in range(self._cut.world_size) for size in _worker_sizes(self._cut, self._left, rank)]
 
-    def of(self, reader: int) -> Place:
-        """Return a reader's place. Raises ConfigError if no state determines it."""
-        rank, worker = divmod(reader, self._cut.workers)
-        if worker in self._known.get(rank, {}):
-            return self._known[rank][worker]
-        if not any(worker in places for places in self._known.values()):
-            raise ConfigError(
-                f"the state of worker {worker} is missing and cannot be derived from the other states",
-                remedy="load the loader's whole state, with all of its workers",
-            )
-        for other in self._telling:
-            given = self._given(worker, rank, other)
-            if given is not None:
-                # Samples that the other rank skipped or read ahead belong to that rank's own share.
-                return Place(taken=given, given=given)
+def _by_rank(states: Sequence[ReaderState]) -> _Ranks:
+    """Return states by rank and worker."""
+    ranks: dict[int, dict[int, ReaderState]] = {}
+    for state in states:
+        rank, worker = divmod(state.reader, state.cut.workers)
+        ranks.setdefault(rank, {})[worker] = state
+    return ranks
+
+
+def _position_of(reader: int, cut: Partition, left: int, ranks: _Ranks) -> Position:
+    """Return a reader's position. Raises ConfigError if no state determines it."""
+    rank, worker = divmod(reader, cut.workers)
+    if worker in ranks.get(rank, {}):
+        return replace(ranks[rank][worker].position)
+    if not any(worker in workers for workers in ranks.values()):
         raise ConfigError(
-            f"the state of rank {rank} is missing and cannot be derived from those of other ranks, which had fewer or "
-            "more samples, skipped some, had reached the end, or took batches as they came (in_order=False)",
-            remedy="load the states of all ranks; or use even='pad' or even='drop', which keep ranks equal",
+            f"the state of worker {worker} is missing and cannot be derived from the other states",
+            remedy="load the loader's whole state, with all of its workers",
         )
+    for other, workers in ranks.items():
+        given = _given(worker, rank, other, cut, left, workers) if all(s.in_step for s in workers.values()) else None
+        if given is not None:
+            # Samples that the other rank skipped or read ahead belong to that rank's own share.
+            return next(iter(workers.values())).position.at(given)
+    raise ConfigError(
+        f"the state of rank {rank} is missing and cannot be derived from those of other ranks, which had fewer or "
+        "more samples, skipped some, had reached the end, or took batches as they came (in_order=False)",
+        remedy="load the states of all ranks; or use even='pad' or even='drop', which keep ranks equal",
+    )
 
-    def _given(self, worker: int, rank: int, other: int) -> int | None:
-        """Return the number of samples that a rank's worker has yielded, derived from another rank; None if unknown."""
-        cut, places = self._cut, self._known[other]
-        sizes, others = _worker_sizes(cut, self._left, rank), _worker_sizes(cut, self._left, other)
-        if len(places) == cut.workers and any(others) and not any(place.taken for place in places.values()):
-            return 0
-        ended = {each: place for each, place in places.items() if place.taken >= others[each]}
-        skipped = cut.even is None and any(place.given < others[each] for each, place in ended.items())
-        if worker in places and sizes == others and not skipped:
-            return places[worker].given
-        if len(places) < cut.workers:
-            return None
-        if not ended:
-            return min(places[worker].given, sizes[worker])
-        if (
-            len(ended) == cut.workers
-            and not skipped
-            and cut.batches(self._left, rank) <= cut.batches(self._left, other)
-        ):
-            return sizes[worker]
+
+def _given(
+    worker: int, rank: int, other: int, cut: Partition, left: int, workers: Mapping[int, ReaderState]
+) -> int | None:
+    """Return the number of samples that a rank's worker has yielded, derived from another rank's; None if unknown."""
+    places = {each: state.position for each, state in workers.items()}
+    sizes, others = _worker_sizes(cut, left, rank), _worker_sizes(cut, left, other)
+    if len(places) == cut.workers and any(others) and not any(place.taken for place in places.values()):
+        return 0
+    ended = {each: place for each, place in places.items() if place.taken >= others[each]}
+    skipped = cut.even is None and any(place.given < others[each] for each, place in ended.items())
+    if worker in places and sizes == others and not skipped:
+        return places[worker].given
+    if len(places) < cut.workers:
         return None
+    if not ended:
+        return min(places[worker].given, sizes[worker])
+    if len(ended) == cut.workers and not skipped and cut.batches(left, rank) <= cut.batches(left, other):
+        return sizes[worker]
+    return None
 
 
 # Global batches, of which all ranks take equal parts in step
-
-
-def batches_before(phases: Sequence[Phase]) -> int:
-    """Return the number of global batches taken in earlier phases of an epoch.
-
-    A phase has the number of samples taken by each worker of a rank, all of whom are in step. A batch that was begun is
-    read again.
-    """
-    return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
 
 
 def in_batches(states: Sequence[ReaderState]) -> list[ReaderState]:
@@ -368,33 +371,32 @@ def in_batches(states: Sequence[ReaderState]) -> list[ReaderState]:
     States from within a batch stay as they are, for the same readers to continue with the next sample.
     """
     first = states[0]
-    if any(state.place.given % state.cut.batch_size for state in states):
+    if any(state.position.given % state.cut.batch_size for state in states):
         return list(states)
-    done = replace(first, phases=(*first.phases, _phase_of(states)), place=Place())
-    return [replace(done, reader=worker) for worker in range(first.cut.workers)]
+    return [replace(first, position=_after_batches(states), reader=worker) for worker in range(first.cut.workers)]
 
 
-def _phase_of(states: Sequence[ReaderState]) -> Phase:
-    cut = states[0].cut
-    given = {state.reader % cut.workers: state.place.given for state in states}  # ranks are in step
-    if len(given) < cut.workers:
+def _after_batches(states: Sequence[ReaderState]) -> Position:
+    first, workers = states[0], states[0].cut.workers
+    given = {state.reader % workers: state.position.given for state in states}  # ranks are in step
+    if len(given) < workers:
         raise ConfigError(
             "the states of some workers are missing", remedy="load the loader's whole state, with all of its workers"
         )
-    return Phase(cut, tuple(given[worker] for worker in range(cut.workers)))
+    phase = Phase(first.cut, tuple(given[worker] for worker in range(workers)))
+    return Position(first.epoch, (*first.position.phases, phase))
 
 
-def resume_batches(states: Sequence[ReaderState], cut: Partition, topology: Topology) -> Resumption:
-    """Return the point from which a reader resumes, given the states of some readers of a job.
+def resume_batches(states: Sequence[ReaderState], cut: Partition, topology: Topology) -> Position:
+    """Return the position from which a reader resumes, given the states of some readers of a job.
 
     Raises ConfigError if the states of some workers are missing.
     """
-    first = states[0]
-    if cut == first.cut:
-        own = {state.reader: state.place for state in states}
-        alike = [state.place for state in states if state.reader % cut.workers == topology.worker]
+    if cut == states[0].cut:
+        own = {state.reader: state.position for state in states}
+        alike = [state.position for state in states if state.reader % cut.workers == topology.worker]
         if topology.reader in own:
-            return Resumption(first.epoch, first.phases, own[topology.reader])
+            return replace(own[topology.reader])
         if alike:  # samples that the other rank skipped belong to its own part
-            return Resumption(first.epoch, first.phases, Place(taken=alike[0].given, given=alike[0].given))
-    return Resumption(first.epoch, (*first.phases, _phase_of(states)))
+            return alike[0].at(alike[0].given)
+    return _after_batches(states)

@@ -33,7 +33,7 @@ class Agreement:
     """
 
     def __init__(self, channel: str, ranks: Ranks, timeout_s: float = 300.0, place: MeetingPlace | None = None) -> None:
-        self._name = self._channel = channel
+        self._name = channel
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
@@ -48,8 +48,9 @@ class Agreement:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._store: KeyValueStore | None = None
-        self._voice = secrets.token_hex(8)
-        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each voice (a reader's random name)
+        self._channel = self._name
+        self._reader_id = secrets.token_hex(8)
+        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each reader, by its id
 
     def greatest(self, name: str, value: int) -> int:
         """Return the greatest of all ranks' values. Every rank must call this, with the names in the same order.
@@ -57,18 +58,19 @@ class Agreement:
         Raises RankTimeoutError if a rank does not within the timeout, RanksError if one asks under another name or the
         connection breaks, ConfigError if this process has no address of a key-value store.
         """
-        if self._ranks.world_size == 1:
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        if world_size == 1:
             return value
         if self._pid != os.getpid():
             self._begin()  # a forked process must not use its parent's connection
         if self._store is None:
             self._store = self._connect()
-            self._channel = f"{self._name}/{self._store.replica(self._name, self._ranks)}"
-            if self._ranks.rank != 0:
+            self._channel = f"{self._name}/{self._store.replica(self._name, rank, world_size)}"
+            if rank:
                 self._ask(self._store, {})
-        if self._ranks.rank == 0:
-            return self._gather(self._store, name, value)
-        return int(self._ask(self._store, {"name": name, "value": value})["greatest"])
+        if rank:
+            return int(self._ask(self._store, {"name": name, "value": value})["greatest"])
+        return self._gather(self._store, name, value)
 
     def _connect(self) -> KeyValueStore:
         address = self._place.address()
@@ -82,27 +84,26 @@ class Agreement:
         return KeyValueStore.connect(address)
 
     def _ask(self, store: KeyValueStore, message: Json) -> Json:
-        store.push(self._channel, json.dumps(message | {"voice": self._voice, "rank": self._ranks.rank}))
-        key = f"{self._channel}/{self._voice}"
-        answer = store.get(key, self._timeout_s)
-        if answer is None:
+        store.push(self._channel, json.dumps(message | {"reader": self._reader_id, "rank": self._ranks.rank}))
+        key = f"{self._channel}/{self._reader_id}"
+        text = store.get(key, self._timeout_s)
+        if text is None:
             what = message.get("name", "its greeting")
             raise RankTimeoutError(
                 f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({what} of {self._name})"
             )
         store.delete(key)
-        said: Json = json.loads(answer)
-        if "error" in said:
-            raise from_json(said["error"])
-        return said
+        answer: Json = json.loads(text)
+        if "error" in answer:
+            raise from_json(answer["error"])
+        return answer
 
     def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
         try:
-            values = self._values(store, name)
+            greatest = max(value, *self._values(store, name).values())
         except RanksError as exn:
             self._answer_all(store, {"error": exn.to_json()})
             raise
-        greatest = max(value, *values.values())
         self._answer_all(store, {"greatest": greatest})
         return greatest
 
@@ -114,10 +115,13 @@ class Agreement:
             if text is None:
                 raise self._missing(name, values)
             message: Json = json.loads(text)
-            voice, rank = message["voice"], message["rank"]
+            reader, rank = message["reader"], message["rank"]
             if "value" not in message:
-                self._greet(store, voice, rank)
-            elif voice not in self._greeted:
+                # Another reader of the same rank is gone.
+                self._greeted = {known: owner for known, owner in self._greeted.items() if owner != rank}
+                self._greeted[reader] = rank
+                store.set(f"{self._channel}/{reader}", "{}")
+            elif reader not in self._greeted:
                 continue  # from an earlier iteration
             elif message["name"] != name:
                 raise RanksError(f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for {name}")
@@ -125,14 +129,9 @@ class Agreement:
                 values[rank] = message["value"]
         return values
 
-    def _greet(self, store: KeyValueStore, voice: str, rank: int) -> None:
-        # Another voice of the same rank belongs to a reader that is gone.
-        self._greeted = {known: owner for known, owner in self._greeted.items() if owner != rank} | {voice: rank}
-        store.set(f"{self._channel}/{voice}", "{}")
-
     def _answer_all(self, store: KeyValueStore, answer: Json) -> None:
-        for voice in self._greeted:
-            store.set(f"{self._channel}/{voice}", json.dumps(answer))
+        for reader in self._greeted:
+            store.set(f"{self._channel}/{reader}", json.dumps(answer))
 
     def _missing(self, name: str, values: dict[int, int]) -> RankTimeoutError:
         missing = [rank for rank in range(1, self._ranks.world_size) if rank not in values]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -28,9 +27,9 @@ if torch.distributed.is_available():
 
 log = logging.getLogger("shardcache")
 
-CONNECT_TIMEOUT_S = 60.0
-_ALONE = Ranks()
+_CONNECT_TIMEOUT_S = 60.0
 _SHORT_CONNECT_S = 10.0  # for uses that can do without the store
+_ALONE = Ranks()
 
 
 def ranks() -> Ranks | None:
@@ -38,6 +37,11 @@ def ranks() -> Ranks | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
+
+
+def attempt(env: Mapping[str, str] = os.environ) -> str:
+    """Return the number of times that torchrun has restarted the job's processes, which then count from the start."""
+    return env.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +70,14 @@ class MeetingPlace:
         self._connected: tuple[int, StoreAddress, KeyValueStore | None] | None = None
 
     def __repr__(self) -> str:
-        return f"MeetingPlace({self._told()!r})"
+        return f"MeetingPlace({_address_of_process_group() or self._inherited!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MeetingPlace, (self._told(),)
-
-    def _told(self) -> StoreAddress | None:
-        return _address_of_process_group() or self._inherited
+        return MeetingPlace, (_address_of_process_group() or self._inherited,)
 
     def address(self) -> StoreAddress | None:
         """Return the address of the store that the job's ranks share; None if none is known, or for a single rank."""
-        found = self._told() or _address_of_environment()
+        found = _address_of_process_group() or self._inherited or _address_of_environment()
         return found if found is not None and found.world_size > 1 else None
 
     def store(self) -> KeyValueStore | None:
@@ -132,7 +133,7 @@ class KeyValueStore:
         return f"KeyValueStore({self._where})"
 
     @classmethod
-    def connect(cls, address: StoreAddress, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
+    def connect(cls, address: StoreAddress, timeout_s: float = _CONNECT_TIMEOUT_S) -> Self:
         """Open a connection for this process. Raises RanksError if no store answers within the timeout."""
         store = _connect(address, timeout_s)
         if store is None:
@@ -158,51 +159,27 @@ class KeyValueStore:
 
     def set(self, key: str, value: str) -> None:
         """Set a value of at most 8 MiB."""
-        with self._translated():
-            self._store.set(key, value)
+        self._call("set", key, value)
 
     def first(self, key: str, value: str) -> str:
         """Set the value unless there is one already; return the value now stored."""
-        with self._translated():
-            return str(self._store.compare_set(key, "", value).decode())
-
-    def replica(self, name: str, ranks: Ranks) -> int:
-        """Return the number of this process among those that read for the same rank, from 0; the same each time.
-
-        Processes of one number, one for each rank, can so agree without the others. It makes no difference which ones
-        they are, as all that read for a rank read the same samples.
-
-        Args:
-            name: the same in all processes, and unique to those that may agree.
-            ranks: rank for which this process reads.
-        """
-        if ranks.world_size == self._ranks.world_size:
-            return 0
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        each, own = f"replicas/{attempt}/{name}/{ranks.rank}", str(self._ranks.rank)
-        return next(number for number in count() if self.first(f"{each}/{number}", own) == own)
+        return str(self._call("compare_set", key, "", value).decode())
 
     def has(self, key: str) -> bool:
         """Return True if the key has a value."""
-        with self._translated():
-            return bool(self._store.check([key]))
+        return bool(self._call("check", [key]))
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return the value as soon as there is one; None if there is none within the timeout."""
-        if not self._comes(key, timeout_s):
-            return None
-        with self._translated():
-            return str(self._store.get(key).decode())
+        return str(self._call("get", key).decode()) if self._comes(key, timeout_s) else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, initially 0; return the sum."""
-        with self._translated():
-            return int(self._store.add(key, amount))
+        return int(self._call("add", key, amount))
 
     def delete(self, key: str) -> None:
         """Remove the value, if there is one."""
-        with self._translated():
-            self._store.delete_key(key)
+        self._call("delete_key", key)
 
     def push(self, queue: str, value: str) -> None:
         """Append to a queue. Raises ConfigError if this release of torch has no queues."""
@@ -210,28 +187,37 @@ class KeyValueStore:
             raise ConfigError(
                 "torch's key-value store has no queues in this release", remedy="install torch 2.8 or newer"
             )
-        with self._translated():
-            self._store.queue_push(queue, value)
+        self._call("queue_push", queue, value)
 
     def pop(self, queue: str, timeout_s: float) -> str | None:
         """Remove and return the first value of a queue that only this process reads; None if none comes in time."""
-        if not self._comes(queue, timeout_s):
-            return None
-        with self._translated():
-            return str(self._store.queue_pop(queue).decode())
+        return str(self._call("queue_pop", queue).decode()) if self._comes(queue, timeout_s) else None
+
+    def replica(self, name: str, rank: int, world_size: int) -> int:
+        """Return the number of this process among those that read for the same rank, from 0; the same each time.
+
+        Processes of one number, one for each rank, can so agree without the others. It makes no difference which ones
+        they are, as all that read for a rank read the same samples.
+
+        Args:
+            name: the same in all processes, and unique to those that may agree.
+            rank, world_size: rank for which this process reads.
+        """
+        if world_size == self._ranks.world_size:
+            return 0
+        each, own = f"replicas/{attempt()}/{name}/{rank}", str(self._ranks.rank)
+        return next(number for number in count() if self.first(f"{each}/{number}", own) == own)
 
     def _comes(self, key: str, timeout_s: float) -> bool:
         try:
-            with self._translated():
-                self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+            self._call("wait", [key], timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError:  # a FileStore raises nothing more specific on timeout
             return False
         return True
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _call(self, method: str, *args: Any) -> Any:
         try:
-            yield
+            return getattr(self._store, method)(*args)
         except torch.distributed.DistNetworkError as exn:
             raise RanksError(
                 f"the connection to the job's key-value store broke: {exn}",

@@ -12,12 +12,34 @@ from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment
 
 
+class Epochs:
+    """One rank's count of epochs, by itself: its iterations read one epoch after another."""
+
+    def follows(self, epoch: int, left: int) -> int:
+        """Return the epoch after `left`, which this rank has ended early; `epoch` by its own count. May block."""
+        return epoch
+
+    def begin(self, epoch: int | None) -> None:
+        """Note that this rank reads an epoch, beyond a look; None for one that was set."""
+
+    def leave(self, epoch: int) -> None:
+        """Note that this rank has ended an epoch early."""
+
+    def end(self, epoch: int) -> None:
+        """Note that this rank has read an epoch to its end."""
+
+
 class RankGroup:
     """Ranks that know their number and share nothing: each resolves its own manifest and counts its own epochs.
 
     Args:
         given: the ranks that the user named; None for the launcher's.
+
+    Attributes:
+        settled: True if all ranks have the manifest of rank 0.
     """
+
+    settled = False
 
     def __init__(self, given: Ranks | MeshRanks | None) -> None:
         self.given = given
@@ -51,11 +73,6 @@ class RankGroup:
         """Return the place of this process among the readers of the job, as of now."""
         return Topology(self.ranks.rank, self.ranks.world_size)
 
-    @property
-    def settled(self) -> bool:
-        """True if all ranks have the manifest of rank 0."""
-        return False
-
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return the manifest for all ranks, which `resolve` makes."""
         return resolve()
@@ -69,10 +86,10 @@ class RankGroup:
             )
         return secrets.randbits(32)
 
-    def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
+    def compare(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank is known to read other shards."""
 
-    def compare_options(self, options: Mapping[str, object], topology: Topology) -> None:
+    def compare_options(self, options: Mapping[str, object]) -> None:
         """Raise RanksError if another rank is known to have other options of the order."""
 
     def of_copy(self, name: str = "") -> RankGroup:
@@ -83,20 +100,6 @@ class RankGroup:
         """
         return self
 
-    def follows(self, epoch: int, left: int) -> int:
-        """Return the epoch that follows after this rank has ended one early.
-
-        Args:
-            epoch: the next one by its own count.
-            left: the epoch that it ended early.
-        """
-        return epoch
-
-    def begin(self, epoch: int) -> None:
-        """Note that this rank reads an epoch, beyond a look."""
-
-    def leave(self, epoch: int) -> None:
-        """Note that this rank has ended an epoch early."""
-
-    def end(self, epoch: int) -> None:
-        """Note that this rank has read an epoch to its end."""
+    def epochs(self, batches: Mapping[str, object]) -> Epochs:
+        """Return the count of epochs that all ranks agree on, if they also agree on these options."""
+        return Epochs()

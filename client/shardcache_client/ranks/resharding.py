@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache_client.topology import Topology
@@ -20,12 +19,7 @@ Variables = Mapping[str, Any]
 Shares = Callable[[Variables], int]
 
 
-def _all(variables: Variables) -> int:
-    return 1
-
-
-@dataclass(frozen=True, slots=True)
-class Resharder:
+class Resharder(NamedTuple):
     """A function of another project that passes on one share of the samples it reads.
 
     Attributes:
@@ -37,8 +31,8 @@ class Resharder:
 
     name: str
     remedy: str
-    ranks: Shares = _all
-    workers: Shares = _all
+    ranks: Shares = lambda _: 1
+    workers: Shares = lambda _: 1
 
 
 def _processes(variables: Variables) -> int:
@@ -108,22 +102,16 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
     """
     if topology.readers == 1:
         return
-    for resharder, variables in _resharders():
-        if topology.world_size > 1:
-            shares = _count(resharder.ranks, variables)
-            if topology.world_size * shares > max(processes, topology.world_size):
-                raise _error(resharder, shares, "rank")
-        if topology.workers > 1:
-            shares = _count(resharder.workers, variables)
-            if shares > 1:
-                raise _error(resharder, shares, "worker")
-
-
-def _resharders() -> Iterator[tuple[Resharder, Variables]]:
     for frame in _frames():
         found = _RESHARDERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
-        if found is not None:
-            yield found, frame.f_locals
+        if found is None:
+            continue
+        if topology.world_size > 1:
+            shares = _count(found.ranks, frame.f_locals)
+            if topology.world_size * shares > max(processes, topology.world_size):
+                raise _error(found, shares, "rank")
+        if topology.workers > 1 and (shares := _count(found.workers, frame.f_locals)) > 1:
+            raise _error(found, shares, "worker")
 
 
 def _frames() -> Iterator[FrameType]:

@@ -1,8 +1,8 @@
-"""The reading of one leased shard to its last sample, across changes of its file and of the daemon."""
+"""Leased shards, read to their last sample across changes of file and daemon; the window of those a reader holds."""
 
 from __future__ import annotations
 
-import mmap
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +19,10 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.protocol import Arriving, Leased
-from shardcache.tarindex import TarIndex
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
 from shardcache_client.files.blocks import WHOLE, View
 from shardcache_client.files.slicing import Sample
-from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.mapped_shard import MappedShard
+from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -140,39 +138,14 @@ class LeasedShard:
         self._cut = self._shard.cutter()
         return self._cut(number)
 
-    def cutter(self) -> Callable[[int], Sample]:
-        """Return a function that returns any sample by its number, or raises SampleError.
-
-        This object must be open, and its lease not partial.
-        """
-        return self._whole.cutter()
-
-    def __len__(self) -> int:
-        """Return the number of samples of the shard. This object must be open, and its lease not partial."""
-        return len(self._whole)
-
-    @property
-    def path(self) -> Path:
-        """Path of the tar. This object must be open, and its lease not partial."""
-        return self._whole.path
-
-    @property
-    def index(self) -> TarIndex:
-        """The shard's index. This object must be open, and its lease not partial."""
-        return self._whole.index
-
-    @property
-    def tar(self) -> mmap.mmap:
-        """The bytes of the tar, mapped. This object must be open, and its lease not partial."""
-        return self._whole.tar
-
     @property
     def settled(self) -> bool:
         """True if every other process has mapped the files of the samples sent to it."""
         return not isinstance(self._shard, MappedShard) or self._shard.settled
 
     @property
-    def _whole(self) -> MappedShard:
+    def whole(self) -> MappedShard:
+        """The whole shard. This object must be open, and its lease not partial."""
         assert isinstance(self._shard, MappedShard)
         return self._shard
 
@@ -187,12 +160,10 @@ class LeasedShard:
             self._shard = self._opened()
 
     def _may_try_again(self, exn: ShardcacheError) -> bool:
-        """Return True if the shard should be requested again after an error; only once, as the daemon retries once.
-
-        The next version, or the next try, may be whole, which helps as long as no sample of this one was yielded; a
-        shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of its
-        own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
-        """
+        """Return True if the shard should be requested again after an error; only once, as the daemon retries once."""
+        # The next version, or the next try, may be whole, which helps as long as no sample of this one was yielded; a
+        # shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of
+        # its own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
         anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
         late = isinstance(exn, OriginUnavailableError)
         if self._tried_again or not self._was_arriving or not (anew or late):
@@ -290,3 +261,87 @@ class LeasedShard:
         if self._shard is not None:
             self._shard.close()
             self._shard = self._cut = None
+
+
+class ShardWindow:
+    """Takes the shards of a declared plan one after another and releases them in any order.
+
+    Args:
+        reads: number of positions of the plan that belong to this epoch.
+        partial: True if a shard's beginning will do; None: the session's default.
+        handover: as for `LeasedShard`.
+        view_of: returns the view for the LeasedShard of a shard, given its number in the manifest; None for the whole.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        reads: int,
+        *,
+        partial: bool | None,
+        handover: Handover | None,
+        view_of: Callable[[int], View] | None = None,
+    ) -> None:
+        self._session = session
+        self._reads = reads
+        self._partial = partial
+        self._handover = handover
+        self._view_of = view_of
+        self._ahead: deque[LeaseRequest] = deque()
+        self._asked = 0
+        self._taken: list[LeasedShard] = []
+        self._leaving: list[LeasedShard] = []
+        session.on_wait = self.let_go  # while we wait, others may be waiting for space that this frees
+
+    def __repr__(self) -> str:
+        return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={self._asked}/{self._reads})"
+
+    def ask(self, ahead: int) -> None:
+        """Request shards ahead until there are `ahead` of them, earlier requests included."""
+        while len(self._ahead) < ahead and self._asked < self._reads:
+            self._ahead.append(self._session.lease(self._asked, partial=self._partial))
+            self._asked += 1
+
+    def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
+        """Return the next shard, to be opened.
+
+        Args:
+            number: its number in the manifest.
+            count, span: as for `LeasedShard`.
+        """
+        self.ask(1)
+        self.let_go()
+        view = WHOLE if self._view_of is None else self._view_of(number)
+        lease, handover = self._ahead.popleft(), self._handover
+        leased_shard = LeasedShard(self._session, lease, count=count, span=span, handover=handover, view=view)
+        self._session.extend()  # after the request for the shard, so as not to delay it
+        self._taken.append(leased_shard)
+        return leased_shard
+
+    def give_back(self, leased_shard: LeasedShard) -> None:
+        """Release a shard, now or as soon as every process has received the samples sent to it."""
+        self._taken.remove(leased_shard)
+        self._leaving.append(leased_shard)
+        self.let_go()
+
+    def empty(self) -> None:
+        """Release everything, at the end of the epoch or when the rest is no longer wanted.
+
+        Files that other processes have yet to map stay mapped by their samples, and so stay cached; see `handover`.
+        """
+        for leased_shard in (*self._taken, *self._leaving):
+            leased_shard.close()
+        self._taken, self._leaving = [], []
+        self._session.on_wait = None
+        while self._ahead:
+            self._session.release(self._ahead.popleft())
+
+    def let_go(self) -> None:
+        """Release the shards given back whose samples have been received by every process they were sent to."""
+        if self._handover is not None:
+            self._handover.settle()  # including those of earlier epochs
+        staying = [leased_shard for leased_shard in self._leaving if not leased_shard.settled]
+        for leased_shard in self._leaving:
+            if leased_shard not in staying:
+                leased_shard.close()
+        self._leaving = staying

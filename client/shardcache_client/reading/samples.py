@@ -22,11 +22,11 @@ from shardcache.errors import (
     ShardTimeoutError,
 )
 from shardcache_client.files.slicing import Sample
+from shardcache_client.handlers import Handler
 from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Strided
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.position.progress import ReaderPosition
-from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.position.state import Position
+from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
 
 T = TypeVar("T")
 Draw = Callable[[], Sample]
@@ -37,6 +37,36 @@ _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTim
 
 # Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
 _MAX_AT_ONCE = 8
+
+
+class StoppedError(Exception):
+    """A handler has ended the epoch."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Handler of the errors of samples and shards.
+
+    Attributes:
+        samples: number of samples that were bad or could not be decoded.
+        shards: number of shards that could not be read, wholly or from some sample on.
+    """
+
+    on_error: Handler
+    samples: int = 0
+    shards: int = 0
+
+    def skip(self, exn: Exception) -> None:
+        """Call the handler, and count the skipped sample or shard.
+
+        Raises StoppedError if the handler ends the epoch, or what the handler raises.
+        """
+        if not self.on_error(exn):
+            raise StoppedError
+        if isinstance(exn, SampleError):
+            self.samples += 1
+        else:
+            self.shards += 1
 
 
 class _LostError(Exception):
@@ -62,7 +92,7 @@ class _HeldPiece:
 
 
 class SampleReader:
-    """Reads parts of a share through one window of shards. Errors go to the position's handler.
+    """Reads parts of a share through one window of shards.
 
     A lane takes a shard from the window when its turn needs one. A turn whose sample is skipped or not wanted is over,
     too, so the lanes take their shards in the order of the plan, whatever happens.
@@ -71,10 +101,13 @@ class SampleReader:
         manifest: the dataset's, if samples are dealt; else None.
     """
 
-    def __init__(self, manifest: Manifest | None, shard_window: ShardWindow, position: ReaderPosition) -> None:
+    def __init__(
+        self, manifest: Manifest | None, shard_window: ShardWindow, position: Position, skipped: Skipped
+    ) -> None:
         self._manifest = manifest
         self._shard_window = shard_window
         self._position = position
+        self._skip = skipped.skip
 
     def samples(self, part: Part) -> Generator[Sample | None]:
         """Yield the sample of each place of a part, None in place of a skipped one."""
@@ -99,7 +132,7 @@ class SampleReader:
                 self._shard_window.ask(1)
                 yield from self._rest_of(leased_shard)
             except _SHARD_ERRORS as exn:
-                self._position.skip(exn)
+                self._skip(exn)
                 for _ in range(0 if stop is None else stop - leased_shard.number):
                     self._position.taken += 1
                     yield None
@@ -115,7 +148,7 @@ class SampleReader:
                 return
             except SampleError as exn:
                 self._position.taken += 1
-                self._position.skip(exn)
+                self._skip(exn)
                 yield None
 
     def _begin_step(self, step: int, skipped: int) -> None:
@@ -132,7 +165,7 @@ class SampleReader:
                 try:
                     sample: Sample | None = draw()
                 except SampleError as exn:
-                    position.skip(exn)
+                    self._skip(exn)
                     sample = None
                 except _LostError:
                     sample = None
@@ -143,7 +176,7 @@ class SampleReader:
         try:
             return draw()
         except SampleError as exn:
-            self._position.skip(exn)
+            self._skip(exn)
         except _LostError:
             pass
         return None
@@ -179,9 +212,9 @@ class SampleReader:
         leased_shard = self._shard_window.take(piece.shard, count)
         try:
             leased_shard.open()
-            count, cut = len(leased_shard), leased_shard.cutter()
+            count, cut = len(leased_shard.whole), leased_shard.whole.cutter()
         except _SHARD_ERRORS as exn:
-            self._position.skip(exn)
+            self._skip(exn)
             cut = _lost
         # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
         numbers = piece.numbers((count or 0) if chosen is None else len(chosen), permuted=mix.window > 0)

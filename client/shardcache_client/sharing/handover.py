@@ -10,22 +10,126 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import weakref
-from collections.abc import Collection
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables
 from shardcache_client.files.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
 from shardcache_client.files.slicing import Column, Slices, as_bytes, map_file, unreadable
-from shardcache_client.sharing.acks import Ack, Acks
+from shardcache_client.sharing.shared_notes import reopened, take
 
 _BY_VALUE = 4  # first pickle protocol that handles large bytes well; out-of-band buffers of 5 do not suit pipes
+_NUMBER = struct.Struct("<Q")
+_CELLS = 1 << 20  # of one process; address space only: the few cells in use at a time are reused
 
+_ALL_ACKS: weakref.WeakValueDictionary[int, Acks] = weakref.WeakValueDictionary()
 _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
 """Shards from which this process has received Buffers, as long as any of these live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The acknowledgement sent along with one message: name of its `Acks`, cell, and the number to write there."""
+
+    name: int
+    cell: int
+    number: int
+
+    def hand_in(self) -> None:
+        """Acknowledge the message to its sender. Raises ConfigError if this process has no way to do so."""
+        acks = _ALL_ACKS.get(self.name)
+        if acks is None:
+            raise ConfigError(
+                "a zero-copy value arrived in a process that does not have its dataset, or no longer has it",
+                remedy="keep the dataset while its values are in transit; to other processes, send bytes(value)",
+            )
+        os.pwrite(acks.fd, _NUMBER.pack(self.number), self.cell * _NUMBER.size)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The cells reserved for one sending process during its lifetime."""
+
+    pid: int
+    fresh: Iterator[int]
+    free: list[int] = field(default_factory=list)
+
+
+class Acks:
+    """Acknowledgements between related processes that messages have arrived, whatever channel they took.
+
+    Sender and receiver share a memfd, an unnamed file that vanishes with the last process that holds it. The sender
+    chooses a cell of it and a random number; the receiver of the message writes the number into the cell. Handing in an
+    acknowledgement twice has no effect, several receivers need no lock, and a late acknowledgement for a sender that is
+    gone does not confuse the next one.
+
+    Shared with forked and spawned children. A copy pickled for any other purpose is a new set.
+    """
+
+    def __init__(self) -> None:
+        self._own(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
+
+    def __repr__(self) -> str:
+        return f"Acks({self._name:016x}, inherited={self.inherited})"
+
+    def _own(self, fd: int, name: int, receiver_pid: int) -> None:
+        self.fd, self._name, self._receiver_pid = fd, name, receiver_pid
+        self._cells: _Cells | None = None
+        weakref.finalize(self, os.close, fd)
+        _ALL_ACKS[name] = self
+
+    def receive_here(self) -> None:
+        """Make this process the receiver, whichever process created the acknowledgements."""
+        self._receiver_pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """True if the process that started this one is the receiver."""
+        return os.getpid() != self._receiver_pid
+
+    def expect(self) -> Ack:
+        """Return an acknowledgement to be sent along with a message. Thread-safe."""
+        cells = self._cells_here()
+        try:
+            cell = cells.free.pop()
+        except IndexError:
+            cell = next(cells.fresh)
+        return Ack(self._name, cell, randbits(64))
+
+    def came(self, ack: Ack) -> bool:
+        """Return True if an acknowledgement that this process expects was handed in; do not ask for it again."""
+        if os.pread(self.fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
+            return False
+        self._cells_here().free.append(ack.cell)
+        return True
+
+    def _cells_here(self) -> _Cells:
+        if self._cells is None or self._cells.pid != os.getpid():  # those of the process that forked this one
+            fd = reopened(self.fd)  # its lock is released when this process ends, however it ends
+            number = next(number for number in count() if take(fd, number))
+            self._cells = _Cells(os.getpid(), count(number * _CELLS))
+            weakref.finalize(self, os.close, fd)
+        return self._cells
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            return Acks, ()
+        return _attach, (DupFd(self.fd), self._name, self._receiver_pid)
+
+
+def _attach(duplicate: Any, name: int, receiver_pid: int) -> Acks:
+    acks = Acks.__new__(Acks)
+    acks._own(duplicate.detach(), name, receiver_pid)
+    return acks
 
 
 class Handover:

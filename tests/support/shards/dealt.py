@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardcache_client.order.deal import SampleDeal, SpanDeal
+from shardcache_client.order.division import Partition, Phase
 from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
-from shardcache_client.position.partition import Partition, Phase
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]

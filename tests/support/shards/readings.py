@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
-from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.mapped_shard import MappedShard
+from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
 Items = list[tuple[str, Any]]
 
@@ -45,13 +45,13 @@ def by_index(path: Path, start: int = 0) -> Reading:
         reader = _publish(path)
     except ShardcacheError as exn:
         return Reading(error=exn)
-    with reader:
+    with closing(reader):
         return _read(reader.samples(start))
 
 
 def by_number(path: Path) -> list[Items | None]:
     """Read each sample by its number, as a shuffled reader does, last first; None is in the place of a bad one."""
-    with _publish(path) as reader:
+    with closing(_publish(path)) as reader:
         readings = [_read(map(reader.cutter(), [number])) for number in reversed(range(len(reader)))]
     return [None if reading.error else reading.samples[0] for reading in readings][::-1]
 
@@ -69,7 +69,7 @@ def by_arrival(path: Path, start: int = 0) -> Reading:
     def more(beyond: int) -> Arriving | None:
         return grant(beyond + 1) if beyond < stat.st_size else None
 
-    with ArrivingShard(grant(0), more) as shard:
+    with closing(ArrivingShard(grant(0), more)) as shard:
         return _read(shard.samples(start))
 
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal, ShardDeal, check
+from shardcache_client.order.division import Even, Partition, Phase
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.position import state
-from shardcache_client.position.partition import Even, Partition, Phase
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, everybody, walk
 
@@ -110,10 +109,9 @@ def test_two_epochs_differ_and_one_repeats() -> None:
 
 _ORDER = """
 import json
-from shardcache_client.position import state
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.position.partition import Partition
+from shardcache_client.order.division import Partition
 from support.shards.dealt import everybody
 print(json.dumps(everybody(SampleDeal([7, 0, 31, 12, 5], Shuffle(11, 3, 2), "pad", 4), 5, Partition(2, 2, "pad", 4))))
 """
@@ -180,4 +178,4 @@ def test_share_resumes_after_any_place() -> None:
     share = deal.share(0, 0, Topology(1, 2))
     whole = walk(share, counts)
     for taken in range(len(whole) + 1):
-        assert walk(share.behind(state.Place(taken=taken)), counts) == whole[taken:]
+        assert walk(share.behind(taken), counts) == whole[taken:]

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
+from shardcache_client.order.division import Even, Partition
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.position.partition import Even, Partition
-from shardcache_client.position.state import Place as Reached
-from shardcache_client.position.state import ReaderState, in_batches, resume_batches
+from shardcache_client.position.state import Position, ReaderState, in_batches, resume_batches
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, crew, opened, walk
 
@@ -57,7 +56,7 @@ class Elastic:
     def read(self, epoch: int, cut: Partition, taken: int = 0) -> Batches:
         """Return the global batches of a job, after so many: each rank takes batches from its workers in turn."""
         size = 12 // cut.world_size
-        phases = in_batches([self.state(epoch, cut, taken)])[0].phases if taken else ()
+        phases = in_batches([self.state(epoch, cut, taken)])[0].position.phases if taken else ()
         shares = [iter(walk(self.deal.share(epoch, 0, reader, phases), self.counts)) for reader in crew(cut)]
         batches: Batches = []
         for batch in range(self.deal.batches - taken):
@@ -69,7 +68,7 @@ class Elastic:
     def state(self, epoch: int, cut: Partition, taken: int) -> ReaderState:
         """Return the state of a single reader after so many batches."""
         one = Partition(1, 1, cut.even, 12)
-        return ReaderState("", epoch, one, place=Reached(taken=12 * taken, given=12 * taken))
+        return ReaderState("", Position(epoch, taken=12 * taken, given=12 * taken), one)
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
@@ -129,13 +128,13 @@ def test_the_plan_of_global_batches_is_the_order_of_need(elastic: Elastic, job: 
     """For each reader: the shards in the order in which passing over their samples opens them."""
     for reader in crew(Partition(*job)):
         share = elastic.deal.share(0, 0, reader)
-        rest = share.behind(Reached(taken=min(taken, share.samples or 0)))
+        rest = share.behind(min(taken, share.samples or 0))
         assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
 
 
 def state(reader: int, given: int, cut: Partition) -> ReaderState:
     """Return the state of a reader that has yielded so many samples."""
-    return ReaderState("", 0, cut, reader=reader, place=Reached(taken=given + 1, given=given))
+    return ReaderState("", Position(0, taken=given + 1, given=given), cut, reader=reader)
 
 
 def test_states_are_counted_in_batches() -> None:
@@ -143,9 +142,9 @@ def test_states_are_counted_in_batches() -> None:
     cut = Partition(2, 2, "pad", 6)
     states = [state(2, 18, cut), state(3, 12, cut)]
     start = resume_batches(in_batches(states), Partition(1, 1, "pad", 12), Topology())
-    assert (start.place, start.phases[0].taken) == (Reached(), (18, 12))
+    assert (start.taken, start.phases[0].taken) == (0, (18, 12))
     assert ElasticDeal(SampleDeal([120]), 12).share(0, 0, Topology(), start.phases).samples == 120 - 5 * 12
-    assert resume_batches(states, cut, Topology(0, 2, 1, 2)).place == Reached(taken=12, given=12)
+    assert resume_batches(states, cut, Topology(0, 2, 1, 2)) == Position(0, taken=12, given=12)
     with pytest.raises(ConfigError, match="some workers are missing"):
         in_batches(states[:1])
 
@@ -154,7 +153,7 @@ def test_state_within_a_batch_resumes_with_the_next_sample_or_with_the_batch() -
     """The same readers read on where they were; others begin the batch again."""
     cut = Partition(1, 1, "pad", 12)
     states = in_batches([state(0, 30, cut)])
-    assert resume_batches(states, cut, Topology()).place.given == 30
+    assert resume_batches(states, cut, Topology()).given == 30
     others = resume_batches(states, Partition(2, 1, "pad", 6), Topology(1, 2))
     assert ElasticDeal(SampleDeal([120]), 12).share(0, 0, Topology(1, 2), others.phases).samples == 48
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
+from shardcache_client.order.division import Even, Partition, Phase
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.rounds import Order, Shuffle
-from shardcache_client.position.partition import Even, Partition, Phase
-from shardcache_client.position.state import Place as Reached
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, opened, shares
 
@@ -165,7 +164,7 @@ def test_one_plan_has_the_shards_of_all_sources_in_the_order_of_need(
 ) -> None:
     """From any place on, the plan is what reading sample by sample opens, one shard after another."""
     share = mixed.deal().share(1, 0, Topology(size[0] - 1, size[0], size[1] - 1, size[1]))
-    rest = share.behind(Reached(taken=min(taken, share.samples or 0)))
+    rest = share.behind(min(taken, share.samples or 0))
     assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
 
 

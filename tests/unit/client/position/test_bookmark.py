@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.division import Partition, Phase
 from shardcache_client.position.bookmark import Bookmark, Iteration
-from shardcache_client.position.partition import Partition, Phase
-from shardcache_client.position.state import Place, ReaderState, Resumption, resume
-from shardcache_client.sharing.shared_state import SharedState
+from shardcache_client.position.state import Position, ReaderState, resume
+from shardcache_client.ranks.group import Epochs
+from shardcache_client.sharing.shared_notes import SharedNotes
 from shardcache_client.topology import Topology
 
 CUT = Partition(1, 2)
@@ -22,15 +23,19 @@ EPOCH = 4
 @pytest.fixture
 def bookmark() -> Bookmark:
     """That of a dataset that was just made."""
-    return Bookmark(SharedState(), {True: "train", False: "train"})
+    return Bookmark(SharedNotes(), Epochs())
+
+
+def load(bookmark: Bookmark, data: Any, *, worker: bool = False) -> None:
+    """Load a state of the dataset."""
+    bookmark.load(data, {True: "train", False: "train"}, worker=worker)
 
 
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
     """Return the state of a worker of two in the middle of an epoch."""
-    place = Place(taken=10 + reader, given=10 + reader)
-    return ReaderState(
-        **{"dataset": "train", "epoch": EPOCH, "cut": CUT, "reader": reader, "place": place} | fields
-    ).to_json()
+    position = Position(fields.pop("epoch", EPOCH), taken=10 + reader, given=10 + reader)
+    whole = {"dataset": "train", "position": position, "cut": CUT, "reader": reader} | fields
+    return ReaderState(**whole).to_json()
 
 
 def forked(bookmark: Bookmark) -> list[Bookmark]:
@@ -47,26 +52,26 @@ def begun(bookmark: Bookmark, *place: int) -> Iteration:
     return iteration
 
 
-def begin(workers: list[Bookmark], loader: int) -> list[Resumption]:
+def begin(workers: list[Bookmark], loader: int) -> list[Position]:
     """Have a loader's workers read an iteration; return from where each reads."""
     iterations = [begun(each, loader, worker, len(workers)) for worker, each in enumerate(workers)]
     return [start(each, CUT, Topology(0, 1, worker, 2)) for worker, each in enumerate(iterations)]
 
 
-def start(iteration: Iteration, cut: Partition, topology: Topology) -> Resumption:
+def start(iteration: Iteration, cut: Partition, topology: Topology) -> Position:
     """Return from where a reader reads its iteration."""
     assert all(state.epoch == iteration.epoch for state in iteration.states)
-    return resume(iteration.states, cut, topology, 100) if iteration.states else Resumption(iteration.epoch)
+    return resume(iteration.states, cut, topology, 100) if iteration.states else Position(iteration.epoch)
 
 
-def in_the_middle() -> list[Resumption]:
+def in_the_middle() -> list[Position]:
     """From where two workers go on whose states are `saved`."""
-    return [Resumption(EPOCH, (), Place(taken=10 + reader, given=10 + reader)) for reader in range(2)]
+    return [Position(EPOCH, taken=10 + reader, given=10 + reader) for reader in range(2)]
 
 
-def from_the_beginning(epoch: int) -> list[Resumption]:
+def from_the_beginning(epoch: int) -> list[Position]:
     """From where two workers read an epoch that nobody has begun."""
-    return [Resumption(epoch)] * 2
+    return [Position(epoch)] * 2
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -74,7 +79,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     """As StatefulDataLoader does, unknown to the main process: each goes on, and then reads the next epoch."""
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        worker.load(saved(number), worker=True)
+        load(worker, saved(number), worker=True)
         assert worker.next_epoch == EPOCH, "asked at once for its state, it has the one that was loaded"
     assert begin(workers, 17) == in_the_middle()
     for epoch in (EPOCH + 1, EPOCH + 2):
@@ -84,7 +89,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
 
 def test_a_look_leaves_a_loaded_state_to_the_next_iteration(bookmark: Bookmark) -> None:
     """With and without workers: it resumes there, and is followed by the next, which does, too."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     for look in (Iteration(), Iteration(5, 0, 1)):
         bookmark.begin(look)
         assert (look.epoch, [state.reader for state in look.states]) == (EPOCH, [0, 1])
@@ -95,17 +100,17 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     """Persistent workers, which were started before, go on from the state that the main process loads."""
     workers = forked(bookmark)
     begin(workers, 1)
-    bookmark.load([saved(0), saved(1)], worker=False)
-    assert [found.place.taken for found in begin(workers, 1)] == [10, 11]
-    assert [found.place.taken for found in begin(workers, 1)] == [0, 0]
+    load(bookmark, [saved(0), saved(1)])
+    assert [found.taken for found in begin(workers, 1)] == [10, 11]
+    assert [found.taken for found in begin(workers, 1)] == [0, 0]
 
 
 def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> None:
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
-    first.load(saved(0), worker=True)
+    load(first, saved(0), worker=True)
     assert begun(first, 17, 0, 2).epoch == EPOCH
-    second.load(saved(1), worker=True)
+    load(second, saved(1), worker=True)
     assert begun(second, 17, 1, 2).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
@@ -113,7 +118,7 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
 @pytest.mark.parametrize("persistent", [True, False])
 def test_state_loaded_by_the_main_process_reaches_workers(bookmark: Bookmark, persistent: bool) -> None:
     """Workers that are started afterwards take it along, for one epoch."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     workers = forked(bookmark)
     assert begin(workers, 17) == in_the_middle()
     assert begin(workers if persistent else forked(bookmark), 29) == from_the_beginning(EPOCH + 1)
@@ -121,23 +126,23 @@ def test_state_loaded_by_the_main_process_reaches_workers(bookmark: Bookmark, pe
 
 def test_without_workers(bookmark: Bookmark) -> None:
     """The process itself goes on, and then reads the next epoch."""
-    whole, place = Partition(1, 1), Place(taken=3, given=3)
-    bookmark.load(saved(0, cut=whole, place=place), worker=False)
+    whole, position = Partition(1, 1), Position(EPOCH, taken=3, given=3)
+    load(bookmark, saved(0, cut=whole, position=position))
     assert bookmark.next_epoch == EPOCH
     starts = [start(begun(bookmark), whole, Topology()) for _ in range(2)]
-    assert starts == [Resumption(EPOCH, (), place), Resumption(EPOCH + 1)]
+    assert starts == [position, Position(EPOCH + 1)]
 
 
 def test_other_workers_than_before(bookmark: Bookmark) -> None:
     """The remainder follows from how far those before came."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     resumed = start(begun(bookmark), Partition(1, 1), Topology())
-    assert resumed == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
+    assert resumed == Position(EPOCH, (Phase(CUT, (10, 11)),))
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
     """A training loop names the epoch before it reads: the loaded one goes on, any other begins at its beginning."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     for epoch, starts in ((EPOCH, in_the_middle()), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
         bookmark.set_epoch(epoch)
         assert begin(forked(bookmark), epoch) == starts
@@ -146,15 +151,15 @@ def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> N
 def test_last_loaded_state_holds(bookmark: Bookmark) -> None:
     """A state takes the place of the epoch that was set before, and of an earlier state."""
     bookmark.set_epoch(7)
-    bookmark.load([saved(0, epoch=9), saved(1, epoch=9)], worker=False)
+    load(bookmark, [saved(0, epoch=9), saved(1, epoch=9)])
     assert bookmark.next_epoch == 9
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     assert begin(forked(bookmark), 17) == in_the_middle()
 
 
 def test_a_loaded_state_is_used_once(bookmark: Bookmark) -> None:
     """A loop that names the same epoch before every pass, as for validation, reads the rest and then whole passes."""
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     for starts in (in_the_middle(), from_the_beginning(EPOCH), from_the_beginning(EPOCH)):
         bookmark.set_epoch(EPOCH)
         assert begin(forked(bookmark), 17) == starts
@@ -165,7 +170,7 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
     bookmark.set_epoch(EPOCH + 3)
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        worker.load(saved(number), worker=True)
+        load(worker, saved(number), worker=True)
     assert begin(workers, 17) == from_the_beginning(EPOCH + 3)
     assert bookmark.next_epoch == EPOCH + 3
 
@@ -173,7 +178,7 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
 def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:
     """It is refused, and changes nothing."""
     with pytest.raises(ConfigError, match="another dataset"):
-        bookmark.load(saved(0, dataset="validation"), worker=False)
+        load(bookmark, saved(0, dataset="validation"))
     assert begun(bookmark).epoch == 0
 
 
@@ -185,7 +190,7 @@ def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
     begun(bookmark)
     assert bookmark.workers == 0
     begin(forked(bookmark), 31)
-    bookmark.load(saved(0), worker=False)
+    load(bookmark, saved(0))
     assert bookmark.workers == 0
 
 
@@ -229,7 +234,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
     first, late = forked(bookmark)
     for _ in range(2):
         first.count(join(first, 17, 0, 2))
-    bookmark.load([saved(0, over=True), saved(1, over=True)], worker=False)
+    load(bookmark, [saved(0, over=True), saved(1, over=True)])
     assert join(first, 17, 0, 2).epoch == EPOCH + 1
     assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
 
@@ -238,7 +243,7 @@ def test_an_iteration_that_begins_while_another_is_read_looks_at_the_same_epoch(
     """As long as the worker of the other one lives: it is never counted, however much of it is read."""
     with subprocess.Popen(["sleep", "60"]) as worker:
         bookmark.count(join(bookmark, 17, 0, 1))
-        with bookmark._shared_state.edit() as notes:
+        with bookmark.notes.edit() as notes:
             notes["iterations"][0]["pid"] = worker.pid
         look = join(bookmark, 29, 0, 1)
         assert (look.epoch, look.looks) == (0, True)
@@ -257,17 +262,19 @@ def test_the_first_of_two_iterations_to_be_counted_makes_the_other_a_look(bookma
     assert bookmark.next_epoch == 1
 
 
-def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on(bookmark: Bookmark) -> None:
+def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on() -> None:
     """The next epoch or the same again. One that was read to its end needs no agreement, nor does a look."""
     asked: list[tuple[int, int]] = []
 
-    def again(epoch: int, left: int) -> int:
-        asked.append((epoch, left))
-        return left
+    class Again(Epochs):
+        def follows(self, epoch: int, left: int) -> int:
+            asked.append((epoch, left))
+            return left
 
+    bookmark = Bookmark(SharedNotes(), Again())
     iterations = [Iteration() for _ in range(3)]
     for iteration in iterations:
-        bookmark.begin(iteration, again)
+        bookmark.begin(iteration)
         bookmark.count(iteration)
         if iteration is iterations[1]:
             bookmark.finish(iteration)
@@ -288,9 +295,11 @@ def test_many_dropped_loaders_leave_no_heap(bookmark: Bookmark) -> None:
     workers[0].count(main[0])
     for loader in range(1, 200):
         join(forked(bookmark)[0], loader, 0, 2)
-    assert len(str(bookmark._shared_state.read())) < 5_000
+    assert len(str(bookmark.notes.read())) < 5_000
     main.append(join(workers[1], 0, 1, 2))
-    assert [workers[worker].finish(main[worker]) for worker in range(2)] == [False, True]
+    for worker in range(2):
+        workers[worker].finish(main[worker])
+    assert join(bookmark).epoch == 1
 
 
 def test_an_epoch_that_is_set_holds_for_every_iteration(bookmark: Bookmark) -> None:
@@ -307,7 +316,7 @@ def test_a_loaded_state_ends_iterations_that_some_workers_have_yet_to_begin(book
     first = forked(bookmark)[0]
     iteration = join(first, 17, 0, 2)
     bookmark.set_epoch(2)
-    bookmark.load([saved(0), saved(1)], worker=False)
+    load(bookmark, [saved(0), saved(1)])
     first.count(iteration)
     assert not iteration.counted
     assert epochs_of(forked(bookmark), 29, [0, 1]) == [EPOCH, EPOCH]

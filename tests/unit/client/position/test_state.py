@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.division import Even, Partition, Phase
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.position.partition import Even, Partition, Phase
-from shardcache_client.position.state import Place, ReaderState, Resumption, find_states, resume
+from shardcache_client.position.state import Position, ReaderState, find_states, resume
 from shardcache_client.topology import Topology
 from support.shards.dealt import crew, taken_in_turns, walk
 
@@ -32,12 +32,17 @@ phases = cuts.flatmap(lambda cut: st.builds(Phase, st.just(cut), st.tuples(*[num
 states = st.builds(
     ReaderState,
     dataset=st.text("0123456789abcdef", min_size=16, max_size=16),
-    epoch=numbers,
+    position=st.builds(
+        lambda epoch, phases, time, nth, before, given, step: Position(
+            epoch, phases, time, before + nth, given, step, before
+        ),
+        numbers,
+        st.lists(phases, max_size=3).map(tuple),
+        *[numbers] * 5,
+    ),
     cut=cuts,
     counted=st.booleans(),
-    phases=st.lists(phases, max_size=3).map(tuple),
     reader=st.integers(0, 1023),
-    place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
 )
 TWO_BY_TWO = Partition(2, 2, batch_size=4)
 SAMPLES = 100
@@ -45,7 +50,9 @@ SAMPLES = 100
 
 def state_of(reader: int, cut: Partition = TWO_BY_TWO, **fields: Any) -> ReaderState:
     """Return the state of one reader of a job."""
-    return ReaderState(**{"dataset": "train", "epoch": 3, "cut": cut, "reader": reader} | fields)
+    where = {name: fields.pop(name) for name in Position.__dataclass_fields__ if name in fields}
+    position = fields.pop("position", Position(**{"epoch": 3} | where))
+    return ReaderState(**{"dataset": "train", "position": position, "cut": cut, "reader": reader} | fields)
 
 
 def saved_loader(*states: ReaderState, steps_since_snapshot: int = 0) -> dict[str, Any]:
@@ -113,8 +120,8 @@ def test_a_state_that_lacks_something_is_refused() -> None:
 @pytest.mark.parametrize("beyond", [["-1"] * 4, ["0x"] * 4, ["1_0"] * 4, ["1"] * 2, ["1"] * 5])
 def test_a_phase_that_says_what_no_reader_wrote_is_refused(beyond: list[str]) -> None:
     """When it is loaded, and not as some other exception when the epoch goes on."""
-    data = json.loads(json.dumps(ReaderState("d", 0, TWO_BY_TWO, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
-    assert find_states(data)[0].phases
+    data = json.loads(json.dumps(state_of(0, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
+    assert find_states(data)[0].position.phases
     data["phases"][0]["beyond"] = beyond
     with pytest.raises(ConfigError, match="the state is invalid"):
         find_states(data)
@@ -138,7 +145,7 @@ def test_nothing_found_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"epoch": 4}, {"cut": Partition(3, 1)}, {"counted": False}, {"dataset": "validation"}]
+    "other", [{"position": Position(4)}, {"cut": Partition(3, 1)}, {"counted": False}, {"dataset": "validation"}]
 )
 def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
     """Nobody could say what is left of the epoch."""
@@ -155,12 +162,12 @@ def test_a_snapshot_of_an_earlier_moment_is_refused() -> None:
 
 def test_each_reader_resumes_where_it_was() -> None:
     """The same job again: everyone finds its own place, given its own state or those of all."""
-    places = [Place(0, 8 * reader + 8, 8 * reader + 4, reader, 3) for reader in range(4)]
-    crew = [state_of(reader, place=place) for reader, place in enumerate(places)]
+    places = [Position(3, (), 0, 8 * reader + 8, 8 * reader + 4, reader, 3) for reader in range(4)]
+    crew = [state_of(reader, position=place) for reader, place in enumerate(places)]
     for reader, place in enumerate(places):
         topology = Topology(reader // 2, 2, reader % 2, 2)
-        assert resume([crew[reader]], TWO_BY_TWO, topology, SAMPLES) == Resumption(3, (), place)
-        assert resume(crew, TWO_BY_TWO, topology, SAMPLES) == Resumption(3, (), place)
+        assert resume([crew[reader]], TWO_BY_TWO, topology, SAMPLES) == place
+        assert resume(crew, TWO_BY_TWO, topology, SAMPLES) == place
 
 
 def test_a_worker_whose_state_is_missing() -> None:
@@ -179,23 +186,24 @@ def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology
     cut = Partition(topology.world_size, topology.workers, batch_size=4)
     with pytest.raises(ConfigError, match=said):
         resume(crew, cut, topology, None)
-    assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2), None) == Resumption(3)
+    assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2), None) == Position(3)
 
 
 def test_reader_that_repeats_samples_for_others_has_none_left() -> None:
     """Samples that make up for bad ones are no part of the epoch: with other readers they are not read on."""
     crew = [
-        state_of(0, Partition(1, 2), place=Place(time=1, taken=2, given=7)),
-        state_of(1, Partition(1, 2), place=Place(taken=4)),
+        state_of(0, Partition(1, 2), time=1, taken=2, given=7),
+        state_of(1, Partition(1, 2), taken=4),
     ]
-    (start,) = {resume(crew, Partition(2, 1), Topology(rank, 2), 20) for rank in range(2)}
+    start, same = (resume(crew, Partition(2, 1), Topology(rank, 2), 20) for rank in range(2))
+    assert start == same
     left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]
     assert sorted(place for reader in left for place in reader) == [(0, number) for number in range(14, 20)]
 
 
-def _rest(deal: SampleDeal, topology: Topology, start: Resumption, batch_size: int) -> Sequence[tuple[int, int]]:
+def _rest(deal: SampleDeal, topology: Topology, start: Position, batch_size: int) -> Sequence[tuple[int, int]]:
     share = replace(deal, batch_size=batch_size).share(start.epoch, 0, topology, start.phases)
-    return walk(share.behind(start.place), deal.counts)
+    return walk(share.behind(start.taken), deal.counts)
 
 
 def given_in_step(cut: Partition, samples: int, batches: int, loader_batch: int) -> list[list[int]]:
@@ -212,7 +220,7 @@ def check_states_of_one_rank(cut: Partition, samples: int, loader_batch: int) ->
         given = given_in_step(cut, samples, batches, loader_batch)
         for rank, mine in enumerate(given):
             crew = [
-                state_of(rank * cut.workers + worker, cut, place=Place(taken=count, given=count))
+                state_of(rank * cut.workers + worker, cut, taken=count, given=count)
                 for worker, count in enumerate(mine)
             ]
             try:
@@ -248,18 +256,18 @@ def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
 def test_samples_that_were_skipped_are_not_taken_for_batches() -> None:
     """A worker that skipped samples came to its end sooner, and the loader then asked the others more often."""
     cut = Partition(2, 2, None, 4)
-    ended = [state_of(0, cut, place=Place(taken=8, given=5)), state_of(1, cut, place=Place(taken=8, given=8))]
+    ended = [state_of(0, cut, taken=8, given=5), state_of(1, cut, taken=8, given=8)]
     with pytest.raises(ConfigError, match="states of all ranks"):
         resume(ended, cut, Topology(1, 2, 0, 2), 32)
-    before = [state_of(0, cut, place=Place(taken=6, given=4)), state_of(1, cut, place=Place(taken=4, given=4))]
-    assert resume(before, cut, Topology(1, 2, 0, 2), 32).place == Place(taken=4, given=4)
+    before = [state_of(0, cut, taken=6, given=4), state_of(1, cut, taken=4, given=4)]
+    assert resume(before, cut, Topology(1, 2, 0, 2), 32) == Position(3, taken=4, given=4)
 
 
 def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> None:
     """A StatefulDataLoader gives each worker its own state alone; with equal shares that is enough."""
     cut = Partition(2, 2, None, 4)
-    state = state_of(1, cut, place=Place(taken=4, given=4))
-    assert resume([state], cut, Topology(1, 2, 1, 2), 32).place == state.place
+    state = state_of(1, cut, taken=4, given=4)
+    assert resume([state], cut, Topology(1, 2, 1, 2), 32) == state.position
     with pytest.raises(ConfigError, match="states of all ranks"):
         resume([state], cut, Topology(1, 2, 1, 2), 33)
 
@@ -299,9 +307,7 @@ def test_any_job_resumes_from_one_ranks_states(
             ends_sooner = drop_last and end and not deal.ends_together(cut, starts[0].phases, drop_last=True)
             for reader, more in zip(mine, taken, strict=True):
                 count.update(shares[reader][:more])
-                before = starts[reader].place
-                place = Place(taken=before.taken + more, given=before.given + more)
-                saved.append(state_of(reader, cut, phases=starts[reader].phases, place=place, in_step=not ends_sooner))
+                saved.append(state_of(reader, cut, position=starts[reader].after(more), in_step=not ends_sooner))
         chosen = [state for state in saved if state.reader // cut.workers == rank % cut.world_size]
         last = cut if count.total() > before_phase else last
     lost = cuts[-1].world_size * (cuts[-1].batch_size - 1 if drop_last else 0)
@@ -311,9 +317,9 @@ def test_any_job_resumes_from_one_ranks_states(
 
 def _start(
     chosen: list[ReaderState], saved: list[ReaderState], cut: Partition, topology: Topology, samples: int
-) -> Resumption:
+) -> Position:
     if not chosen:
-        return Resumption(3)
+        return Position(3)
     try:
         found = [resume(chosen, cut, each, samples) for each in crew(cut)]
     except ConfigError:

@@ -25,9 +25,9 @@ from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, StoreAddress
-from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.ranks.one_manifest import share
 from shardcache_client.ranks.torch_group import TorchRankGroup
-from shardcache_client.topology import Ranks, Topology
+from shardcache_client.topology import Ranks
 
 WORLD = 3
 SHORT_S = 0.5  # of a wait that is to be in vain
@@ -237,9 +237,14 @@ def url() -> Iterator[str]:
     yield f"s3://b/{secrets.token_hex(4)}/"
 
 
-def datasets(url: str) -> list[OneManifest]:
-    """Return what the dataset of each rank holds."""
-    return [OneManifest([url], Ranks(rank, WORLD), 5.0) for rank in range(WORLD)]
+def datasets(url: str) -> list[TorchRankGroup]:
+    """Return the group of each rank, of a new dataset."""
+    return [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+
+
+def shared(server: TCPStore, rank: int, resolve: Callable[[], Manifest], name: str = "train/0") -> Manifest:
+    """Return the manifest that a rank gets."""
+    return share(KeyValueStore(server, "test"), name, Ranks(rank, WORLD), resolve, 5.0)
 
 
 def refuse() -> Manifest:
@@ -247,60 +252,57 @@ def refuse() -> Manifest:
     raise NotFoundError("no such bucket", url="s3://b/")
 
 
-def test_restarted_rank_keeps_the_same_manifest(server: TCPStore, url: str) -> None:
-    """Rank 0 lists once for all ranks, and what it told stays so while the store lives, on rank 0 itself, too."""
-    store, before, after = KeyValueStore(server, "test"), datasets(url), manifest(5)
-    assert before[0].share(store, Ranks(0, WORLD), manifest) == manifest()
-    assert before[1].share(store, Ranks(1, WORLD), refuse) == manifest()
-    assert before[0].share(store, Ranks(0, WORLD), lambda: after) == manifest()
-    assert datasets(url)[0].share(store, Ranks(0, WORLD), lambda: after) == after
+def test_restarted_rank_keeps_the_same_manifest(server: TCPStore) -> None:
+    """Rank 0 lists once for all ranks, and the result stays while the store lives, on rank 0 itself, too."""
+    assert shared(server, 0, manifest) == manifest()
+    assert shared(server, 1, refuse) == manifest()
+    assert shared(server, 0, lambda: manifest(5)) == manifest()
+    assert shared(server, 0, lambda: manifest(5), "train/1") == manifest(5)
 
 
-def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore, url: str) -> None:
+def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None:
     """Every rank gets it as it was; rank 0, started anew, looks again."""
-    store, ranks = KeyValueStore(server, "test"), datasets(url)
     for rank, resolve in ((0, refuse), (1, manifest)):
         with pytest.raises(NotFoundError, match="no such bucket"):
-            ranks[rank].share(store, Ranks(rank, WORLD), resolve)
-    assert ranks[0].share(store, Ranks(0, WORLD), manifest) == manifest()
-    assert ranks[1].share(store, Ranks(1, WORLD), refuse) == manifest()
+            shared(server, rank, resolve)
+    assert shared(server, 0, manifest) == manifest()
+    assert shared(server, 1, refuse) == manifest()
 
 
-def test_same_shards_are_sent_once(server: TCPStore, url: str) -> None:
+def test_same_shards_are_sent_once(server: TCPStore) -> None:
     """A dataset made anew for each epoch does not fill the store: one small value each."""
-    store = KeyValueStore(server, "test")
-    datasets(url)[0].share(store, Ranks(0, WORLD), manifest)
+    shared(server, 0, manifest)
     before = server.num_keys()
-    datasets(url)[0].share(store, Ranks(0, WORLD), manifest)
+    shared(server, 0, manifest, "train/1")
     assert server.num_keys() == before + 1
 
 
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
     first, second, third = datasets(url)
-    second.compare(manifest(), Topology(1, WORLD), counted=True)
-    third.compare(manifest(), Topology(2, WORLD), counted=True)
+    second.compare(manifest(), counted=True)
+    third.compare(manifest(), counted=True)
     told = r"rank 0 would read different shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ManifestMismatchError, match=told):
-            first.compare(manifest(last_version="c"), Topology(0, WORLD), counted=True)
+            first.compare(manifest(last_version="c"), counted=True)
 
 
 def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
     """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
     detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Ranks(1, WORLD), [url], 5.0)
-    detected.compare_options(Assignment(Shuffle(7)).options(), Topology(1, WORLD))
-    named.compare_options(Assignment(None).options(), Topology(1, WORLD))
+    detected.compare_options(Assignment(Shuffle(7)).options())
+    named.compare_options(Assignment(None).options())
 
 
 def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
     groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
     shuffled = Assignment(Shuffle(7))
-    groups[0].compare_options(shuffled.options(), Topology(0, WORLD))
-    groups[1].compare_options(shuffled.options(), Topology(1, WORLD))
+    groups[0].compare_options(shuffled.options())
+    groups[1].compare_options(shuffled.options())
     with pytest.raises(RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"):
-        groups[2].compare_options(Assignment(Shuffle(8)).options(), Topology(2, WORLD))
+        groups[2].compare_options(Assignment(Shuffle(8)).options())
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
     copies = [group.of_copy() for group in groups]
     for rank, weights in enumerate([{"web": 1, "code": 1}] * 2 + [{"web": 3, "code": 1}]):
@@ -308,30 +310,30 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
             samples_per_epoch=20, sources=sources, schedule=SourceQuotas.of(weights, sources, 20)
         )
         if rank < 2:
-            copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
+            copies[rank].compare_options(mixture.options())
             continue
         with pytest.raises(RanksError, match="differ in weights"):
-            copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
+            copies[rank].compare_options(mixture.options())
 
 
 def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
     groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
     for rank, batch_size in enumerate((1, 8)):
-        groups[rank].compare_options(Assignment(batch_size=batch_size).batches(), Topology(rank, WORLD))
-    groups[0].compare_options(Assignment(batch_size=8).batches(), Topology(0, WORLD))
-    groups[2].compare_options(Assignment(batch_size=4, even=None).batches(), Topology(2, WORLD))
+        groups[rank].compare_options(Assignment(batch_size=batch_size).batches())
+    groups[0].compare_options(Assignment(batch_size=8).batches())
+    groups[2].compare_options(Assignment(batch_size=4, even=None).batches())
     with pytest.raises(RanksError, match=r"rank 2 .* differ in batch_size: 4 here and 8 there"):
-        groups[2].compare_options(Assignment(batch_size=4).batches(), Topology(2, WORLD))
+        groups[2].compare_options(Assignment(batch_size=4).batches())
 
 
 def test_a_shard_that_another_rank_lacks_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """One listing that ends earlier is found, too."""
     first, second, _ = datasets(url)
-    first.compare(manifest(3), Topology(0, WORLD), counted=True)
+    first.compare(manifest(3), counted=True)
     longer = Manifest.of([*manifest(3), ShardRef("s3://b/new.tar", "a", 10, 5)])
     with pytest.raises(ManifestMismatchError, match=r"shard 3 is s3://b/new.tar .* missing there"):
-        second.compare(longer, Topology(1, WORLD), counted=True)
+        second.compare(longer, counted=True)
 
 
 def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
@@ -339,45 +341,43 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
     shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(64)) for number in range(50_000)]
     first, second, _ = datasets(url)
     before = server.num_keys()
-    first.compare(Manifest.of(shards), Topology(0, WORLD), counted=False)
+    first.compare(Manifest.of(shards), counted=False)
     assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
     with pytest.raises(ManifestMismatchError, match="shard 49999 is"):
-        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), Topology(1, WORLD), counted=False)
+        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False)
 
 
 def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
     """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
     earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
     for number, dataset in enumerate([earlier, later, other], 1):
-        dataset.compare(manifest(number), Topology(0, WORLD), counted=True)
+        dataset.compare(manifest(number), counted=True)
 
 
 def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank whose daemon has counted some of the shards meanwhile reads as one that has counted none."""
     first, second, third = datasets(url)
     uncounted = manifest(counts=False)
-    first.compare(uncounted, Topology(0, WORLD), counted=False)
-    second.compare(Manifest.of([manifest()[0], *uncounted[1:]]), Topology(1, WORLD), counted=False)
+    first.compare(uncounted, counted=False)
+    second.compare(Manifest.of([manifest()[0], *uncounted[1:]]), counted=False)
     with pytest.raises(ManifestMismatchError, match="samples 5"):
-        third.compare(manifest(), Topology(2, WORLD), counted=True)
+        third.compare(manifest(), counted=True)
 
 
 def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
     first, second, _ = datasets(url)
-    first.compare(manifest(3), Topology(0, WORLD), counted=True)
+    first.compare(manifest(3), counted=True)
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    second.compare(manifest(4), Topology(1, WORLD), counted=True)
+    second.compare(manifest(4), counted=True)
 
 
 def test_where_there_is_no_store_nothing_is_compared(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
-    """Other workers, a rank that was named as the only one, and a store that is gone: iteration goes on."""
+    """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
-    first, second = (TorchRankGroup(ranks, [url], 5.0) for ranks in (Ranks(0, WORLD), Ranks()))
-    first.compare(manifest(), Topology(0, WORLD, worker=1, workers=2), counted=True)
-    second.compare(manifest(), Topology(), counted=True)
+    TorchRankGroup(Ranks(), [url], 5.0).compare(manifest(), counted=True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        datasets(url)[2].compare(manifest(), Topology(2, WORLD), counted=True)
+        datasets(url)[2].compare(manifest(), counted=True)
     assert server.num_keys() == keys

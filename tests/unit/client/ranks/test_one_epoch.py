@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -14,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from shardcache.errors import EpochMismatchError
 from shardcache_client.ranks.distributed import MeetingPlace, StoreAddress
 from shardcache_client.ranks.one_epoch import OneEpoch
-from shardcache_client.topology import Ranks
+from shardcache_client.topology import Topology
 
 WORLD = 3
 IN_VAIN_S = 0.3
@@ -43,9 +44,9 @@ class Rank:
         world_size: int = WORLD,
     ) -> None:
         place = MeetingPlace(StoreAddress("127.0.0.1", server.port, processes, process))
+        topology, compare = partial(Topology, rank, world_size), partial(int)
         # As in a loader's worker, to which the dataset was pickled.
-        self._one: OneEpoch = pickle.loads(pickle.dumps(OneEpoch(name, place, patience_s)))
-        self._ranks = Ranks(rank, world_size)
+        self._one = pickle.loads(pickle.dumps(OneEpoch(name, place, topology, compare, patience_s)))
         self._last: int | None = None
         self._read = True
 
@@ -53,15 +54,15 @@ class Rank:
         """Begin an iteration; return its epoch."""
         following = 0 if self._last is None else self._last + 1
         if not self._read and self._last is not None:
-            following = self._one.follows(self._ranks, following, self._last)
-        self._one.begin(self._ranks, following)
+            following = self._one.follows(following, self._last)
+        self._one.begin(following)
         self._last = following
         self._read = False
         return self._last
 
     def leave(self) -> None:
         """Drop an iteration before its end."""
-        self._one.leave(self._ranks, self._last or 0)
+        self._one.leave(self._last or 0)
 
     def resume(self, epoch: int) -> None:
         """Go on with an epoch of an earlier run."""
@@ -138,7 +139,7 @@ def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPS
         assert at_once([rank.begin for rank in job]) == [epoch] * WORLD
         for rank in job:
             rank.leave()
-        assert job[0]._one.follows(job[0]._ranks, epoch + 1, epoch) == epoch + 1
+        assert job[0]._one.follows(epoch + 1, epoch) == epoch + 1
 
 
 def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
@@ -177,7 +178,7 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
     alone = Rank(server, 1)
     assert [alone.begin(), alone.begin()] == [0, 0]
     keys = server.num_keys()
-    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).follows(Ranks(), 5, 4) == 5
+    assert OneEpoch("train/0", MeetingPlace(), Topology, int, PATIENT_S).follows(5, 4) == 5
     assert server.num_keys() == keys
 
 
@@ -190,4 +191,4 @@ def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -
 def test_where_ranks_share_no_store_each_counts_for_itself(server: TCPStore) -> None:
     """As the same loop on each rank did before."""
     assert "MASTER_ADDR" not in os.environ
-    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).follows(Ranks(0, WORLD), 5, 4) == 5
+    assert OneEpoch("train/0", MeetingPlace(), partial(Topology, 0, WORLD), int, PATIENT_S).follows(5, 4) == 5

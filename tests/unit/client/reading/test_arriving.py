@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from shardcache.errors import (
 from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
 from shardcache_client.files.slicing import ShardGoneError
-from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.mapped_shard import MappedShard
+from shardcache_client.reading.shards import ArrivingShard, MappedShard
 from support.shards.odd_tars import Row, formats, members, pack_rows
 from support.shards.tars import make_tar, pack, random_samples
 
@@ -96,7 +96,7 @@ def whole(path: Path, tar: bytes) -> list[dict[str, Any] | str]:
     index_path = path.with_suffix(".idx")
     path.write_bytes(tar)
     write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
-    with MappedShard(path, index_path, URL) as reader:
+    with closing(MappedShard(path, index_path, URL)) as reader:
         return list(outcomes(reader))
 
 
@@ -117,7 +117,7 @@ def test_samples_equal_those_of_the_index(
     tar = pack_rows(rows, format_)
     expected = whole(folder / "whole.tar", tar)
     steps = sorted(int(cut * len(tar)) for cut in cuts)
-    with Download(folder / "random.part", tar, [*steps, len(tar)], blank).open() as shard:
+    with closing(Download(folder / "random.part", tar, [*steps, len(tar)], blank).open()) as shard:
         assert list(outcomes(shard)) == expected[:-1]
 
 
@@ -130,7 +130,7 @@ def test_lines_come_as_they_arrive(path: Path) -> None:
     ]
     counts = set()
     for ready_bytes in range(0, len(tar), 3):
-        with Download(path, tar, [ready_bytes], blank=0xAA).open() as shard:
+        with closing(Download(path, tar, [ready_bytes], blank=0xAA).open()) as shard:
             given = list(outcomes(shard))
         assert given == expected[: len(given)]
         counts.add(len(given))
@@ -157,7 +157,7 @@ def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_
     header_ends = [tables.starts[first] for first in tables.member_ends[:-1]]  # of each sample's first member but one's
     counts = set()
     for ready_bytes in sorted({*range(0, len(tar), 61), *header_ends, *(end - 1 for end in header_ends)}):
-        with Download(path, tar, [ready_bytes]).open() as shard:
+        with closing(Download(path, tar, [ready_bytes]).open()) as shard:
             given_ = list(outcomes(shard))
         assert given_ == expected[: sum(end <= ready_bytes for end in header_ends)]
         counts.add(len(given_))
@@ -168,7 +168,7 @@ def test_nothing_is_asked_for_while_there_is_something_to_give(path: Path) -> No
     """Arrived bytes come without a question; the question names the bytes that the next header needs."""
     tar = make_tar(random_samples(4, {"bin": 1000}))  # a member and its header: 1536 bytes
     download = Download(path, tar, [2 * 1536 + 512, 2 * 1536 + 600, len(tar)])
-    with download.open() as shard:
+    with closing(download.open()) as shard:
         samples = shard.samples()
         assert [next(samples)["__key__"] for _ in range(2)] == ["000000", "000001"]
         assert download.asked == []
@@ -183,7 +183,7 @@ def test_many_small_and_some_large_members(path: Path) -> None:
     sizes = [0, 1, 100, 70_000, 512, 3, 200_000] * 60
     tar = pack((f"{number // 2:04d}.{number % 2}", bytes([number % 251]) * size) for number, size in enumerate(sizes))
     expected = whole(path.with_suffix(".tar"), tar)
-    with Download(path, tar, [*range(100_000, len(tar), 100_003), len(tar)]).open() as shard:
+    with closing(Download(path, tar, [*range(100_000, len(tar), 100_003), len(tar)]).open()) as shard:
         assert list(outcomes(shard)) == expected[:-1]
 
 
@@ -191,7 +191,7 @@ def test_a_tar_without_its_end_is_the_daemons_to_judge(path: Path) -> None:
     """Where the end-of-archive block is missing, the samples come and the rest is asked for; no error is made up."""
     tar = make_tar(random_samples(3, {"bin": 1024}))[: 3 * 1536]
     download = Download(path, tar, [len(tar)])
-    with download.open() as shard:
+    with closing(download.open()) as shard:
         assert [sample["__key__"] for sample in shard.samples()] == ["000000", "000001"]
     assert download.asked == [len(tar)]
 
@@ -203,7 +203,7 @@ def test_damage_is_reported_where_it_is_found(path: Path, at: int, error: type[S
     """Of a damaged tar, the samples in front of the damage come, then the error, with the url."""
     tar = bytearray(make_tar(random_samples(4, {"bin": 1000})))
     tar[at] ^= 1
-    with Download(path, bytes(tar), [len(tar)]).open() as shard:
+    with closing(Download(path, bytes(tar), [len(tar)]).open()) as shard:
         samples = shard.samples()
         keys = [next(samples)["__key__"] for _ in range(given_)]
         with pytest.raises(error) as caught:
@@ -218,7 +218,7 @@ def test_a_member_that_leads_out_of_the_file(path: Path) -> None:
     huge.size = 1 << 40
     tar = pack([("a.bin", b"1")])[:1024] + huge.tobuf() + bytes(4096)
     download = Download(path, tar, [len(tar)])
-    with download.open() as shard, pytest.raises(TruncatedShardError, match=r"b\.bin"):
+    with closing(download.open()) as shard, pytest.raises(TruncatedShardError, match=r"b\.bin"):
         list(shard.samples())
     assert download.asked == []
 

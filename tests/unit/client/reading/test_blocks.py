@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from shardcache.errors import ConfigError, TokensError
 from shardcache.tarindex import index_tar, write
 from shardcache_client import TokenBlocks
 from shardcache_client.files.blocks import View
-from shardcache_client.reading.mapped_shard import MappedShard
+from shardcache_client.reading.shards import MappedShard
 from support.shards.tars import Documents, blocks_of, make_tar, npy, token_tar
 
 URL = "s3://bucket/text-000000.tar"
@@ -46,8 +47,8 @@ def test_blocks_are_those_of_the_documents_put_end_to_end(
     expected = blocks_of(documents, length, blocks.overlap, end)
     with TemporaryDirectory() as folder:
         shard = published(Path(folder), token_tar(documents, extension="tok", dtype=dtype), blocks)
-        with shard:
-            found = list(shard)
+        with closing(shard):
+            found = list(shard.samples())
             middle = len(found) // 2
             cut = shard.cutter()
             alone = [cut(number) for number in range(len(shard))]
@@ -65,8 +66,8 @@ def test_blocks_are_those_of_the_documents_put_end_to_end(
 
 def test_a_block_is_the_readers_own(tmp_path: Path) -> None:
     """It can be written to, and outlives the shard."""
-    with published(tmp_path, token_tar([[1, 2, 3, 4]]), TokenBlocks(2)) as shard:
-        first, second = shard
+    with closing(published(tmp_path, token_tar([[1, 2, 3, 4]]), TokenBlocks(2))) as shard:
+        first, second = shard.samples()
     first["tokens"][:] = 9
     assert (first["tokens"].tolist(), second["tokens"].tolist()) == ([9, 9], [3, 4])
     assert first["__url__"] == URL

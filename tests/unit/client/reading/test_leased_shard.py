@@ -28,7 +28,7 @@ from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.position.state import Resumption
+from shardcache_client.position.state import Position
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from support.network.peer import Json, Peer, Script, scripted
@@ -406,7 +406,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         source = StreamSettings(
             SessionPool(DaemonChoice(socket), Patience(), partial_reads=True), manifest, ShardDeal(len(manifest))
         )
-        stream = EpochStream(source, READER, Resumption(0), on_error)
+        stream = EpochStream(source, READER, Position(0), on_error)
         try:
             found += (sample["__key__"] for sample in stream)
         except CorruptShardError:

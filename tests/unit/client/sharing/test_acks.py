@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shardcache_client.sharing.acks import Acks
+from shardcache_client.sharing.handover import Acks
 
 
 def in_fork(function: Callable[[], Any]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError, SampleError
 from shardcache.tarindex import index_tar, write
-from shardcache_client.reading.mapped_shard import MappedShard
+from shardcache_client.reading.shards import MappedShard
 from support.shards.tars import Sample, make_tar, pack, random_samples
 
 URL = "s3://bucket/train-000000.tar"
@@ -43,36 +44,33 @@ def open_files() -> int:
 
 
 def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
-    """`sample(i)` and `samples(i)` begin anywhere; outside of the shard there is nothing."""
+    """By its number, or with those after it; behind the last there is nothing."""
     expected = with_url(SAMPLES)
-    with MappedShard(*shard, URL) as reader:
-        assert [reader.sample(number) for number in reversed(range(20))] == expected[::-1]
+    with closing(MappedShard(*shard, URL)) as reader:
+        assert list(map(reader.cutter(), reversed(range(20)))) == expected[::-1]
         assert list(reader.samples(17)) == expected[17:]
         assert list(reader.samples(20)) == []
-        for number in (-1, 20):
-            with pytest.raises(IndexError):
-                reader.sample(number)
 
 
 def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
     """The samples before it come, it raises with its key and url, those behind it can still be had."""
     shard = publish(tmp_path, pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")]))
-    with MappedShard(*shard, URL) as reader:
-        samples = iter(reader)
+    with closing(MappedShard(*shard, URL)) as reader:
+        samples = reader.samples()
         assert next(samples)["__key__"] == "a"
         with pytest.raises(SampleError, match="'b' has two members") as caught:
             next(samples)
         assert caught.value.url == URL
         assert "on_error" in caught.value.remedy
         with pytest.raises(SampleError):
-            reader.sample(1)
+            reader.cutter()(1)
         assert [sample["jpg"] for sample in reader.samples(2)] == [b"4"]
 
 
 def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> None:
     """They are copies: closing the reader and removing the shard does not touch them."""
-    with MappedShard(*shard, URL) as reader:
-        samples = list(reader)
+    with closing(MappedShard(*shard, URL)) as reader:
+        samples = list(reader.samples())
     for path in shard:
         path.unlink()
     assert samples == with_url(SAMPLES)
@@ -80,10 +78,10 @@ def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> No
 
 def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> None:
     """A mapped shard stays mapped until it is let go."""
-    with MappedShard(*shard, URL) as reader:
+    with closing(MappedShard(*shard, URL)) as reader:
         for path in shard:
             path.unlink()
-        assert list(reader) == with_url(SAMPLES)
+        assert list(reader.samples()) == with_url(SAMPLES)
 
 
 def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
@@ -91,7 +89,7 @@ def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
     before = open_files()
     reader = MappedShard(*shard, URL)
     assert open_files() <= before + 2  # Python keeps one for each map
-    samples = iter(reader)
+    samples = reader.samples()
     next(samples)
     reader.close()
     reader.close()
@@ -133,6 +131,6 @@ def test_a_damaged_index_names_the_shard(shard: tuple[Path, Path]) -> None:
 
 def test_a_shard_without_samples_is_empty(tmp_path: Path) -> None:
     """An archive without members is no error."""
-    with MappedShard(*publish(tmp_path, make_tar([])), URL) as reader:
+    with closing(MappedShard(*publish(tmp_path, make_tar([])), URL)) as reader:
         assert len(reader) == 0
-        assert list(reader) == []
+        assert list(reader.samples()) == []

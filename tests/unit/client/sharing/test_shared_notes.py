@@ -1,4 +1,4 @@
-"""shared_state.py: notes that a trainer shares with its workers alone, whole at any moment; nothing is left behind."""
+"""shared_notes.py: notes that a trainer shares with its workers alone, whole at any moment; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client.sharing.shared_state import SharedState
+from shardcache_client.sharing.shared_notes import SharedNotes
 from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.guard import GUARD_S
 
@@ -31,11 +31,11 @@ def everywhere() -> bool:
     return True
 
 
-def _answer(shared_state: SharedState, pipe: Connection) -> None:
-    pipe.send(shared_state.read())
+def _answer(shared_notes: SharedNotes, pipe: Connection) -> None:
+    pipe.send(shared_notes.read())
     pipe.recv()
-    pipe.send(shared_state.read())
-    with shared_state.edit() as notes:
+    pipe.send(shared_notes.read())
+    with shared_notes.edit() as notes:
         notes.clear()
         notes["child"] = [2**40]
 
@@ -44,16 +44,16 @@ def _answer(shared_state: SharedState, pipe: Connection) -> None:
 def test_a_trainer_and_its_workers_see_what_the_others_note(method: str) -> None:
     """A worker reads what its trainer notes after it was started, and the other way round."""
     context: Any = multiprocessing.get_context(method)  # typeshed: only its subclasses have a Process
-    shared_state, (here, there) = SharedState({"next": 3}, everywhere), multiprocessing.Pipe()
-    child = context.Process(target=_answer, args=(shared_state, there))
+    shared_notes, (here, there) = SharedNotes({"next": 3}, everywhere), multiprocessing.Pipe()
+    child = context.Process(target=_answer, args=(shared_notes, there))
     child.start()
     assert here.recv() == {"next": 3}
-    with shared_state.edit() as notes:
+    with shared_notes.edit() as notes:
         notes["more"] = "a" * 10_000
     here.send(None)
     assert here.recv() == {"next": 3, "more": "a" * 10_000}
     child.join()
-    assert shared_state.read() == {"child": [2**40]}
+    assert shared_notes.read() == {"child": [2**40]}
 
 
 _is_worker = False
@@ -64,21 +64,21 @@ def here() -> bool:
     return _is_worker
 
 
-def _be_worker(shared_state: SharedState, name: str) -> None:
+def _be_worker(shared_notes: SharedNotes, name: str) -> None:
     global _is_worker
     _is_worker = True
-    with shared_state.edit() as notes:
+    with shared_notes.edit() as notes:
         notes[name] = True
 
 
-def _be_trainer(shared_state: SharedState, name: str, method: str, started: Connection, pipe: Connection) -> None:
+def _be_trainer(shared_notes: SharedNotes, name: str, method: str, started: Connection, pipe: Connection) -> None:
     started.send(None)
     pipe.recv()
     context: Any = multiprocessing.get_context(method)
-    worker = context.Process(target=_be_worker, args=(shared_state, f"worker of {name}"))
+    worker = context.Process(target=_be_worker, args=(shared_notes, f"worker of {name}"))
     worker.start()
     worker.join()
-    pipe.send(shared_state.read())
+    pipe.send(shared_notes.read())
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def _be_trainer(shared_state: SharedState, name: str, method: str, started: Conn
 def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_workers_by: str) -> None:
     """Each begins with the notes as they were when it was started, and has them in common with its workers alone."""
     context: Any = multiprocessing.get_context(method)
-    shared_state, trainers = SharedState({"loaded": 1}, here), []
+    shared_notes, trainers = SharedNotes({"loaded": 1}, here), []
     for name in ("a", "b"):
         (started, tell), (mine, theirs) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe()
-        child = context.Process(target=_be_trainer, args=(shared_state, name, starts_workers_by, tell, theirs))
+        child = context.Process(target=_be_trainer, args=(shared_notes, name, starts_workers_by, tell, theirs))
         child.start()
         started.recv()
         trainers.append((name, child, mine))
-        with shared_state.edit() as notes:
+        with shared_notes.edit() as notes:
             notes[f"after {name}"] = True
     found = {}
     try:
@@ -110,34 +110,34 @@ def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_worker
         "a": {"loaded": 1, "worker of a": True},
         "b": {"loaded": 1, "after a": True, "worker of b": True},
     }
-    assert shared_state.read() == {"loaded": 1, "after a": True, "after b": True}
+    assert shared_notes.read() == {"loaded": 1, "after a": True, "after b": True}
 
 
-def _count(shared_state: SharedState) -> None:
+def _count(shared_notes: SharedNotes) -> None:
     for _ in range(ROUNDS):
-        with shared_state.edit() as notes:
+        with shared_notes.edit() as notes:
             notes["count"] += 1
 
 
 def test_threads_edit_one_at_a_time_and_read_concurrently() -> None:
     """Nor is anything lost that several threads of one process note, and who reads finds whole notes."""
-    shared_state = SharedState({"count": 0})
+    shared_notes = SharedNotes({"count": 0})
     with ThreadPoolExecutor(4) as pool:
-        edits = [pool.submit(_count, shared_state) for _ in range(3)]
-        reads = [pool.submit(shared_state.read) for _ in range(ROUNDS)]
+        edits = [pool.submit(_count, shared_notes) for _ in range(3)]
+        reads = [pool.submit(shared_notes.read) for _ in range(ROUNDS)]
         for each in [*edits, *reads]:
             each.result()
-    assert shared_state.read() == {"count": 3 * ROUNDS}
+    assert shared_notes.read() == {"count": 3 * ROUNDS}
 
 
 def test_a_fork_in_the_middle_of_an_edit() -> None:
     """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
-    shared_state = SharedState({"count": 0}, everywhere)
+    shared_notes = SharedNotes({"count": 0}, everywhere)
     context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_count_once, args=(shared_state,)) for _ in range(CHILDREN)]
+    children = [context.Process(target=_count_once, args=(shared_notes,)) for _ in range(CHILDREN)]
     enough = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        edits = pool.submit(_count_until, enough, shared_state)
+        edits = pool.submit(_count_until, enough, shared_notes)
         try:
             for child in children:
                 child.start()
@@ -145,25 +145,25 @@ def test_a_fork_in_the_middle_of_an_edit() -> None:
         finally:
             enough.set()
     assert {child.exitcode for child in children} == {0}
-    assert shared_state.read() == {"count": edits.result() + CHILDREN}
+    assert shared_notes.read() == {"count": edits.result() + CHILDREN}
 
 
-def _count_until(enough: threading.Event, shared_state: SharedState) -> int:
+def _count_until(enough: threading.Event, shared_notes: SharedNotes) -> int:
     edits = 0
     while not enough.is_set():
-        _count_once(shared_state)
+        _count_once(shared_notes)
         edits += 1
     return edits
 
 
-def _count_once(shared_state: SharedState) -> None:
-    with shared_state.edit() as notes:
+def _count_once(shared_notes: SharedNotes) -> None:
+    with shared_notes.edit() as notes:
         notes["count"] += 1
 
 
 _EDIT = """
 import sys
-from shardcache_client.sharing.shared_state import SharedState, _attach
+from shardcache_client.sharing.shared_notes import SharedNotes, _attach
 
 class Inherited:
     def detach(self):
@@ -180,22 +180,22 @@ while True:
 @pytest.mark.skipif(not HAS_CC, reason="cc is missing")
 def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
     """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""
-    shared_state = SharedState({"count": 0, "fill": ""}, everywhere)
-    shim = Shim(tmp_path / "control", Path("/memfd:shardcache-state (deleted)"))
-    edits = 0
+    shared_notes = SharedNotes({"count": 0, "fill": ""}, everywhere)
+    shim = Shim(tmp_path / "control", Path("/memfd:shardcache-notes (deleted)"))
+    edits, (fd,) = 0, shared_notes._fds.values()
     for action in (Action.KILL_BEFORE, Action.KILL_HALF, Action.KILL_AFTER):
         for at in (1, 2, 3):
             shim.arm(action, at=at, ops=(Op.WRITE,))
             editor = subprocess.run(
-                [sys.executable, "-c", _EDIT, str(shared_state._fd), str(os.getpid())],
+                [sys.executable, "-c", _EDIT, str(fd), str(os.getpid())],
                 env=os.environ | shim.env(),
-                pass_fds=[shared_state._fd],
+                pass_fds=[fd],
                 check=False,
                 timeout=GUARD_S,
             )
             assert (editor.returncode, shim.acted) == (-signal.SIGKILL, 1)
             edits += (at if action is Action.KILL_AFTER else at - 1) // 2  # two writes each
-            assert shared_state.read() == {"count": edits, "fill": str(edits % 10) * 10_000 if edits else ""}, (
+            assert shared_notes.read() == {"count": edits, "fill": str(edits % 10) * 10_000 if edits else ""}, (
                 action,
                 at,
             )
@@ -204,28 +204,28 @@ def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
 
 def test_copied_state_is_independent() -> None:
     """Pickled or copied for its own sake, it starts with the same notes and goes its own way."""
-    shared_state = SharedState({"next": 5})
-    others = [pickle.loads(pickle.dumps(shared_state)), copy.deepcopy(shared_state)]
-    with shared_state.edit() as notes:
+    shared_notes = SharedNotes({"next": 5})
+    others = [pickle.loads(pickle.dumps(shared_notes)), copy.deepcopy(shared_notes)]
+    with shared_notes.edit() as notes:
         notes["next"] = 6
     assert [other.read() for other in others] == [{"next": 5}] * 2
 
 
 def test_an_edit_that_fails_changes_nothing() -> None:
     """Notes made before stay, and others can go on."""
-    shared_state = SharedState({"next": 5})
-    with pytest.raises(ZeroDivisionError), shared_state.edit() as notes:
+    shared_notes = SharedNotes({"next": 5})
+    with pytest.raises(ZeroDivisionError), shared_notes.edit() as notes:
         notes["next"] = 1 // 0
-    with shared_state.edit() as notes:
+    with shared_notes.edit() as notes:
         assert notes == {"next": 5}
 
 
 def test_nothing_is_left() -> None:
     """The file has no name anywhere, and its descriptor goes with the object."""
     before = files_in_memory()
-    shared_state = SharedState()
-    assert files_in_memory() == [*before, "/memfd:shardcache-state (deleted)"]
-    del shared_state
+    shared_notes = SharedNotes()
+    assert files_in_memory() == [*before, "/memfd:shardcache-notes (deleted)"]
+    del shared_notes
     assert files_in_memory() == before
 
 

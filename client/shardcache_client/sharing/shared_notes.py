@@ -1,4 +1,4 @@
-"""State shared by a trainer process and the workers of its DataLoaders: a JSON document in shared memory."""
+"""Notes shared by a trainer process and the workers of its DataLoaders: a JSON document in shared memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import struct
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,58 +21,48 @@ _SLOT_BYTES = 1 << 30  # address space only
 _SIZE = struct.Struct("<Q")
 _FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
 
-_STATES: weakref.WeakSet[SharedState] = weakref.WeakSet()
-_detaching = threading.Lock()
-
 
 def _nowhere() -> bool:
     return False
 
 
-class SharedState:
+class SharedNotes:
     """A dict of JSON values, shared by the process that created it and the DataLoader workers that it starts.
 
-    Any other process that receives it by fork or spawn is a trainer in its own right: at its first use it gets its own
-    shared state, with the notes as they were when the process was started. A copy pickled for any other purpose begins
-    with the current notes.
+    Any other process that receives it by fork or spawn is a trainer in its own right: it has notes of its own, which
+    begin as they were when the process was started. A copy pickled for any other purpose begins with the current notes.
 
     The notes live in a memfd, an unnamed file that vanishes with the last process that holds it, however that process
     ends. Threads and processes may read and edit at any time, and may be killed while doing so.
 
     Args:
         notes: initial notes.
-        in_worker: returns True in a DataLoader worker. Pickled with the shared state.
+        in_worker: returns True in a DataLoader worker. Pickled with the notes.
     """
 
     def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
         self._in_worker = in_worker
-        self._make(notes or {})
+        self._fds: dict[int, int] = {}  # by pid of a trainer; the last is this process's, or that of its trainer
+        self._hold(_filled(notes or {}), os.getpid(), {})
 
     def __repr__(self) -> str:
-        return f"SharedState({self.read()!r})"
-
-    def _make(self, notes: Notes) -> None:
-        fd = os.memfd_create("shardcache-state")
-        _write(fd, notes)
-        self._hold(fd, os.getpid(), notes)
+        return f"SharedNotes({self.read()!r})"
 
     def _hold(self, fd: int, trainer_pid: int, at_start: Notes) -> None:
-        self._fd, self._at_start = fd, at_start
-        self._close = weakref.finalize(self, os.close, fd)
-        self._trainer_pid = trainer_pid  # last: until then, other threads wait in `_here`
-        _STATES.add(self)
+        self._at_start = at_start
+        if self._fds.setdefault(trainer_pid, fd) == fd:
+            weakref.finalize(self, os.close, fd)
+            _ALL.add(self)
+        else:
+            os.close(fd)  # another thread was first
 
     def _here(self) -> int:
-        """Return the descriptor of this process's notes, detached first from a trainer it does not work for."""
-        if not self._is_own():
-            with _detaching:
-                if not self._is_own():
-                    self._close()
-                    self._make(self._at_start)
-        return self._fd
-
-    def _is_own(self) -> bool:
-        return self._trainer_pid == os.getpid() or self._in_worker()
+        """Return the descriptor of this process's notes."""
+        trainer_pid, fd = list(self._fds.items())[-1]
+        if trainer_pid == os.getpid() or self._in_worker():
+            return fd
+        self._hold(_filled(self._at_start), os.getpid(), self._at_start)
+        return self._fds[os.getpid()]
 
     def read(self) -> Notes:
         """Return the current notes."""
@@ -102,20 +91,36 @@ class SharedState:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
-            return SharedState, (self.read(), self._in_worker)
-        self.prepare_fork()
-        return _attach, (DupFd(self._fd), self._trainer_pid, self._at_start, self._in_worker)
+            return SharedNotes, (self.read(), self._in_worker)
+        notes = self.read()
+        trainer_pid, fd = list(self._fds.items())[-1]
+        return _attach, (DupFd(fd), trainer_pid, notes, self._in_worker)
 
 
-def _attach(duplicate: Any, trainer_pid: int, at_start: Notes, in_worker: Callable[[], bool]) -> SharedState:
-    shared_state = SharedState.__new__(SharedState)
-    shared_state._in_worker = in_worker
-    shared_state._hold(duplicate.detach(), trainer_pid, at_start)
-    return shared_state
+def _attach(duplicate: Any, trainer_pid: int, at_start: Notes, in_worker: Callable[[], bool]) -> SharedNotes:
+    notes = SharedNotes.__new__(SharedNotes)
+    notes._in_worker, notes._fds = in_worker, {}
+    notes._hold(duplicate.detach(), trainer_pid, at_start)
+    return notes
+
+
+def _prepare_fork() -> None:
+    for notes in list(_ALL):
+        notes.prepare_fork()
+
+
+_ALL: weakref.WeakSet[SharedNotes] = weakref.WeakSet()
+os.register_at_fork(before=_prepare_fork)  # in the parent, so that no later edit reaches a forked trainer
 
 
 # The first byte of the file is the number of the slot that counts. A process killed while it writes the other one has
 # changed nothing.
+
+
+def _filled(notes: Notes) -> int:
+    fd = os.memfd_create("shardcache-notes")
+    _write(fd, notes)
+    return fd
 
 
 def _write(fd: int, notes: Notes) -> None:
@@ -171,17 +176,3 @@ def _held(fd: int, byte: int) -> Iterator[None]:
         # Unlock explicitly: a child forked by another thread in the meantime shares the open file description.
         fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
         os.close(own)
-
-
-def _prepare_fork() -> None:
-    for shared_state in list(_STATES):
-        shared_state.prepare_fork()
-
-
-def _begin_child() -> None:
-    global _detaching
-    _detaching = threading.Lock()  # the parent's may have been held by a thread that does not exist in the child
-
-
-# In the parent, so that no edit made after the fork reaches a forked trainer.
-os.register_at_fork(before=_prepare_fork, after_in_child=_begin_child)

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from shardcache_client.topology import Topology
-
 Even = Literal["pad", "drop"] | None
 """Policy for a number of samples not divisible by the ranks: "pad" repeats at most `world_size - 1` samples, as many
 as PyTorch's DistributedSampler; "drop" leaves out at most as many; None gives some ranks one sample more."""
@@ -41,11 +39,6 @@ class Partition:
     workers: int
     even: Even = "pad"
     batch_size: int = 1
-
-    @classmethod
-    def of(cls, topology: Topology, even: Even, batch_size: int) -> Partition:
-        """Build for the job that a reader belongs to."""
-        return cls(topology.world_size, topology.workers, even, batch_size)
 
     @property
     def readers(self) -> int:
@@ -78,7 +71,7 @@ class Partition:
         return self._before(samples, rank, worker + 1) - self._before(samples, rank, worker)
 
     def worker_sizes(self, samples: int, rank: int) -> list[int]:
-        """Return the number of samples that each worker of a rank reads of a sequence of `samples`."""
+        """Return `size` for each worker of a rank."""
         return [self.size(samples, rank * self.workers + worker) for worker in range(self.workers)]
 
     def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
@@ -112,16 +105,8 @@ class Phase:
     beyond: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Samples `start` to `stop` of one first-phase reader's span, in the order in which that reader reads it."""
-
-    reader: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+Stretch = tuple[int, int, int]
+"""A first-phase reader, and start and stop of some samples of its span, in the order in which that reader reads it."""
 
 
 def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> Rest:
@@ -135,7 +120,7 @@ def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> Rest:
 def _spans(samples: int, cut: Partition) -> Iterator[Stretch]:
     for reader in range(cut.readers):
         start, stop = cut.own(samples, reader)
-        yield Stretch(reader, 0, stop - start)
+        yield reader, 0, stop - start
 
 
 def _behind(rest: Rest, phase: Phase) -> Iterator[Stretch]:
@@ -163,11 +148,8 @@ class Rest:
     """The rest of an epoch: stretches, concatenated."""
 
     def __init__(self, parts: Iterable[Stretch]) -> None:
-        self._parts = [part for part in parts if len(part)]
-        self._ends = list(accumulate(map(len, self._parts)))
-
-    def __repr__(self) -> str:
-        return f"Rest(samples={len(self)}, stretches={len(self._parts)})"
+        self._parts = [(reader, start, stop) for reader, start, stop in parts if start < stop]
+        self._ends = list(accumulate(stop - start for _, start, stop in self._parts))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -176,7 +158,7 @@ class Rest:
         """Yield the stretches between two places."""
         while start < stop:
             at = bisect_right(self._ends, start)
-            part, end = self._parts[at], min(self._ends[at], stop)
-            first = self._ends[at] - len(part) - part.start
-            yield Stretch(part.reader, start - first, end - first)
+            reader, _, part_stop = self._parts[at]
+            first, end = self._ends[at] - part_stop, min(self._ends[at], stop)
+            yield reader, start - first, end - first
             start = end

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.position.partition import Partition, Phase, what_is_left
+from shardcache_client.order.division import Partition, Phase, what_is_left
 
 cuts = st.builds(
     Partition,
@@ -28,8 +28,8 @@ def all_places(samples: int, phases: list[Phase], cut: Partition) -> list[list[i
     for reader in range(cut.readers):
         spans.append([])
         for span in cut.spans(len(rest), reader):
-            for stretch in rest.between(*span):
-                spans[-1] += range(starts[stretch.reader] + stretch.start, starts[stretch.reader] + stretch.stop)
+            for owner, start, stop in rest.between(*span):
+                spans[-1] += range(starts[owner] + start, starts[owner] + stop)
     return spans
 
 

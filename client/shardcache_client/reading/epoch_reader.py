@@ -1,0 +1,312 @@
+"""A dataset's iterations over its epochs: what they check and read, and the states from which they resume."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, Generic
+
+from shardcache.errors import ConfigError
+from shardcache_client.arguments import checked, whole
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.handlers import Handler
+from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, batches_before, check
+from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.state import (
+    Position,
+    ReaderState,
+    find_states,
+    in_batches,
+    is_read,
+    resume,
+    resume_batches,
+)
+from shardcache_client.ranks.group import Epochs, RankGroup
+from shardcache_client.reading.stream import EpochStream, StreamSettings
+from shardcache_client.sharing.shared_notes import SharedNotes
+from shardcache_client.topology import Topology
+from shardcache_client.typed import T_co
+
+log = logging.getLogger("shardcache")
+
+
+class EpochReader(Generic[T_co]):
+    """An iterable over a dataset's samples, one epoch after another, whose position can be saved and loaded.
+
+    Attributes:
+        seed: as given, or as drawn.
+        manifest: the shards in the order of `urls`, with sizes and sample counts where known.
+    """
+
+    _group: RankGroup
+
+    def _assemble(self, settings: StreamSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
+        """Set what an iteration needs, besides the ranks."""
+        self.seed = seed
+        self.manifest = settings.manifest
+        self._on_error = on_error
+        self._job = job
+        self._dealing = dealing
+        self._settings = settings
+        self._bookmark = self._new_bookmark()
+
+    def _new_bookmark(self) -> Bookmark:
+        return Bookmark(self._new_notes(), self._new_epochs())
+
+    def _new_epochs(self) -> Epochs:
+        # With even=None, ranks may read different epochs.
+        return Epochs() if self._dealing.even is None else self._group.epochs(self._dealing.batches())
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._begin(Iteration())
+
+    # Differences of a PyTorch dataset
+
+    def _new_notes(self) -> SharedNotes:
+        return SharedNotes()
+
+    def _loader_name(self) -> str:
+        """Return a name for the loader that is unique on this node; empty if there is none."""
+        return ""
+
+    @property
+    def _in_worker(self) -> bool:
+        """True in a DataLoader worker."""
+        return False
+
+    @property
+    def _loads_of_a_loader(self) -> bool:
+        """True if a state is loaded by a loader that knows itself if an epoch is over."""
+        return self._in_worker
+
+    # Iterations
+
+    def _begin(self, iteration: Iteration) -> Iterator[Any]:
+        """Begin an iteration and return its samples."""
+        self._start(iteration)
+        samples = self._samples(iteration)
+        iteration.read_by(samples)
+        return samples
+
+    def _start(self, iteration: Iteration) -> None:
+        self._bookmark.begin(iteration)
+        iteration.place = stream = self._stream(iteration.epoch, iteration.states, iteration.turn)
+        if iteration.states and not (stream.counted and stream.samples_left):
+            self._bookmark.count(iteration)  # StatefulDataLoader asks for no sample if it resumes at the end
+
+    def _samples(self, iteration: Iteration) -> Iterator[Any]:
+        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
+        in_worker = iteration.loader is not None
+        if iteration.looks and not in_worker:
+            self._start(iteration)  # by now, the iteration that was being read may have ended
+        # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
+        ahead = self.batch_size * (1 if not in_worker else 2 if iteration.worker else 3)
+
+        stream: EpochStream = iteration.place
+        samples = stream.samples(partial(self._bookmark.finish, iteration))
+        yield from islice(samples, ahead)
+        if not in_worker or not stream.read:
+            self._bookmark.count(iteration)
+        try:
+            yield from samples
+        except GeneratorExit:
+            self._bookmark.leave(iteration)
+            raise
+        iteration.ended = True
+
+    def _stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
+        """Return the stream of this process's share of an epoch, from states if there are any."""
+        self._check()
+        topology = self.topology()
+        if states and states[0].cut.workers == topology.workers:
+            topology = topology.turned(turn)
+        self._explain(topology)
+        return self._stream_of(epoch, topology, states)
+
+    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[ReaderState]) -> EpochStream:
+        deal, position = self._deal(), Position(epoch)
+        if states and states[0].epoch == epoch:
+            if states[0].counted != deal.counted:
+                deal = self._dealing.deal(self.manifest, counted=states[0].counted)
+            self._check_states(states)
+            cut = deal.cut(topology)
+            if isinstance(deal, ElasticDeal):
+                position = resume_batches(states, cut, topology)
+            else:
+                position = resume(states, cut, topology, deal.epoch_samples)
+        reader = ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
+        return EpochStream(replace(self._settings, deal=deal), reader, position, self._on_error)
+
+    # Checks
+
+    def _check(self) -> None:
+        """Raise an error if this process may not read."""
+        self._refuse_resharding()
+        topology = self.topology()
+        self._take_seeds(self._bookmark.notes.read().get("seeds", {}))
+        deal = self._deal()
+        check(deal, topology, self._dealing.even)
+        self._check_filters(topology)
+        self._group.compare(self.manifest, counted=deal.counted)
+        self._group.compare_options(self._dealing.options())
+
+    def _check_filters(self, topology: Topology) -> None:
+        if self._settings.pipeline.filters and self._elastic:
+            raise ConfigError(
+                "a filter would change the global batches of each number of workers in its own way",
+                remedy="omit global_batch_size; or filter when shards are written",
+            )
+        if self._settings.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
+            raise ConfigError(
+                f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
+                "together would wait for each other",
+                remedy="pass even=None if ranks may differ, as for inference; else filter when shards are written",
+            )
+
+    def _check_states(self, states: Sequence[ReaderState]) -> None:
+        """Raise ConfigError if states are missing that others do not determine."""
+        if self._settings.pipeline.filters and {state.reader for state in states} != set(range(states[0].cut.readers)):
+            raise ConfigError(
+                "with a filter, one rank's state does not tell how far the others are",
+                remedy="load the states of all ranks",
+            )
+
+    def _deal(self) -> Deal:
+        """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
+        deal = self._settings.deal
+        needed = self._dealing.needs_counts or self.manifest.choices is not None
+        if not deal.counted or needed or self._group.alone:
+            return deal
+        shared = self._group.settled or self.manifest.counts_listed
+        return deal if shared else self._dealing.deal(self.manifest, counted=False)
+
+    def _why_not_counted(self) -> str:
+        uncounted, shards = self.manifest.uncounted, len(self.manifest)
+        known = "this node has counted the samples, but other ranks' nodes may not have"
+        return (
+            f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
+            "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
+        )
+
+    def _explain(self, topology: Topology) -> None:
+        """Log once that samples are not counted, and how many workers have nothing to read because of it."""
+        if self._deal().counted or topology.reader:
+            return
+        with self._bookmark.notes.edit() as notes:
+            if notes.setdefault("explained", False):
+                return
+            notes["explained"] = True
+        idle = max(0, topology.readers - len(self.manifest))
+        log.warning(
+            "each worker gets whole shards%s, and len() is not known: %s",
+            f" ({idle} of {topology.readers} workers get none)" if idle else "",
+            self._why_not_counted(),
+        )
+
+    # Epochs and resuming
+
+    def _take_seeds(self, seeds: Mapping[str, int]) -> None:
+        """Read in the order of seeds that another run has drawn, if this one has drawn its own."""
+        if self._settings.seeds and seeds and self._settings.seeds != seeds:
+            self.seed = seeds.get("", self.seed)
+            self._dealing = self._dealing.reseeded(seeds)
+            deal, datasets = self._dealing.deal(self.manifest), self._dealing.identities(self.manifest)
+            self._settings = replace(self._settings, seeds=seeds, deal=deal, datasets=datasets)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process is reading, or else the next one that it would read."""
+        current = self._bookmark.current
+        return self._bookmark.next_epoch if current is None or current.ended else current.epoch
+
+    @property
+    def position(self) -> int:
+        """Number of samples of its share that this reader has passed, bad ones included."""
+        current = self._bookmark.current
+        return 0 if current is None else current.place.position.taken
+
+    @checked(epoch=whole(0))
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
+        self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
+        self._bookmark.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last sample taken: a few numbers, whatever the size of the dataset.
+
+        A state taken after an epoch's last sample resumes with the next epoch, unless other ranks have one sample more
+        or fewer (`even=None`): then load their states along with it.
+        """
+        stream = self._current_stream()
+        return stream.state(over=stream.is_over).to_json()
+
+    def _current_stream(self) -> EpochStream:
+        """Return the stream at whose position this process is, or else the one that it would read."""
+        current = self._bookmark.current
+        if current is not None:
+            stream: EpochStream = current.place
+            return stream
+        return self._stream_of(self.epoch, self.topology(), self._bookmark.next_states()[0])
+
+    def load_state_dict(self, state: object) -> None:
+        """Resume from a state, exactly where it was taken, at the next iteration of its epoch.
+
+        This is the next iteration, unless `set_epoch` sets another epoch. After a state taken at the end of an epoch,
+        the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
+
+        The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
+        among the new ones. One rank's state with all its workers suffices, since ranks take their batches in step; from
+        a list of several ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's
+        state then suffices until one of its workers reaches the end of its share; after that, an error asks for the
+        states of the others.
+
+        Args:
+            state: the return value of `state_dict`, or any structure that contains such states, such as a
+                StatefulDataLoader's.
+
+        Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
+        positions of all readers cannot be derived.
+        """
+        if self._settings.seeds:
+            self._take_seeds(seeds := find_states(state)[0].seeds)
+            with self._bookmark.notes.edit() as notes:
+                notes["seeds"] = dict(seeds)
+        if self._elastic and not self._in_worker:  # a loader's worker is loaded into by a loader that knows its turn
+            state = [each.to_json() for each in in_batches(find_states(state))]
+        if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
+            state = [replace(each, over=True).to_json() for each in states]
+        self._bookmark.load(state, self._settings.datasets, worker=self._in_worker)
+
+    def _is_read(self, states: Sequence[ReaderState]) -> bool:
+        """Return True if states of this dataset show that nothing is left of their epoch."""
+        first, deal = states[0], self._settings.deal
+        if not deal.counted or first.dataset != self._settings.datasets.get(True):
+            return False
+        if isinstance(deal, ElasticDeal):
+            return batches_before(first.position.phases) >= deal.batches
+        return deal.epoch_samples is not None and is_read(states, deal.epoch_samples)
+
+    # Ranks and workers
+
+    def topology(self) -> Topology:
+        """Return the place of this process among the readers of the job, as of now."""
+        return self._group.topology()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a batch of this rank; with `global_batch_size`, its part of a global batch.
+
+        Raises ConfigError if the number of ranks does not divide `global_batch_size`.
+        """
+        return self._dealing.batch_size_of(self._group.ranks.world_size)
+
+    @property
+    def _elastic(self) -> bool:
+        """True if global batches do not depend on the number of ranks and workers."""
+        return self._dealing.global_batch_size is not None
+
+    def _refuse_resharding(self) -> None:
+        self._group.refuse_resharding()
