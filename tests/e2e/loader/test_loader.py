@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 from collections import Counter
@@ -174,41 +173,6 @@ def test_skipped_samples_do_not_move_the_place(make: Make) -> None:
     assert keys_of(iter(resumed)) == whole[5:]
 
 
-def test_an_epoch_that_is_over_is_followed_by_the_next(make: Make) -> None:
-    """Also if the loop never asked for a batch after the last."""
-    loader = load(make(), 2)
-    state = state_after(loader, len(loader))
-    resumed = load(make(), 2)
-    resumed.load_state_dict(state)
-    assert resumed.epoch == 1
-    loader.set_epoch(1)
-    assert keys_of(iter(resumed)) == keys_of(iter(loader))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_unread_iteration_is_not_left(make: Make, workers: int) -> None:
-    """Lightning begins each epoch twice: neither the epoch nor the states to resume from are lost by that."""
-    whole = keys_of(iter(load(make(), workers)))
-    resumed = load(make(), workers)
-    resumed.load_state_dict(state_after(load(make(), workers), 3))
-    iter(resumed)
-    assert keys_of(iter(resumed)) == whole[3:]
-    loader = load(make(), workers)
-    iter(loader)
-    loader.set_epoch(1)
-    assert keys_of(iter(loader)) == keys_of(iter(resumed))
-
-
-def test_batches_that_come_out_of_order_are_counted_to_their_workers(make: Make) -> None:
-    """With `in_order=False`, what is left is exact as well."""
-    loader = load(make(), 3, in_order=False)
-    iterator = iter(loader)
-    taken = keys_of(list(islice(iterator, 5)))
-    resumed = load(make(), 3)
-    resumed.load_state_dict(loader.state_dict())
-    assert sorted(chain(*taken, *keys_of(iter(resumed)))) == KEYS
-
-
 def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
     """Not even one that is refused: splits and other loaders have the dataset's batch size, and epochs of their own."""
     dataset = make()
@@ -311,21 +275,6 @@ def test_a_used_loader_can_be_sent_to_another_process(make: Make, method: str) -
     assert answers.get() == (1, keys_of(iter(second)))
     process.join(GUARD_S)
     assert len(list(batches)) == 7
-
-
-def test_a_dropped_loader_ends_its_workers(make: Make) -> None:
-    """At once, without a garbage collection: after an epoch, and in the middle of one."""
-    gc.disable()
-    try:
-        for taken in (None, 5):
-            loader = load(make(), 2)
-            batches = iter(loader)
-            list(islice(batches, taken))
-            assert len(multiprocessing.active_children()) == 2
-            del loader, batches
-            assert multiprocessing.active_children() == []
-    finally:
-        gc.enable()
 
 
 def test_a_member_that_some_samples_lack_is_named(make: Make, train: Path) -> None:

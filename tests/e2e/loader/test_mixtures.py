@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, DecodeError
-from shardcache_client import Mixture, MixtureReader, ShardDataset, ShardReader, ignore_and_continue, ignore_and_stop
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -279,31 +279,12 @@ def test_ranks_stay_equal_over_bad_samples_of_a_mixture(daemon: Daemon, tmp_path
     assert len(set(chain(*ranks))) == 71
 
 
-def test_a_handler_may_end_the_epoch_of_a_mixture(daemon: Daemon, tmp_path: Path) -> None:
-    """At the bad sample; the session ends, and with it all leases, though both sources had shards open."""
-    urls = [write(tmp_path, "web"), write(tmp_path, "code", bad=0)]
-    options: dict[str, Any] = {"on_error": ignore_and_stop, "socket": daemon.socket, "job": "stops"}
-    mixture = Mixture({name: ShardDataset(url, **options) for name, url in zip(COUNTS, urls, strict=True)})
-    assert Counter(name for name, _ in read(mixture))["code"] == 2
-    eventually(lambda: not any(job["sessions"] for job in daemon.status()["jobs"] if job["name"] == "stops"))
-
-
 def test_a_reader_of_a_mixture_has_one_plan(make: Make, daemon: Daemon) -> None:
     """One session, which names the shards of all sources: so prefetching and eviction know what comes when."""
     samples = iter(make(job="one plan", epochs=1))
     next(samples)
     (job,) = [job for job in daemon.status()["jobs"] if job["name"] == "one plan"]
     assert (job["sessions"], job["shards_planned"]) == (1, sum(map(len, COUNTS.values())))
-
-
-def test_the_same_shards_in_two_sources(daemon: Daemon, indexes: dict[str, str]) -> None:
-    """As with a filtered and an unfiltered view of one dataset: each source reads all of them, in its own order."""
-    sources = {
-        name: ShardDataset(indexes["web"], shuffle=True, seed=seed, socket=daemon.socket)
-        for name, seed in (("once", 1), ("again", 2))
-    }
-    count = Counter(read(Mixture(sources)))
-    assert count == Counter({(name, key): 1 for name in sources for key in KEYS["web"]})
 
 
 def test_each_source_has_its_own_decode(daemon: Daemon, indexes: dict[str, str]) -> None:
@@ -336,22 +317,6 @@ def test_each_source_has_its_own_members_and_stages(daemon: Daemon, tmp_path: Pa
     assert len(read) == 11
     with pytest.raises(TypeError, match="filter"):
         len(mixture)
-
-
-def test_a_process_without_torch_reads_a_mixture(make: Make, daemon: Daemon, indexes: dict[str, str]) -> None:
-    """The same samples, order and states."""
-    sources = {
-        "web": ShardReader(
-            indexes["web"], shuffle=True, shuffle_window=3, seed=7, batch_size=BATCH, socket=daemon.socket
-        ),
-        "code": ShardReader(indexes["code"], batch_size=BATCH, socket=daemon.socket),
-    }
-    reader, mixture = MixtureReader(sources), make()
-    first = read(islice(reader, 20))
-    mixture.load_state_dict(reader.state_dict())
-    rest = read(mixture)
-    reader.set_epoch(0)
-    assert read(reader) == first + rest
 
 
 TORCH_JOB = """

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import webdataset as wds
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader
 from webdataset.cache import StreamingOpen
 
 from shardcache.errors import ConfigError
@@ -125,12 +124,6 @@ def test_webdatasets_handlers_decide(source: Path, daemon: Daemon, handler: Call
     assert keys_of(ours) == keys_of(theirs(names, handler))
 
 
-def test_without_a_handler_the_error_is_raised(source: Path, daemon: Daemon) -> None:
-    """The default is webdataset's: raise."""
-    with pytest.raises(Exception, match=r"broken\.tar"):
-        list(WebDataset(f"{source}/broken.tar", socket=daemon.socket))
-
-
 def test_urls_are_written_as_for_webdataset(
     source: Path, counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,12 +156,6 @@ def test_a_missing_shard_is_an_ioerror_of_the_iteration(
             list(pipeline)
     with pytest.warns(UserWarning, match=f"NotFoundError.*url='{tmp_path}/missing.tar'"):
         list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
-
-
-def test_the_drop_in_takes_webdatasets_place(counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works where a script puts it into webdataset's own module."""
-    monkeypatch.setattr(wds, "WebDataset", WebDataset)
-    assert len(keys_of(wds.WebDataset(counted, socket=daemon.socket))) == TOTAL
 
 
 def test_ranks_and_workers_share_the_samples(dataset: Any) -> None:
@@ -213,13 +200,6 @@ def test_resampled_ranks_count_their_rounds_alone(
     assert not caplog.records
 
 
-def test_length_is_the_declared_one(dataset: Any) -> None:
-    """`with_length` sets `len` for frameworks that ask, and nothing else."""
-    pipeline = dataset().with_length(7, silent=True)
-    assert len(pipeline) == 7
-    assert len(keys_of(pipeline)) == TOTAL
-
-
 def test_shards_are_shuffled_by_the_seed_and_the_epoch(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on every rank and in every run; $WDS_SEED is the seed, as in webdataset."""
     first = keys_of(dataset(shardshuffle=100, seed=5))
@@ -230,19 +210,6 @@ def test_shards_are_shuffled_by_the_seed_and_the_epoch(dataset: Any, monkeypatch
     assert keys_of(again) != first  # the next epoch
     again.set_epoch(0)
     assert keys_of(again.map(dict)) == first
-
-
-def test_a_dataset_without_samples_is_refused(source: Path, counted: str, daemon: Daemon) -> None:
-    """Where webdataset raises when it has found none, the counts tell before anything is read."""
-    with pytest.raises(ConfigError, match="no sample"):
-        WebDataset(f"file://{source}/empty.tar", socket=daemon.socket)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_worker_may_have_no_samples(source: Path, counted: str, daemon: Daemon) -> None:
-    """webdataset raises where there are fewer shards than workers; here only samples count, and not even those."""
-    pipeline = WebDataset(f"file://{source}/2.tar", socket=daemon.socket)
-    assert len(keys_of(wds.WebLoader(pipeline, batch_size=None, num_workers=COUNTS[2] + 1))) == COUNTS[2]
 
 
 def test_a_cache_folder_is_left_to_the_daemon(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,33 +226,9 @@ def test_a_dataset_is_the_first_stage_of_a_pipeline(counted: str, source: Path, 
     assert plain(list(ours)) == plain(list(expected))
 
 
-def length_of_text(sample: dict[str, Any]) -> tuple[str, int]:
-    """Return a sample's key and how long its text is."""
-    return sample["__key__"], len(sample["txt"])
-
-
-@pytest.mark.slow
-def test_spawned_workers_read_a_pipeline(dataset: Any) -> None:
-    """A pipeline goes to processes that share nothing with this one."""
-    pipeline = dataset().map(length_of_text)
-    loader = DataLoader(pipeline, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert plain(list(loader)) == [[f"{number:06d}", 6] for number in range(TOTAL)]
-
-
 def read(pipeline: Iterator[Any], count: int) -> list[str]:
     """Return the keys of the next samples."""
     return [next(pipeline)["__key__"] for _ in range(count)]
-
-
-def test_pipeline_resumes_where_it_was(dataset: Any) -> None:
-    """The state passes through the stages: nothing is lost or repeated, shuffling included."""
-    make = functools.partial(dataset, shardshuffle=100, seed=3, shuffle_window=3)
-    before = make().map(dict)
-    reading = iter(before)
-    first, state = read(reading, 10), before.state_dict()
-    after = make().map(dict)
-    after.load_state_dict(state)
-    assert first + keys_of(after) == keys_of(make())
 
 
 @pytest.mark.parametrize("taken", [0, 1])

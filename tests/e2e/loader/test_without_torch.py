@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,6 @@ def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: 
     assert [sample["__key__"] for sample in resumed] == expected[30:]
 
 
-def test_reader_resumes_from_a_datasets_state(index: str, daemon: Daemon) -> None:
-    """A state of a ShardDataset is one of a ShardReader."""
-    dataset = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
-    samples = iter(dataset)
-    before = [sample["__key__"] for sample in islice(samples, 41)]
-    reader = ShardReader(index, shuffle=True, seed=7, socket=daemon.socket)
-    reader.load_state_dict(dataset.state_dict())
-    after = [sample["__key__"] for sample in reader]
-    assert before + after == before + [sample["__key__"] for sample in samples]
-    assert len(before + after) == len(reader)
-
-
 def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
     """Counts that only this node knows do not suffice for two ranks; torch.distributed is a dataset's remedy."""
     urls = write_shards(tmp_path, 2, 5)
@@ -104,15 +91,6 @@ next(samples)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     eventually(lambda: daemon.leases() == 0)
-
-
-def test_ranks_come_from_the_launcher(index: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without explicit ranks, those of torchrun's or Slurm's variables count."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    named = ShardReader(index, socket=daemon.socket, rank=1, world_size=2)
-    found = ShardReader(index, socket=daemon.socket)
-    assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in named]
 
 
 def test_the_package_lists_what_it_exports() -> None:
