@@ -17,7 +17,7 @@ from support.cluster.tier import NGINX
 from support.network.ports import free_port
 from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
 from support.programs.cli import clean_environment
-from support.programs.daemon import Daemon, eventually
+from support.programs.daemon import Daemon
 from support.programs.processes import kill_tree
 from support.shards.tars import make_tar, random_samples
 from support.stores.throttled_s3 import ThrottledS3
@@ -190,18 +190,3 @@ def test_a_job_brings_its_own_tier(cluster: Slurm, store: ThrottledS3, size_byte
         sent_bytes = store.stats().sent_bytes - before
         assert 0 <= sent_bytes - size_bytes < size_bytes / SHARDS, logs(cluster, job)
         check_nothing_left(cluster, job)
-
-
-def test_a_cancelled_job_takes_its_tier_with_it(cluster: Slurm, store: ThrottledS3) -> None:
-    """After scancel, no nginx is left."""
-    job = submit(cluster, "own-daemon.sbatch", "sleep", "1000", env=own_tier(cluster, store))
-
-    def is_up() -> bool:
-        assert job.state() in ("PENDING", "RUNNING"), job.said() + logs(cluster, job)
-        return all(is_served(job, node) for node in NODES)
-
-    eventually(is_up, limit_s=JOB_LIMIT_S)
-    job.cancel()
-    assert job.wait() == "CANCELLED"
-    eventually(lambda: not any(is_served(job, node) for node in NODES), limit_s=LIMIT_S)
-    check_nothing_left(cluster, job)

@@ -1,15 +1,18 @@
-"""Urls taken apart and put together."""
+"""Urls taken apart and put together, and the table of their protocols."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fsspec.registry import known_implementations
 
-from shardcache.access.urls import canonical, checked, is_glob, join
+from shardcache.access.urls import S3, STORES, canonical, checked, is_glob, join, row_of
 from shardcache.errors import ConfigError
+from shardcache.origin.base import Origin
 
 
 def test_a_web_urls_query_is_no_wildcard() -> None:
@@ -108,3 +111,17 @@ def test_an_absolute_path_needs_no_working_folder(tmp_path: Path) -> None:
     )
     command = (sys.executable, "-P", "-c", code)
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "/data/a.tar\n"
+
+
+@pytest.mark.parametrize("protocol", ["s3", "https", "file", "gs", "smb", "git"])
+def test_each_row_names_an_origin(protocol: str) -> None:
+    """The class that a row names exists, and is an `Origin`."""
+    module, _, name = row_of(protocol).origin.partition(":")
+    assert Origin in getattr(importlib.import_module(module), name).__mro__
+
+
+@pytest.mark.parametrize("protocol", sorted(known_implementations.keys() & STORES - set(S3.names)))
+def test_the_package_of_a_store_is_the_one_that_fsspec_imports(protocol: str) -> None:
+    """`pip install` with the package of a row brings the filesystem that fsspec wants for the protocol."""
+    wanted = known_implementations[protocol]["class"].partition(".")[0]
+    assert row_of(protocol).package.replace("-", "_") == wanted

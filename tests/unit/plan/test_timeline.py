@@ -153,18 +153,6 @@ def test_sessions_of_a_job_share_its_pace() -> None:
         assert reader_plan.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
 
 
-def test_the_pace_with_several_leases_is_that_of_taking_shards() -> None:
-    """However long each stays in hand, the next is needed as long after the newest as that after the one before."""
-    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
-    now_s = mixing(timeline, pace_s=5.0, window=3)
-    for position in range(3, 6):
-        timeline.done(0, position - 3)
-        timeline.reads(0, position)
-        now_s += 5.0
-        timeline.tick(now_s)
-    assert use_s(timeline, "h") == pytest.approx(now_s + 5.0)
-
-
 def test_waiting_does_not_count_towards_the_pace() -> None:
     """Of five seconds from one to the next, four were spent waiting for bytes: the pace is one."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
