@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.access.urls import store_of
+from shardcache.checksums import ALGORITHMS, combined
 from shardcache.config import Settings
-from shardcache.errors import (
-    CorruptShardError,
-    OriginError,
-    OriginUnavailableError,
-    OutdatedError,
-    ShardChangedError,
-)
+from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, OutdatedError, ShardChangedError
 from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS, Hedging
 from shardcache.fetch.reads import Bandwidth, Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
-from shardcache.fetch.verification import Etags, PartChecksums
 from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.base import MD5, Origin, RemoteObject
 from shardcache.redact import redact
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import PartFileError, PartSums
@@ -44,6 +41,7 @@ _MAX_ANSWERS = 10_000
 # Attempts for an object that is overwritten during the download. If it is rewritten faster than it can be downloaded,
 # the error goes to the reader.
 _VERSIONS = 3
+_MAX_DOUBTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +149,64 @@ def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any,
     return refetching
 
 
+class Etags:
+    """Knowledge of which origins' ETags are MD5s.
+
+    An ETag may be the MD5 of the object, but does not say so: in S3 it is for objects uploaded in one piece and not
+    encrypted with a KMS or customer key; other object stores vary. So a mismatch alone proves nothing:
+
+    - It means damage if another object of the same origin matched its ETag: 128 bits do not match by chance.
+    - Otherwise the object is fetched once more. If the bytes differ from the first attempt's, they were damaged in
+      transit; if they are the same, the origin's ETags are not MD5s and are ignored from then on.
+    """
+
+    def __init__(self) -> None:
+        self._digests: set[str] = set()  # origins where an object matched its ETag
+        self._other: set[str] = set()  # origins whose ETags are not MD5s
+        self._doubted: dict[tuple[str, str], int] = {}  # MD5s that did not match, by url and version
+
+    def __repr__(self) -> str:
+        return f"<Etags MD5 at {sorted(self._digests)}, something else at {sorted(self._other)}>"
+
+    async def verify(self, obj: RemoteObject, path: Path) -> None:
+        """Compare a file with its object's ETag, if that may be an MD5.
+
+        Raises CorruptShardError; OSError if the file cannot be read.
+        """
+        if obj.checksum is None or obj.checksum.algorithm != MD5 or store_of(obj.url) in self._other:
+            return
+        self.judge(obj, obj.checksum.value, await asyncio.to_thread(_md5, path))
+
+    def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
+        """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
+        origin, name = store_of(obj.url), (obj.url, obj.version)
+        if found == wanted:
+            self._digests.add(origin)
+            self._doubted.pop(name, None)
+        elif origin not in self._digests and self._doubted.get(name) == found:
+            self._other.add(origin)
+            log.warning("the origin's ETags are not MD5s; no longer comparing them", origin=origin)
+        else:
+            self._doubt(name, found)
+            raise CorruptShardError(
+                f"the MD5 of the received bytes is {found:032x}, the origin's ETag is {wanted:032x}",
+                url=obj.url,
+                remedy="upload the shard again; if the ETag is not meant to be its MD5, set `verify_etag = false` "
+                "in its [[origin]] table",
+            )
+
+    def _doubt(self, name: tuple[str, str], found: int) -> None:
+        self._doubted[name] = found
+        if len(self._doubted) > _MAX_DOUBTED:
+            del self._doubted[next(iter(self._doubted))]
+
+
+def _md5(path: Path) -> int:
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+    return int.from_bytes(digest.digest(), "big")
+
+
 class Downloader:
     """Downloads shards within a total connection limit, a limit per origin and a bandwidth limit.
 
@@ -255,7 +311,7 @@ class Downloader:
         if not obj.guarded and (await self.ask(obj.url, lambda _: origin.stat(obj.url))).version != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
         try:
-            await asyncio.to_thread(download.checksums.verify)
+            await asyncio.to_thread(download.verify)
             await self._etags.verify(obj, partial.path)
         except OSError as exn:
             raise partial.disk_error(exn) from exn
@@ -329,26 +385,32 @@ class Downloader:
 
 @dataclass(slots=True)
 class _Download:
-    """State shared by the parts of one download."""
+    """One download: its parts, and their checksums in the algorithm of the origin's own checksum.
+
+    A part is summed while it is written; only parts from an earlier run are read back. The file keeps the CRC32Cs.
+    """
 
     origin: Origin
     partial: Partial
     priority: Callable[[], Priority]
     progress: Callable[[int], None]
     coming: Coming
-    checksums: PartChecksums = field(init=False)
     done_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.checksums = PartChecksums(self.partial)
+    _sums: dict[int, int] = field(default_factory=dict)
 
     @property
     def obj(self) -> RemoteObject:
         return self.partial.obj
 
+    @property
+    def algorithm(self) -> str | None:
+        """Algorithm of the origin's checksum; None without a checksum, or if the algorithm is not supported."""
+        wanted = self.obj.checksum
+        return wanted.algorithm if wanted is not None and wanted.algorithm in ALGORITHMS else None
+
     def span(self, claim: Claim, first: int, count: int) -> RequestSpan:
         """Return consecutive parts as one request."""
-        parts = replace(self.partial.parts(first, count), algorithm=self.checksums.algorithm)
+        parts = replace(self.partial.parts(first, count), algorithm=self.algorithm)
         return RequestSpan(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: Sequence[int]) -> None:
@@ -361,6 +423,30 @@ class _Download:
         self.coming.end(finished[0].index)
         for sums in finished:
             self.partial.record(sums)
-            self.checksums.record(sums)
+            self._sums[sums.index] = sums.checksum
             self.done_bytes += self.partial.parts(sums.index, 1).size_bytes
         self.progress(self.done_bytes)
+
+    def verify(self) -> None:
+        """Compare the whole object with the origin's checksum, if it has one. Blocks.
+
+        Raises CorruptShardError; OSError if the file cannot be read.
+        """
+        algorithm, wanted = self.algorithm, self.obj.checksum
+        if algorithm is None or wanted is None:
+            return
+        parts = self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(ALGORITHMS[algorithm])
+        found = combined(algorithm, parts, self.partial.part_bytes, self.obj.size_bytes)
+        if found != wanted.value:
+            message = f"the {algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
+            raise CorruptShardError(message, url=self.obj.url)
+
+    def _with_earlier_parts(self, checksum: Callable[[bytes, int], int]) -> list[int]:
+        part_bytes = self.partial.part_bytes
+        with open(self.partial.path, "rb", buffering=0) as file:
+            return [
+                self._sums[index]
+                if index in self._sums
+                else checksum(os.pread(file.fileno(), part_bytes, index * part_bytes), 0)
+                for index in range(self.partial.count)
+            ]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.scheduler import Claim, RoundRobin
-from shardcache.transport.workers import Received, nothing
+from shardcache.transport.workers import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
 
@@ -144,8 +144,8 @@ class Stopwatch:
             await asyncio.sleep(left_s)
 
 
-class PausableRead:
-    """A `transport.workers.Flow` that pauses while it has no slot or no byte credit, and fails when it stalls.
+class PausableRead(Flow):
+    """A read that pauses while it has no slot or no byte credit, and fails when it stalls.
 
     There is no limit on its duration, as long as enough keeps arriving while it does not pause.
 
@@ -177,7 +177,7 @@ class PausableRead:
     ) -> None:
         self._url = url
         self._stall_timeout_s = stall_timeout_s
-        self._tally = tally
+        super().__init__(tally)
         self._left_bytes = size_bytes
         self._grant = grant
         self.prompt = prompt
@@ -188,7 +188,7 @@ class PausableRead:
         self._pause: Callable[[], object] = _nothing
         self._has_slot = asyncio.Event()
         self._has_slot.set()
-        self.credit_bytes: float = 0
+        self.credit_bytes = 0.0
         self.received_bytes = self.written_bytes = 0
         self.when_written: Callable[[], object] = _nothing
         self.first_byte_s: float | None = None

@@ -27,7 +27,7 @@ from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
-from shardcache.transport.workers import Free, Received, nothing
+from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
 
 # An index of a million shards with long urls takes 250 MB.
@@ -158,7 +158,7 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"the file is too large for an index ({size(obj.size_bytes)})", url=url)
-    return await read_object(origin, obj, Free(received))
+    return await read_object(origin, obj, Flow(received))
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:

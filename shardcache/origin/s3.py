@@ -25,7 +25,6 @@ from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import percent_encode
 
-from shardcache.config import OriginTable
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
@@ -43,7 +42,7 @@ from shardcache.origin.http_semantics import (
 from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Flow, Received, Workers
+from shardcache.transport.workers import Commit, Flow, Received
 
 log = SharedLogger()
 
@@ -79,8 +78,12 @@ Headers = Mapping[str, str]
 T = TypeVar("T", bound=Answer | None)
 
 
+class RefusedError(Exception):
+    """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
+
+
 class S3Origin(Origin):
-    """Buckets with one set of options."""
+    """Buckets with one set of options; requests are by presigned urls for as long as a bucket does not refuse them."""
 
     def __init__(self, setup: Setup) -> None:
         # The downloader retries, counts its retries, and notices stalls; uploads leave all that to the SDK.
@@ -88,8 +91,14 @@ class S3Origin(Origin):
         self._uploading = SdkSessions(
             setup.table, setup.max_connections, attempts=_UPLOAD_ATTEMPTS, read_timeout_s=_UPLOAD_SILENCE_S
         )
-        self._direct = DirectRequests(setup.table, setup.workers)
         self._verify_etag = setup.table.verify_etag
+        self._plain = set(setup.table.storage_options) <= PRESIGNED_OPTIONS
+        self._workers = setup.workers
+        self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
+        self._signer = Signer()
+        self._signed: dict[str, tuple[str, float]] = {}
+        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
+        self._ca_file = lru_cache(1)(_ca_file)
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
@@ -100,10 +109,10 @@ class S3Origin(Origin):
             )
         async with self._sessions.use(url) as fs:
             try:
-                head, joinable = await self._direct.head(fs, where, url), True
+                head, joinable = await self._head(fs, where, url), True
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
-                self._direct.refused(url, where["Bucket"])
+                self._refused(url, where["Bucket"])
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
             return RemoteObject(url, version, size_of(head["content-length"], url), checksum, joinable=joinable)
@@ -113,18 +122,37 @@ class S3Origin(Origin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match."""
         where = _place(obj.url)
+        bucket = where["Bucket"]
         async with self._sessions.use(obj.url) as fs:
+
+            async def ask(signed: str) -> Answer | None:
+                request = self._request(fs, "GET", signed, _of_version(obj, parts))
+                return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
+
             try:
-                return await self._direct.fetch(fs, where, obj, parts, flow, commit)
+                answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj), ask)
             except RefusedError:
                 sums = await commit_parts(parts, await _read_by_sdk(fs, where, obj, parts, flow), commit)
-            self._direct.refused(obj.url, where["Bucket"])
-            return sums
+                self._refused(obj.url, bucket)
+                return sums
+        if answer is None:
+            return None
+        if answer.sums is None:
+            _judge(answer, obj, parts)
+        del self._refusals[bucket]
+        return answer.sums
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
         """As `Origin.ask_tier`."""
+        where = _place(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            return await self._direct.ask_tier(route, fs, _place(obj.url), obj, parts, flow)
+            if not self._usable(where["Bucket"]):
+                return None
+            headers = {**_of_version(obj, parts), **route.headers}
+            request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
+            if flow is None:
+                return await self._workers.ask(request)
+            return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
@@ -157,6 +185,61 @@ class S3Origin(Origin):
         """As `Origin.close`."""
         await self._sessions.close()
         await self._uploading.close()
+
+    async def _head(self, fs: Any, where: dict[str, str], url: str) -> Headers:
+        """Return the headers of the answer to a HEAD. Raises RefusedError."""
+
+        async def ask(signed: str) -> Answer:
+            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
+
+        sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
+        answer = await self._answer(where["Bucket"], sign, ask)
+        if answer.status >= 300:
+            raise error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
+        if not answer.headers.keys() >= _NEEDED:
+            raise RefusedError
+        return answer.headers
+
+    def _usable(self, bucket: str) -> bool:
+        return self._plain and self._refusals[bucket] < _MAX_REFUSALS
+
+    async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
+        """Return the answer from the bucket's own region. Raises RefusedError."""
+        for _ in range(2):
+            if not self._usable(bucket):
+                break
+            answer = await ask(await sign())
+            if answer is None or answer.status not in _REFUSALS:
+                return answer
+            self._signed.clear()
+            if not self._signer.move(bucket, answer.headers.get("x-amz-bucket-region", "")):
+                break
+        raise RefusedError
+
+    def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
+        """Return a request. Raises RefusedError if it needs a proxy that only the SDK can use."""
+        scheme, host, *_ = urlsplit(url)
+        proxy = self._proxy_of(f"{scheme}://{host}")
+        if proxy is not None and not proxy.startswith("http://"):
+            raise RefusedError
+        return Request(method, url, headers, proxy, self._ca_file(fs))
+
+    async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
+        """Return a presigned url, reused for all parts of an object during half of its validity."""
+        now_s = time.monotonic()
+        url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
+        if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
+            url = await self._signer.url(fs, "get_object", where, {})
+            if len(self._signed) >= _MAX_SIGNED:
+                self._signed.clear()
+            self._signed[obj.url] = (url, now_s)
+        return url
+
+    def _refused(self, url: str, bucket: str) -> None:
+        """Record that the SDK got what a presigned url did not; after some refusals, it serves the whole bucket."""
+        self._refusals[bucket] += 1
+        if self._plain and self._refusals[bucket] == _MAX_REFUSALS:
+            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
 def _place(url: str) -> dict[str, str]:
@@ -333,110 +416,6 @@ async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
         return ReadOnlyCredentials(fs.key, fs.secret, fs.token)
     found = await fs.session.get_credentials()
     return None if found is None else await found.get_frozen_credentials()
-
-
-class RefusedError(Exception):
-    """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
-
-
-class DirectRequests:
-    """Requests by presigned urls, per bucket for as long as they are not refused."""
-
-    def __init__(self, table: OriginTable, workers: Workers) -> None:
-        self._plain = set(table.storage_options) <= PRESIGNED_OPTIONS
-        self._workers = workers
-        self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
-        self._signer = Signer()
-        self._signed: dict[str, tuple[str, float]] = {}
-        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
-        self._ca_file = lru_cache(1)(_ca_file)
-
-    async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str]:
-        """Return the headers of the answer to a HEAD, names in lower case.
-
-        Raises RefusedError, OriginUnavailableError, and what botocore and the network raise.
-        """
-
-        async def ask(signed: str) -> Answer:
-            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
-
-        sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
-        answer = await self._answer(where["Bucket"], sign, ask)
-        if answer.status >= 300:
-            raise error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
-        if not answer.headers.keys() >= _NEEDED:
-            raise RefusedError
-        return answer.headers
-
-    async def fetch(
-        self, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None
-    ) -> list[PartSums] | None:
-        """As `Origin.fetch`; also raises RefusedError, and what botocore and the network raise."""
-
-        async def ask(signed: str) -> Answer | None:
-            request = self._request(fs, "GET", signed, _of_version(obj, parts))
-            return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
-
-        answer = await self._answer(where["Bucket"], partial(self._signed_url, fs, where, obj), ask)
-        if answer is None:
-            return None
-        if answer.sums is None:
-            _judge(answer, obj, parts)
-        del self._refusals[where["Bucket"]]
-        return answer.sums
-
-    async def ask_tier(
-        self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow | None
-    ) -> Answer | None:
-        """As `Origin.ask_tier`; also raises what botocore and the network raise."""
-        if not self._usable(where["Bucket"]):
-            return None
-        headers = {**_of_version(obj, parts), **route.headers}
-        request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
-        if flow is None:
-            return await self._workers.ask(request)
-        return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
-
-    def _usable(self, bucket: str) -> bool:
-        return self._plain and self._refusals[bucket] < _MAX_REFUSALS
-
-    async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
-        """Return the answer from the bucket's own region. Raises RefusedError."""
-        for _ in range(2):
-            if not self._usable(bucket):
-                break
-            answer = await ask(await sign())
-            if answer is None or answer.status not in _REFUSALS:
-                return answer
-            self._signed.clear()
-            if not self._signer.move(bucket, answer.headers.get("x-amz-bucket-region", "")):
-                break
-        raise RefusedError
-
-    def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request. Raises RefusedError if it needs a proxy that only the SDK can use."""
-        scheme, host, *_ = urlsplit(url)
-        proxy = self._proxy_of(f"{scheme}://{host}")
-        if proxy is not None and not proxy.startswith("http://"):
-            raise RefusedError
-        return Request(method, url, headers, proxy, self._ca_file(fs))
-
-    async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
-        """Return a presigned url, reused for all parts of an object during half of its validity."""
-        now_s = time.monotonic()
-        url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
-        if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
-            url = await self._signer.url(fs, "get_object", where, {})
-            if len(self._signed) >= _MAX_SIGNED:
-                self._signed.clear()
-            self._signed[obj.url] = (url, now_s)
-        return url
-
-    def refused(self, url: str, bucket: str) -> None:
-        """Record that the SDK got what a presigned url did not; after some refusals, it serves the whole bucket."""
-        self._refusals[bucket] += 1
-        if self._plain and self._refusals[bucket] == _MAX_REFUSALS:
-            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
 def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:

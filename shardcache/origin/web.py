@@ -5,6 +5,7 @@ Each redirect is checked against the redirect guard before it is followed.
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import ssl
@@ -13,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import parsedate
-from http import HTTPStatus
 from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -47,10 +47,6 @@ _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 # Of a Location; its bytes beyond ASCII are sent back as they came.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
-
-
-class InvalidUrlError(ValueError):
-    """Not a valid web url."""
 
 
 class HttpOrigin(Origin):
@@ -171,7 +167,7 @@ class HttpOrigin(Origin):
 
 def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
     """Return the headers that request parts of exactly this version, and the expected body."""
-    headers, expected = _condition(obj.version), _expected_version(obj.version)
+    headers, expected = _pinned(obj.version)
     if obj.ranges:
         headers["Range"] = range_header(parts.start, parts.stop)
         expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
@@ -183,8 +179,6 @@ def _translated(url: str) -> Iterator[None]:
     """Translate the client's exceptions into shardcache's."""
     try:
         yield
-    except InvalidUrlError as exn:
-        raise OriginError("not a valid web url", url=url) from exn
     except ssl.SSLCertVerificationError as exn:
         raise certificate_error(exn, url) from exn
     except ShardcacheError as exn:  # NotFoundError is also an OSError
@@ -196,21 +190,12 @@ def _translated(url: str) -> Iterator[None]:
 
 def _check(answer: Answer, url: str) -> None:
     """Raise the error for an answer without bytes of the file."""
-    if answer.status >= 300 and not _is_of_empty_file(answer):
-        raise error_of(answer.status, f"the server answered {answer.status} {_reason(answer.status)}", url)
+    # The requested byte is missing from an empty file.
+    is_empty = answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
+    if answer.status >= 300 and not is_empty:
+        reason = http.client.responses.get(answer.status, "")
+        raise error_of(answer.status, f"the server answered {answer.status} {reason}", url)
     _check_encoding(answer, url)
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
-
-
-def _is_of_empty_file(answer: Answer) -> bool:
-    """Return whether the requested byte is missing because the file is empty."""
-    return answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
 
 
 def _check_encoding(answer: Answer, url: str) -> None:
@@ -258,19 +243,16 @@ def _settled(headers: Mapping[str, str]) -> bool:
     return sent - modified >= 2
 
 
-def _condition(version: str) -> dict[str, str]:
-    if version.startswith('"'):
-        return {"If-Match": version}
-    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared instead.
-    return {} if version.startswith(("W/", "size=")) else {"If-Unmodified-Since": version}
-
-
-def _expected_version(version: str) -> dict[str, Sequence[str | None]]:
-    """Return the headers required of an answer with this version."""
+def _pinned(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:
+    """Return the headers that request a version, and those required of its answer."""
     if version.startswith("size="):
-        return {}
-    is_date = not version.startswith(("W/", '"')) and parsedate(version) is not None
-    return {"last-modified": (version,)} if is_date else {"etag": (version,)}
+        return {}, {}
+    if version.startswith('"'):
+        return {"If-Match": version}, {"etag": (version,)}
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared instead.
+    if version.startswith("W/") or parsedate(version) is None:
+        return {}, {"etag": (version,)}
+    return {"If-Unmodified-Since": version}, {"last-modified": (version,)}
 
 
 def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
@@ -291,7 +273,7 @@ def _parsed(url: str) -> URL:
         parsed, parts = _with_host(URL(url)), urlsplit(url)
         return _verbatim(parsed, _sendable(parts.path), _sendable(parts.query))
     except ValueError as exn:
-        raise InvalidUrlError(url) from exn
+        raise OriginError("not a valid web url", url=url) from exn
 
 
 def _verbatim(server: URL, path: str, query: str) -> URL:

@@ -119,32 +119,25 @@ class Exchange:
         return self._ask(pool, connection)
 
     def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
+        reusable = False
         try:
-            with self._gate.cancellable(connection.end_reads):
-                answer, reusable = self._answer(pool, connection)
-        except BaseException:
-            connection.close()
-            raise
-        if reusable:
-            pool.keep(server_of(self._request), connection)
-        else:
-            connection.close()
-        return answer
-
-    def _answer(self, pool: Pool, connection: HttpConnection) -> tuple[Answer, bool]:
-        """Return the answer, and whether the connection can take another request."""
-        with closing(self._response(pool, connection)) as response:  # else it keeps the socket open
-            headers = {name.lower(): ", ".join(response.headers.get_all(name, [])) for name in response.headers}
-            sums = None
-            if self._body is not None and self._is_expected(self._body, response, headers):
-                sums, whole = self._take(self._body, response, connection.socket)
+            # The response is closed, else it keeps the socket open.
+            with self._gate.cancellable(connection.end_reads), closing(self._response(pool, connection)) as response:
+                headers = {name.lower(): ", ".join(response.headers.get_all(name, [])) for name in response.headers}
+                sums = None
+                if self._body is not None and self._is_expected(self._body, response, headers):
+                    sums, whole = self._take(self._body, response, connection.socket)
+                else:
+                    whole = self._drain(response, headers, connection.socket)
+                reusable = whole and not response.will_close
+        finally:
+            if reusable:
+                pool.keep(server_of(self._request), connection)
             else:
-                whole = self._drain(response, headers, connection.socket)
+                connection.close()
         # Of an expected answer, one header is needed; there are a hundred such answers per GB.
-        answer = Answer(
-            response.status, {name: headers[name] for name in KEPT & headers.keys()} if sums else headers, sums
-        )
-        return answer, whole and not response.will_close
+        kept = {name: headers[name] for name in KEPT & headers.keys()} if sums else headers
+        return Answer(response.status, kept, sums)
 
     def _drain(self, response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
         """Read a short unwanted body, such as an error's, and return whether its end was reached."""
@@ -162,14 +155,14 @@ class Exchange:
     def _response(self, pool: Pool, connection: HttpConnection) -> Response:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
-            return self._asked(connection, None)
+            return self._head(connection, None)
         asked_s, patience_s = time.monotonic(), pool.patience_s
         if self._request.via is None:
             self._gate.asked_idle_s = asked_s
         else:
             patience_s = None  # no network in between drops idle connections, and the tier may answer late
         try:
-            response = self._asked(connection, patience_s)
+            response = self._head(connection, patience_s)
         except OSError as exn:
             if isinstance(exn, TimeoutError):
                 pool.silent(asked_s)
@@ -178,7 +171,7 @@ class Exchange:
         pool.answered()
         return response
 
-    def _asked(self, connection: HttpConnection, patience_s: float | None) -> Response:
+    def _head(self, connection: HttpConnection, patience_s: float | None) -> Response:
         response = Response(connection.socket, method=self._request.method)
         try:
             connection.socket.sendall(request_head(self._request))
@@ -342,10 +335,7 @@ class Worker:
         request, body = request_from_json(message)
         held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(request, body, gate, held, self._report_progress, prompt=message["prompt"])
-        self._threads.submit(self._work, number, exchange)
-
-    def _work(self, number: int, exchange: Exchange) -> None:
-        self._end(number, _outcome(exchange, self._pool))
+        self._threads.submit(lambda: self._end(number, _outcome(exchange, self._pool)))
 
     def _end(self, number: int, outcome: Message) -> None:
         gate = self._gates.pop(number, None)

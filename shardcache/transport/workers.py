@@ -8,13 +8,12 @@ import math
 import os
 import ssl
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
@@ -45,26 +44,31 @@ _SHORTEST_PING_S = 1.0
 _END_LIMIT_S = 2.0
 
 
-class Flow(Protocol):
-    """Counts a read's bytes, and pauses it.
+def nothing(count: int) -> None:
+    """Ignore what is received."""
 
-    Attributes:
-        credit_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
-        prompt: True if somebody is waiting for the first bytes, so that `written` should be called often.
+
+class Flow:
+    """Counts a read's bytes, and pauses it; this one never does, see `fetch.reads.PausableRead`.
 
     A read that pulls its bytes chunk by chunk awaits `ready` before each. One to which bytes are pushed is
     `interruptible`: its callback stops the read until `ready` returns. TCP flow control then stops the origin as well,
     and no byte is lost.
+
+    Attributes:
+        credit_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
+        prompt: True if somebody is waiting for the first bytes, so that `written` should be called often.
     """
 
-    @property
-    def credit_bytes(self) -> float: ...  # noqa: D102
+    credit_bytes = math.inf
+    prompt = False
 
-    @property
-    def prompt(self) -> bool: ...  # noqa: D102
+    def __init__(self, tally: Received = nothing) -> None:
+        self._tally = tally
 
     def received(self, count: int) -> None:
         """Count received bytes."""
+        self._tally(count)
 
     def written(self, size_bytes: int) -> None:
         """Record the size of the body's beginning that is in the file; not called for every read, nor at its end."""
@@ -74,29 +78,6 @@ class Flow(Protocol):
 
     def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
         """Call `pause` whenever, during the block, the read has to stop until it is `ready` again."""
-
-
-def nothing(count: int) -> None:
-    """Ignore what is received."""
-
-
-class Free:
-    """A flow without limits."""
-
-    credit_bytes = math.inf
-    prompt = False
-
-    def __init__(self, received: Received = nothing) -> None:
-        self.received = received
-
-    def written(self, size_bytes: int) -> None:
-        """As `Flow.written`: ignored."""
-
-    async def ready(self) -> None:
-        """As `Flow.ready`: immediately."""
-
-    def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
-        """As `Flow.interruptible`: never interrupted."""
         return nullcontext()
 
 
@@ -136,7 +117,7 @@ class Workers:
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head that is too large;
         CacheError if no process can be started.
         """
-        answer = await self._run(request, None, Free(), _always)
+        answer = await self._run(request, None, Flow(), _always)
         assert answer is not None
         return answer
 
@@ -323,14 +304,13 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self.has_ended = False
         self._exited = asyncio.Event()
         self._numbers = count()
-        self._paths: Counter[str] = Counter()  # requests by the file that they write
         self._partial_line = b""
         self._process: asyncio.SubprocessTransport
         self._input: asyncio.WriteTransport
 
     def writes_to(self, path: str) -> bool:
         """Return whether a request in flight writes to a file."""
-        return path in self._paths
+        return any(path == running.path for running in self.requests.values())
 
     def begin(self, request: Request, body: Body | None, flow: Flow) -> _Running:
         """Send a request."""
@@ -339,8 +319,6 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         if not self._pinging:
             self._pings, self._pinging = -1, True
             self._ping()
-        if running.path is not None:
-            self._paths[running.path] += 1
         what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
         self._send({"do": "ask", "id": running.number, **what})
         return running
@@ -408,29 +386,20 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
             self._process.kill()
 
     def _take(self, message: Message) -> None:
-        if message["is"] == "progress":
-            for number, *counts in message["counts"]:
-                if number in self.requests:
-                    self.requests[number].progress(*counts)
-            return
-        if message["is"] == "silent":
-            self._silent(message["asked_s"])
-            return
-        if message["is"] == "up":
-            self.up.set()
-            return
-        running = self.requests.get(message["id"])
-        if running is not None:
-            if message["is"] != "held":
-                self._forget(running)
-            running.receive(message)
-
-    def _forget(self, running: _Running) -> None:
-        del self.requests[running.number]
-        if running.path is not None:
-            self._paths[running.path] -= 1
-            if not self._paths[running.path]:
-                del self._paths[running.path]
+        match message["is"]:
+            case "progress":
+                for number, *counts in message["counts"]:
+                    if number in self.requests:
+                        self.requests[number].progress(*counts)
+            case "silent":
+                self._silent(message["asked_s"])
+            case "up":
+                self.up.set()
+            case kind:
+                number = message["id"]
+                running = self.requests.get(number) if kind == "held" else self.requests.pop(number, None)
+                if running is not None:
+                    running.receive(message)
 
 
 def _result(message: Message) -> Answer:

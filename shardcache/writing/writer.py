@@ -28,7 +28,7 @@ from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.tokens import TokenMember, tokens_in
-from shardcache.transport.workers import Free, nothing
+from shardcache.transport.workers import Flow, nothing
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, sample_of, shown
 
 INDEX = "index.json"
@@ -155,7 +155,7 @@ class Destination:
     async def read(self, name: str) -> bytes:
         """Return the bytes of a small object. Raises the origin's errors."""
         origin = self._origins.origin(self.url)
-        return await read_object(origin, await origin.stat(self.url + name), Free())
+        return await read_object(origin, await origin.stat(self.url + name), Flow())
 
     async def store_shard(self, shard: ShardFile, name: str) -> Stored:
         """Store a finished shard under its name, and remove the file.

@@ -29,7 +29,7 @@ from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins, reason_to_bypass
 from shardcache.redact import HIDDEN, redact
 from shardcache.transport.parts import Parts
-from shardcache.transport.workers import Free
+from shardcache.transport.workers import Flow
 from shardcache.units import duration, size, user_name
 
 _LIMIT_S = 20.0
@@ -234,7 +234,7 @@ async def _read(
     async def pull() -> None:
         for start in starts:
             part = Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start))
-            await origin.fetch(obj, part, Free(received))
+            await origin.fetch(obj, part, Flow(received))
 
     with suppress(TimeoutError):  # the bytes received so far count
         try:

@@ -29,7 +29,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import Free, nothing
+from shardcache.transport.workers import Flow, nothing
 from support.programs.downloads import PART, Rig
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
@@ -59,7 +59,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     assert (obj.url, obj.size_bytes, obj.ranges, obj.guarded) == (url, len(DATA), True, True)
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
     counts: list[int] = []
-    assert await read_range(origin, obj, 1000, 70_000, Free(counts.append)) == DATA[1000:70_000]
+    assert await read_range(origin, obj, 1000, 70_000, Flow(counts.append)) == DATA[1000:70_000]
     assert sum(counts) == 69_000
     assert [len(part) for part in await read_whole(origin, obj, 100_000)] == [100_000, 2_400]
     bucket.put("train/a.tar", DATA[::-1])  # If-Match refuses every range of a version that is gone

@@ -25,7 +25,7 @@ from shardcache.transport import connections, workers
 from shardcache.transport.connections import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
-from shardcache.transport.workers import Flow, Free, TransportError, Workers
+from shardcache.transport.workers import Flow, TransportError, Workers
 from support.network.lead import SILENT, SilentAddress, lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
@@ -43,7 +43,7 @@ MAX = 2
 HANGS = Reply(b"", Ending.HANG)
 
 
-class Credit:
+class Credit(Flow):
     """A flow that pauses and continues when a test says so.
 
     Attributes:
@@ -129,7 +129,7 @@ class Rig:
         parts = Parts(str(self.path), None, len(DATA), 0, len(DATA))
         request = Request("GET", server.url(), {})
         body = Body(parts, 206, {}, held="commit" in options)
-        return await self.workers.fetch(request, body, flow or Free(), **options)
+        return await self.workers.fetch(request, body, flow or Flow(), **options)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Flow, Free
+from shardcache.transport.workers import Flow
 from support.stores.moto_s3 import MotoS3
 from support.stores.seaweedfs import SeaweedFS
 
@@ -59,7 +59,7 @@ def fresh_bucket(server: MotoS3 | SeaweedFS, monkeypatch: pytest.MonkeyPatch, ho
 
 async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
-        await origin.fetch(obj, Parts(file.name, None, obj.size_bytes, start, stop - start), flow or Free())
+        await origin.fetch(obj, Parts(file.name, None, obj.size_bytes, start, stop - start), flow or Flow())
         return os.pread(file.fileno(), stop - start, start)
 
 
@@ -70,6 +70,6 @@ async def read_whole(origin: Origin, obj: RemoteObject, part_bytes: int) -> list
         finished: list[PartSums] = []
         for start in range(0, obj.size_bytes, step_bytes):
             parts = Parts(file.name, None, part_bytes, start, min(step_bytes, obj.size_bytes - start))
-            finished += await origin.fetch(obj, parts, Free()) or []
+            finished += await origin.fetch(obj, parts, Flow()) or []
         data = Path(file.name).read_bytes()
         return [data[sums.index * part_bytes :][:part_bytes] for sums in finished]

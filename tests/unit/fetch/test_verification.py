@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardcache.checksums import ALGORITHMS, combined
 from shardcache.errors import CorruptShardError
-from shardcache.fetch.verification import Etags
+from shardcache.fetch.download import Etags
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from support.programs.guard import GUARD_S
 
