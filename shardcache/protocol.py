@@ -134,7 +134,7 @@ class ShardRef:
         version: its version in the object store (ETag), or None if unknown before the fetch.
         size_bytes: its size in the object store, or None.
         samples: number of samples, or None until the shard has been indexed once.
-        tokens: number of tokens (`tarindex.tokens`), if an index file gives it.
+        tokens: number of tokens (`tarindex.contents`), if an index file gives it.
     """
 
     url: str

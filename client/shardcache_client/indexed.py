@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, NotFoundError, SampleError
 from shardcache.tarindex import IndexEntry, Row, entries_of
-from shardcache.tarindex.sample_rows import SUFFIX
+from shardcache.tarindex.contents import SUFFIX
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session

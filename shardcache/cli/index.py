@@ -104,7 +104,7 @@ def index(
         raise click.UsageError("--samples writes a second file beside the index: name a file with -o")
     if metadata is not None and not with_samples:
         raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
-    from shardcache.tarindex.sample_rows import SUFFIX
+    from shardcache.tarindex.contents import SUFFIX
 
     with _written(output.resolve().with_suffix(SUFFIX)) if with_samples else contextlib.nullcontext() as table:
         listed = None if table is None else _write_table(urls, socket, table, metadata, as_json)

@@ -6,11 +6,19 @@ samples out of the shard without parsing tar. For a shard that is still arriving
 fetched so far.
 """
 
+from shardcache.tarindex.contents import (
+    IndexEntry,
+    MetadataMember,
+    Row,
+    TokenMember,
+    entries_of,
+    find_tokens,
+    read_metadata,
+    rows_of,
+)
 from shardcache.tarindex.grouping import Grouping, index_tar, split_lines
 from shardcache.tarindex.members import Tar
-from shardcache.tarindex.sample_rows import IndexEntry, MetadataMember, Row, entries_of, read_metadata, rows_of
 from shardcache.tarindex.tables import Fault, Samples, Tables, TarIndex, fault_of, key_of, read_header, write
-from shardcache.tarindex.tokens import TokenMember, find_tokens
 
 __all__ = [
     "Fault",

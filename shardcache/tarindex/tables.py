@@ -26,12 +26,12 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
-from shardcache.errors import ConfigError, CorruptShardError
+from shardcache.errors import CorruptShardError
 
 _SHOWN_CHARS = 200
 _MAGIC = b"shardix1"
@@ -50,18 +50,12 @@ class Fault(enum.IntEnum):
     RESERVED = 2
     SPARSE = 3
 
-    def explain(self, key: str, extension: str) -> str:
-        """Return one sentence about the sample `key` and the member at fault."""
-        key, extension = key[:_SHOWN_CHARS], extension[:_SHOWN_CHARS]
-        match self:
-            case Fault.DUPLICATE:
-                return f"the sample {key!r} has two members with the extension {extension!r}"
-            case Fault.RESERVED:
-                return f"the sample {key!r} has a member with the reserved extension {extension!r}"
-            case Fault.SPARSE:
-                return (
-                    f"the member {extension!r} of the sample {key!r} is stored as a sparse file, which cannot be mapped"
-                )
+
+_FAULTS = {
+    Fault.DUPLICATE: "the sample {!r} has two members with the extension {!r}",
+    Fault.RESERVED: "the sample {!r} has a member with the reserved extension {!r}",
+    Fault.SPARSE: "the member {1!r} of the sample {0!r} is stored as a sparse file, which cannot be mapped",
+}
 
 
 class TarBytes(Protocol):
@@ -81,7 +75,7 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     if sample not in tables.faults:
         return None
     fault, extension = tables.faults[sample]
-    return fault.explain(key_of(tables, sample), tables.extensions[extension])
+    return _FAULTS[fault].format(key_of(tables, sample)[:_SHOWN_CHARS], tables.extensions[extension][:_SHOWN_CHARS])
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
@@ -136,14 +130,7 @@ class Samples:
             self.member_ends.append(len(self.starts))
 
 
-def check_extension(extension: str, example: str) -> None:
-    """Raise ConfigError for an extension that no member has."""
-    if not extension or extension.startswith("."):
-        raise ConfigError(f"{extension!r} is not a member extension", remedy=f'write it as "{example}", no dot')
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(NamedTuple):
     """Lengths of the file's sections: in bytes (`_bytes`) or entries."""
 
     header_bytes: int
@@ -155,12 +142,11 @@ class _Counts:
     extension_bytes: int
 
     def table_sizes(self) -> list[int]:
-        """Return the sizes in bytes of the tables, in the file's order."""
+        """Sizes of the tables, in the file's order."""
         long_tables = (self.members, self.members, self.samples, self.samples, self.extensions, 3 * self.faults)
         return [*(8 * count for count in long_tables), 4 * self.members, self.key_bytes, self.extension_bytes]
 
     def file_bytes(self) -> int:
-        """Return the size in bytes of the whole sidecar."""
         return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
 
 
@@ -175,7 +161,10 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
-    tables = b"".join(_tables(samples, names))
+    faults = array("Q", [value for sample, (fault, name) in samples.faults.items() for value in (sample, fault, name)])
+    long_tables = (samples.starts, samples.ends, samples.member_ends, samples.key_ends)
+    numbers = (*long_tables, array("Q", accumulate(map(len, names))), faults, samples.extension_ids)
+    tables = b"".join((*(table.tobytes() for table in numbers), samples.keys, *names))
     counts = _Counts(
         header_bytes=len(header_json),
         samples=len(samples),
@@ -185,25 +174,14 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
         key_bytes=len(samples.keys),
         extension_bytes=sum(map(len, names)),
     )
-    if limit_bytes is not None and counts.file_bytes() > limit_bytes:
-        return counts.file_bytes()
-    head = _PROLOGUE.pack(_MAGIC, *astuple(counts), zlib.crc32(tables)) + header_json
-    with open(path, "wb") as file:
-        file.write(head + _CRC.pack(zlib.crc32(head)))
-        file.write(tables)
-        file.flush()
-        os.fsync(file.fileno())
+    if limit_bytes is None or counts.file_bytes() <= limit_bytes:
+        head = _PROLOGUE.pack(_MAGIC, *counts, zlib.crc32(tables)) + header_json
+        with open(path, "wb") as file:
+            file.write(head + _CRC.pack(zlib.crc32(head)))
+            file.write(tables)
+            file.flush()
+            os.fsync(file.fileno())
     return counts.file_bytes()
-
-
-def _tables(samples: Samples, names: list[bytes]) -> list[bytes | bytearray]:
-    name_ends, end = array("Q"), 0
-    for name in names:
-        end += len(name)
-        name_ends.append(end)
-    faults = array("Q", [value for sample, (fault, name) in samples.faults.items() for value in (sample, fault, name)])
-    long_tables = (samples.starts, samples.ends, samples.member_ends, samples.key_ends, name_ends, faults)
-    return [*(table.tobytes() for table in (*long_tables, samples.extension_ids)), samples.keys, b"".join(names)]
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -228,7 +206,13 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int
     header = file.read(counts.header_bytes)
     if file.read(_CRC.size) != _CRC.pack(zlib.crc32(prologue + header)):
         raise _damaged(path, "the checksum of its header does not match")
-    return _parse_json(header, path), counts, tables_crc
+    try:
+        parsed = json.loads(header)
+    except (ValueError, RecursionError) as exn:
+        raise _damaged(path, f"its header is not JSON ({exn})") from exn
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("size_bytes"), int):
+        raise _damaged(path, "its header lacks the size of the tar")
+    return parsed, counts, tables_crc
 
 
 def _crc_of_rest(file: BinaryIO) -> int:
@@ -236,16 +220,6 @@ def _crc_of_rest(file: BinaryIO) -> int:
     while block := file.read(_BLOCK_BYTES):
         crc = zlib.crc32(block, crc)
     return crc
-
-
-def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(header)
-    except (ValueError, RecursionError) as exn:
-        raise _damaged(path, f"its header is not JSON ({exn})") from exn
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("size_bytes"), int):
-        raise _damaged(path, "its header lacks the size of the tar")
-    return parsed
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -27,7 +27,7 @@ from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
-from shardcache.tarindex.tokens import TokenMember, tokens_in
+from shardcache.tarindex.contents import TokenMember, tokens_in
 from shardcache.transport.workers import Flow, nothing
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, sample_of, shown
 

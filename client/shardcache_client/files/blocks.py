@@ -12,8 +12,8 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables, TokenMember, find_tokens, key_of
+from shardcache.tarindex.contents import DTYPES
 from shardcache.tarindex.tables import TarBytes
-from shardcache.tarindex.tokens import DTYPES
 from shardcache_client.arguments import converted, flag, whole
 from shardcache_client.files.slicing import Reads, Sample
 

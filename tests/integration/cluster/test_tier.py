@@ -14,11 +14,8 @@ from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedEr
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import TierState
-from shardcache_client import ShardDataset
-from support.programs.daemon import Daemon, eventually
+from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig
-from support.programs.guard import GUARD_S
-from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_s3 import Fault, FaultyS3
 
 DATA = random.Random(5).randbytes(6 * PART + 99)
@@ -259,34 +256,3 @@ async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: Tiered
     with pytest.raises(asyncio.CancelledError):
         await task
     assert tiered.counters.tier_failures == 0
-
-
-async def test_a_shard_that_arrives_damaged_is_repaired_in_the_tier(
-    faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader gets the right samples; a bit that flipped in the tier's cache is fetched past it, once."""
-    samples = random_samples(8, {"bin": 40_000})
-    async with FaultyS3(crc32c=True) as near:
-        faulty.crc32c = True
-        for server in (faulty, near):
-            url = server.put("a.tar", make_tar(samples))
-        near.fail("a.tar", Fault.CORRUPT, start=PART)
-        config = tmp_path / "c.toml"
-        address = near.endpoint_url.removeprefix("http://")
-        config.write_text(f'part_size = {PART}\n[[origin]]\nmatch = "s3://"\ntier = "{address}"\n')
-        monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
-        daemon = Daemon(tmp_path, env=faulty.env())
-
-        def read() -> dict[str, bytes]:
-            daemon.start()
-            dataset = ShardDataset(url, socket=daemon.socket, partial_reads=False, timeout_s=GUARD_S)
-            return {sample["__key__"]: bytes(sample["bin"]) for sample in dataset}
-
-        try:
-            found = await asyncio.to_thread(read)
-        finally:
-            await asyncio.to_thread(daemon.kill)
-        assert found == {sample["__key__"]: sample["bin"] for sample in samples}
-        parts = -(-len(make_tar(samples)) // PART)
-        assert len(near.refreshed) == parts
-        assert not [method for method, *_ in faulty.seen if method == "GET"]

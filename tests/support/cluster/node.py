@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
-import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,7 +12,6 @@ from typing import Self
 from support.cluster.network import Host
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.seaweedfs import SeaweedFS
 
@@ -52,22 +49,6 @@ class Node:
 
     def warm(self, urls: Sequence[str]) -> Ran:
         return shardcache("warm", *urls, socket=self.daemon.socket)
-
-    def ask(
-        self, host: str, port: int, target: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
-    ) -> tuple[int, bytes]:
-        """GET a path and query from a server; return the status and the body."""
-        with self.host.entered():
-            if tls is None:
-                connection = http.client.HTTPConnection(host, port, timeout=GUARD_S)
-            else:
-                connection = http.client.HTTPSConnection(host, port, timeout=GUARD_S, context=tls)
-            try:
-                connection.request("GET", target, headers=dict(headers))
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-            finally:
-                connection.close()
 
     def check(self, ran: Ran, dataset: Dataset) -> None:
         """Raise AssertionError unless a fetch has gone well and every shard is cached, byte for byte."""

@@ -6,9 +6,8 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
@@ -156,22 +155,16 @@ class Tier:
         cache, _ = _folders(node.root)
         return [path for path in (cache / "parts").rglob("*") if path.is_file()]
 
-    def ask_front(self, node: Node, target: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """GET a path and query as a node's daemon does; return the status and the body."""
-        return node.ask(*FRONT, target, headers)
-
-    def ask_owner(self, node: Node, target: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """GET a path and query from a node, as other nodes do; return the status and the body."""
-        return node.ask(node.host.address, OWNER_PORT, target, headers, self._tls(node))
-
-    def _tls(self, node: Node) -> ssl.SSLContext | None:
-        if self._is_plain:
-            return None
-        ca, certificate, key = _pem_files(node.root)
-        context = ssl.create_default_context(cafile=ca)
-        context.check_hostname = False
-        context.load_cert_chain(certificate, key)
-        return context
+    def waiting(self, node: Node) -> set[str]:
+        """Return the addresses of the hosts whose requests a node has not read yet."""
+        with node.host.entered():
+            rows = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
+        sockets = [(*row.split()[1:3], row.split()[4]) for row in rows]
+        return {
+            socket.inet_ntoa(bytes.fromhex(peer[:8])[::-1])
+            for own, peer, queued in sockets
+            if own.endswith(f":{OWNER_PORT:04X}") and int(queued.partition(":")[2], 16)
+        }
 
     def check_logs(self) -> None:
         """Raise AssertionError if a log of a node holds a signature, or nginx has logged no request."""

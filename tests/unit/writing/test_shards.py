@@ -1,20 +1,24 @@
-"""Decisions about written shards: names of members, their content, headers, cuts, names of shards, the journal."""
+"""Samples that are written: their names, content and headers; cuts, names of shards, the journal; rows of tables."""
 
 from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from typing import Any
 
 import numpy
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import ConfigError, SampleError
+from shardcache.errors import ConfigError, InputError, SampleError
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.shards import END, Cut, Journal, Sample, ShardNames, Stored, cut, header, resume, sample_of
+from shardcache.writing.tables import columns_of, samples
 
 URL = "s3://bucket/train/"
 
@@ -134,3 +138,31 @@ def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
     newer = json.loads(journal.to_json()) | {"format": 2}
     with pytest.raises(ConfigError, match="another release"):
         resume(json.dumps(newer).encode(), journal.settings, URL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "arguments"),
+    [
+        ("parquet", "pyarrow", {"files": [], "columns": {}, "seed": None}),
+        ("datasets", "datasets", {"name": "hf:name", "split": None, "columns": {}, "seed": None}),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, arguments: dict[str, Any]) -> None:
+    """The base installation has neither pyarrow nor datasets: the error says what to install."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from shardcache.errors import MissingPackageError\n"
+        "from shardcache.writing.inputs import open_source\n"
+        f"try: open_source({kind!r}, {arguments!r})\n"
+        "except MissingPackageError as exn: print(exn.remedy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"pip install 'shardcache[{kind}]'\n"
+
+
+def test_a_text_that_is_not_utf_8_is_an_error() -> None:
+    """Arrow does not check texts when it reads them."""
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    table = pa.table({"text": text})
+    with pytest.raises(InputError, match="not UTF-8"):
+        list(samples(table, columns_of(table.schema, {}, "a.parquet"), range(1)))

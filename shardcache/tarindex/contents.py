@@ -1,0 +1,286 @@
+"""What shardcache reads of samples itself: tokens, metadata, and tables for choosing samples without their bytes.
+
+A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the number of the shard
+in the index file, and its `version`; `samples`, the number of samples in the shard; `first`, the number of the first
+one that it lists; their `keys`; for each extension under `sizes`, the sizes in bytes, null where a sample has no such
+member; and if the table was made with metadata, under `metadata` an object for each sample, from one small JSON member
+of it, null where a sample has none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, repeat
+from typing import Any, Self
+
+from shardcache.errors import ConfigError, MetadataError, TokensError
+from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
+
+Metadata = dict[str, Any]
+Row = dict[str, Any]
+
+SUFFIX = ".samples.tar"
+"""Ending of a sample table's url, in place of the `.json` of the index file beside it."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""Limit for the metadata of one sample, as JSON."""
+
+DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
+"""Sizes in bytes of the types that tokens may have; arrays are little-endian."""
+
+_MAX_MEMBER_BYTES = 1024 * 1024
+_MAX_SAMPLES = 50_000  # a few megabytes: shards of text may have millions of samples
+_MAX_WITH_METADATA = 1_000  # 16 MB at worst
+
+# numpy's format: magic, version, length of the header, and a header that is the text of a dict with sorted keys.
+_MAGIC = b"\x93NUMPY"
+_HEADER = re.compile(
+    rb"\{'descr': '[<|]([iu])([1248])', 'fortran_order': (?:False|True), 'shape': \(([0-9]+),\), ?\}\s*"
+)
+_KINDS = {b"u": "uint", b"i": "int"}
+_MAX_HEADER_BYTES = 1024
+
+
+def _check_extension(extension: str, example: str) -> None:
+    if not extension or extension.startswith("."):
+        raise ConfigError(f"{extension!r} is not a member extension", remedy=f'write it as "{example}", no dot')
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataMember:
+    """The member of each sample that holds its metadata.
+
+    Attributes:
+        extension: of the member.
+        fields: of its JSON object that are metadata; empty for all.
+    """
+
+    extension: str
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an extension that no member has."""
+        _check_extension(self.extension, "json")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Build from `EXTENSION`, or `EXTENSION:FIELD,FIELD`. Raises ConfigError."""
+        extension, _, fields = text.partition(":")
+        return cls(extension, tuple(filter(None, fields.split(","))))
+
+
+def read_metadata(tables: Tables, tar: TarBytes, member: MetadataMember, url: str) -> Iterator[Metadata | None]:
+    """Yield the metadata of each sample of a shard; None for samples that lack the member.
+
+    Args:
+        tar: the bytes of the tar, of which only these members are read.
+        url: url for error messages.
+
+    Raises MetadataError for a member that is not a JSON object, or too large.
+    """
+    for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
+        if (start, end) == (0, 0):
+            yield None
+            continue
+        try:
+            _check_size(end - start, _MAX_MEMBER_BYTES)
+            found = json.loads(tar[start:end])
+            if not isinstance(found, dict):
+                raise TypeError(f"a {type(found).__name__}, not an object")
+            if member.fields:
+                found = {field: found[field] for field in member.fields if field in found}
+            _check_size(len(json.dumps(found, separators=(",", ":"))), MAX_METADATA_BYTES)
+        except (ValueError, TypeError, RecursionError) as exn:
+            where = f"the member {member.extension!r} of the sample {key_of(tables, sample)!r}"
+            raise MetadataError(f"{where} holds no valid metadata: {exn}", url=url) from exn
+        yield found
+
+
+def _check_size(size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise ValueError(f"{size_bytes:,} bytes, more than {max_bytes:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A sample as its shard's index describes it.
+
+    Attributes:
+        key: its `__key__`.
+        sizes: size in bytes of each of its members, by extension.
+        url: of its shard, the sample's `__url__`.
+    """
+
+    key: str
+    sizes: Mapping[str, int]
+    url: str
+    _metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The JSON object of the member named by `shardcache index --metadata`; empty if the sample has none.
+
+        Raises ConfigError if the table was made without.
+        """
+        if self._metadata is None:
+            raise ConfigError(
+                "the table of samples has no metadata",
+                url=self.url,
+                remedy="write both files again: shardcache index URL... -o index.json --samples --metadata json",
+            )
+        return self._metadata
+
+
+def rows_of(
+    tables: Tables, metadata: Iterator[Metadata | None] | None = None, max_samples: int = _MAX_SAMPLES
+) -> Iterator[Row]:
+    """Yield the rows of a shard, each of at most `max_samples` samples; a shard without samples has one row, too.
+
+    Args:
+        metadata: of each sample, None for one without; or None for a table without metadata.
+    """
+    samples = len(tables.member_ends)
+    step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
+    for first in range(0, samples or 1, step):
+        numbers = range(first, min(first + step, samples))
+        sizes: dict[str, list[int | None]] = {}
+        for place, number in enumerate(numbers):
+            start = tables.member_ends[number - 1] if number else 0
+            for member in range(start, tables.member_ends[number]):
+                extension = tables.extensions[tables.extension_ids[member]]
+                column = sizes.setdefault(extension, [None] * len(numbers))
+                column[place] = tables.ends[member] - tables.starts[member]
+        keys = [key_of(tables, number) for number in numbers]
+        row = {"samples": samples, "first": first, "keys": keys, "sizes": sizes}
+        yield row if metadata is None else row | {"metadata": list(islice(metadata, len(numbers)))}
+
+
+def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
+    """Yield the samples of a row, of the shard at `url`.
+
+    Raises KeyError, TypeError, ValueError, IndexError, AttributeError.
+    """
+    columns = row["sizes"].items()
+    for place, (key, metadata) in enumerate(zip(row["keys"], _metadata_of(row), strict=True)):
+        present = {name: sizes[place] for name, sizes in columns if sizes[place] is not None}
+        yield IndexEntry(key, present, url, metadata)
+
+
+def _metadata_of(row: Row) -> Iterable[Metadata | None]:
+    if "metadata" not in row:
+        return repeat(None, len(row["keys"]))
+    found = [{} if each is None else each for each in row["metadata"]]
+    if not all(type(each) is dict for each in found):
+        raise TypeError("metadata of samples must be objects")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMember:
+    """The member of each sample that holds its tokens.
+
+    Attributes:
+        extension: of the member.
+        dtype: a name of `DTYPES`, for members that are nothing but tokens; None for `.npy` files, which tell theirs.
+    """
+
+    extension: str = "npy"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a type that tokens cannot have."""
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"tokens of type {self.dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
+        _check_extension(self.extension, "npy")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Build from `EXTENSION` for `.npy` files, or `EXTENSION:DTYPE`. Raises ConfigError."""
+        extension, _, dtype = text.partition(":")
+        return cls(extension, dtype or None)
+
+    def __str__(self) -> str:
+        return self.extension if self.dtype is None else f"{self.extension}:{self.dtype}"
+
+
+def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
+    """Return the number of tokens in the member of the sample `key`. Raises TokensError as `find_tokens`."""
+    dtype, start = _npy(data, 0, len(data), key, None) if member.dtype is None else (member.dtype, 0)
+    return _count(len(data) - start, dtype, key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRuns:
+    """The tokens of each sample of a shard; none for samples that lack the member.
+
+    Attributes:
+        dtype: type of the tokens.
+        starts: offset of each sample's first token in the tar, in bytes.
+        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard.
+    """
+
+    dtype: str
+    starts: array[int]
+    ends: array[int]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the shard."""
+        return self.ends[-1] if self.ends else 0
+
+
+def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
+    """Return the tokens of a shard: the arrays in one member of each sample, put end to end in the order of the tar.
+
+    Args:
+        tar: the bytes of the tar, of which only the headers of `.npy` files are read.
+        url: url for error messages.
+
+    Raises TokensError for a sample that is unusable, a member that is not an array of tokens with one
+    dimension, or members of different types: a shard without some of its tokens would give other blocks.
+    """
+    if tables.faults:
+        raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
+    dtype, starts, ends, total = member.dtype, array("Q"), array("Q"), 0
+    for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
+        if start < end:
+            key = key_of(tables, sample)
+            if member.dtype is None:
+                found, start = _npy(tar[start : min(end, start + _MAX_HEADER_BYTES)], start, end, key, url)
+                if dtype not in (None, found):
+                    raise _unsupported(f"the sample {key!r} has {found}, those before {dtype}", url)
+                dtype = found
+            total += _count(end - start, dtype or "", key, url)
+        starts.append(start)
+        ends.append(total)
+    return TokenRuns(dtype or "uint8", starts, ends)
+
+
+def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
+    tokens, surplus = divmod(size_bytes, DTYPES[dtype])
+    if surplus:
+        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
+        raise _unsupported(f"the sample {key!r} has {reason}", url)
+    return tokens
+
+
+def _npy(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
+    """Return type and offset of the values of the `.npy` file at `start`, given its first bytes."""
+    fixed_bytes = 10 if head[6:7] == b"\1" else 12  # later versions have a longer field for the header's length
+    header_end = fixed_bytes + int.from_bytes(head[8:fixed_bytes], "little")
+    found = _HEADER.fullmatch(head, fixed_bytes, min(header_end, len(head)))
+    if not head.startswith(_MAGIC) or found is None:
+        raise _unsupported(f"the sample {key!r} has a member that is not a .npy file of integers in one dimension", url)
+    kind, size_bytes, count = _KINDS[found[1]], int(found[2]), int(found[3])
+    if end - start - header_end != count * size_bytes:
+        reason = f"{end - start - header_end} bytes of tokens instead of {count * size_bytes}"
+        raise _unsupported(f"the sample {key!r} has {reason}", url)
+    return f"{kind}{8 * size_bytes}", start + header_end
+
+
+def _unsupported(reason: str, url: str | None) -> TokensError:
+    return TokensError(f"its tokens cannot be cut into blocks: {reason}", url=url)

@@ -1,0 +1,332 @@
+"""A node's nginx: `shardcache cluster run` starts it, follows its files and ends with it; the probe asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.cluster.authority import issue
+from shardcache.cluster.nginx import NodeTier, finish, prepare
+from shardcache.cluster.nginx_probe import answer_of, main
+from shardcache.cluster.tier import Tier, Tls, Upstream, parse
+from shardcache.cluster.tier_status import ask
+from shardcache.errors import ConfigError
+from shardcache.origin.registry import TierState
+from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
+from support.disks.mounts import MountedFiles
+from support.network.ports import free_port
+from support.programs.cli import Ran, shardcache
+from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
+from support.programs.processes import children, wait_until_ended
+
+STORE = "http://127.0.0.1:9"
+ONE, TWO = "one=127.0.0.2\n", "one=127.0.0.2\ntwo=127.0.0.3\n"
+USER = "root" if os.geteuid() == 0 else None
+HEAVY = ("click", "aiohttp", "asyncio", "rich", "braceexpand")
+
+
+class NodeRun:
+    """The command on one node, started again by each `start`; nothing of it is left after `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.front, self._owner_port = folder, free_port(), free_port()
+        self.mounted = MountedFiles(folder / "mounted")
+        self.listed = self.mounted.folder / "nodes"
+        self.mounted.replace({"nodes": ONE})
+        self.process: subprocess.Popen[bytes] | None = None
+        self._seen: set[int] = set()
+
+    def start(self) -> int:
+        """Start it; return the process of nginx's master as soon as nginx serves figures."""
+        command = (
+            *(sys.executable, "-m", "shardcache", "cluster", "run", "--nodes", self.listed, "--node", "one"),
+            *("--store", STORE, "--front", f"127.0.0.1:{self.front}", "--owner-port", self._owner_port),
+            *("--workers", 1, "--cache-dir", self.folder / "cache", "--run-dir", self.folder / "run"),
+            *(("--user", USER) if USER else ()),
+        )
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.until(lambda: '"cached_bytes": 0' in json.dumps(self.status().json))
+        (master,) = children(self.process.pid)
+        self._seen |= {master, *children(master)}
+        return master
+
+    def status(self) -> Ran:
+        """Run `shardcache cluster status`."""
+        return shardcache("cluster", "status", "--nodes", self.listed, "--owner-port", str(self._owner_port), "--json")
+
+    def said(self) -> str:
+        """Return what it has printed."""
+        return (self.folder / "log").read_text()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition holds. Raises AssertionError if the command ends before."""
+
+        def holds() -> bool:
+            assert self.process is not None and self.process.poll() is None, self.said()
+            return condition()
+
+        eventually(holds)
+
+    def close(self) -> None:
+        """Kill it, and what it has started."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self._seen:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended with the command
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "nginx":
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeRun]:
+    """One node of a tier."""
+    made = NodeRun(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@needs_nginx
+def test_it_follows_its_list_and_stops(node: NodeRun) -> None:
+    """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends cleanly.
+
+    Of such a file the link stays the same, only the folder behind it is another. A list without the node changes
+    nothing.
+    """
+    node.start()
+    assert node.said() == f"ready: 1 node, digest {node.status().json['nodes'][0]['digest']}\n"
+    assert {(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")} == {0o700}
+    node.mounted.replace({"nodes": "two=127.0.0.3\n"})
+    node.until(lambda: "the previous configuration stays in use: one is not among the nodes" in node.said())
+    assert "127.0.0.2:" in (node.folder / "run" / "nginx.conf").read_text()
+    node.mounted.replace({"nodes": TWO})
+    node.until(lambda: "ready: 2 nodes" in node.said())
+    shown = node.status()
+    assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
+    found = tier_findings(node.folder, f"127.0.0.1:{node.front}")
+    assert [finding["state"] for finding in found] == ["ok"]
+    assert node.process is not None
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(GUARD_S) == 0
+    assert [finding["state"] for finding in tier_findings(node.folder, f"127.0.0.1:{node.front}")] == ["failed"]
+    assert (node.folder / "cache" / "clean").exists()
+
+
+@needs_nginx
+def test_killed_it_takes_nginx_with_it(node: NodeRun) -> None:
+    """No process of nginx is left when the command dies by SIGKILL; the next one serves at the same ports."""
+    master = node.start()
+    running = [master, *children(master)]
+    assert node.process is not None and len(running) > 1
+    node.process.kill()
+    node.process.wait()
+    for pid in running:
+        wait_until_ended(pid, GUARD_S)
+    node.start()
+
+
+@needs_nginx
+def test_it_does_not_outlive_nginx(node: NodeRun) -> None:
+    """When nginx's master dies by SIGKILL, its workers are killed, and the command fails."""
+    master = node.start()
+    workers = children(master)
+    assert node.process is not None and workers
+    os.kill(master, signal.SIGKILL)
+    assert node.process.wait(GUARD_S) == 1
+    assert "nginx ended with status -9" in node.said()
+    for pid in workers:
+        assert not Path(f"/proc/{pid}").exists()
+    node.start()
+
+
+def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
+    """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
+    part = tmp_path / "parts" / "a"
+    part.parent.mkdir()
+    part.write_text("bytes")
+    assert prepare(tmp_path, "boot 1"), "a folder of unknown history"
+    part.parent.mkdir()
+    part.write_text("bytes")
+    assert not prepare(tmp_path, "boot 1"), "nginx was killed"
+    finish(tmp_path)
+    assert not prepare(tmp_path, "boot 2"), "an orderly reboot"
+    assert part.exists()
+    assert prepare(tmp_path, "boot 3"), "the power failed"
+    assert not part.exists()
+
+
+@needs_nginx
+def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> None:
+    """It was read, and has changed before nginx runs: clearing a large cache after a power loss takes minutes."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text(ONE)
+
+    def listed() -> str:
+        text = nodes.read_text()
+        if text == ONE:
+            nodes.write_text(TWO)
+        return text
+
+    with forked(tmp_path, nodes, listed) as log:
+        eventually(lambda: log.exists() and "ready: 2 nodes" in log.read_text())
+
+
+@needs_nginx
+@pytest.mark.slow
+async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
+    """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
+    nodes, known, front, port = tmp_path / "nodes", tmp_path / "known", f"127.0.0.1:{free_port()}", free_port()
+    nodes.write_text(ONE)
+
+    def listed() -> str:
+        if (text := nodes.read_text()) == TWO and not known.exists():
+            raise ConfigError("the node two has no address")
+        return text
+
+    def status() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "run" / "status.json").read_text()))
+
+    with forked(tmp_path, nodes, listed, front=front, owner_port=port) as log:
+        eventually(lambda: log.exists() and "ready: 1 node" in log.read_text())
+        nodes.write_text(TWO)
+        eventually(lambda: status()["stale"] == "the node two has no address")
+        (report,) = await ask(parse(ONE), port, None)
+        assert report.state == "uses a former list: the node two has no address"
+        assert [found["state"] for found in tier_findings(tmp_path, front)] == ["ok", "failed"]
+        known.touch()
+        eventually(lambda: "ready: 2 nodes" in log.read_text() and status()["stale"] is None)
+        assert log.read_text().count("the previous configuration stays in use") == 1
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
+    """nginx starts with one thousand, and continues with four thousand."""
+    nodes = tmp_path / "nodes"
+
+    def put(count: int) -> None:
+        others = (f"gpu-node-{number:05d}=127.1.{number // 250}.{number % 250 + 1}\n" for number in range(count - 1))
+        nodes.write_text(ONE + "".join(others))
+
+    put(1000)
+    with forked(tmp_path, nodes, nodes.read_text) as log:
+        eventually(lambda: log.exists() and "ready: 1000 nodes" in log.read_text())
+        put(4096)
+        eventually(lambda: "ready: 4096 nodes" in log.read_text())
+
+
+@needs_nginx
+async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
+    """By status, by doctor, and to the daemon, which has it in its own status and metrics."""
+    nodes, front, port = tmp_path / "nodes", f"127.0.0.1:{free_port()}", free_port()
+    nodes.write_text(ONE)
+    (issued,) = issue(parse(ONE), tmp_path / "tls", 7)
+    tls = Tls(issued.folder / "ca.pem", issued.folder / "node.pem", issued.folder / "node.key")
+    with forked(tmp_path, nodes, nodes.read_text, tls=tls, front=front, owner_port=port):
+        eventually((tmp_path / "run" / "status.json").exists)
+        (report,) = await ask(parse(ONE), port, tls)
+        (_, found) = tier_findings(tmp_path, front)
+        tier = TierState(front)
+        watching = asyncio.create_task(tier.watch())
+        await asyncio.to_thread(eventually, lambda: tier.to_json()["certificate_expires_s"] is not None)
+        expires_s = tier.to_json()["certificate_expires_s"]
+        watching.cancel()
+    assert report.state == "certificate expires in 6 days" and found["found"] == f"this node: {report.state}"
+    assert expires_s == issued.expires.timestamp() // 1
+
+
+@contextmanager
+def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any) -> Iterator[Path]:
+    """Run the node `one` of a list that a function returns; yield the file of what it says."""
+    addresses, log = {"front": f"127.0.0.1:{free_port()}", "owner_port": free_port()}, folder / "log"
+
+    def read() -> Tier:
+        return Tier(
+            nodes=parse(listed()),
+            stores=(Upstream.parse(STORE),),
+            cache_dir=str(folder / "cache"),
+            run_dir=str(folder / "run"),
+            min_free_bytes=1,
+            user=USER,
+            workers=1,
+            **(addresses | options),
+        )
+
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def run() -> None:
+        NodeTier(read, "one", (nodes,), say=say, ready=lambda line: say(f"ready: {line}")).run(stopping)
+
+    context = multiprocessing.get_context("fork")  # nginx ends with the process that runs it
+    stopping: Any = context.Event()
+    process = context.Process(target=run)
+    process.start()
+    try:
+        yield log
+    finally:
+        stopping.set()
+        process.join()
+
+
+def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:
+    """A path is not taken for the name of a node."""
+    missing = tmp_path / "nodes"
+    ran = shardcache("cluster", "run", "--nodes", missing, "--store", STORE, "--json")
+    error = ran.json["error"]
+    assert ran.code == 2 and "does not exist" in error["message"] and error["url"] == str(missing), error
+
+
+@needs_nginx
+def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The kernel takes connections for workers that are stopped: only an answer counts."""
+    with TierNodes([STORE], 1) as nodes:
+        (node,) = nodes.tier.nodes
+        assert main([nodes.front(node)]) == 0
+        assert capsys.readouterr().out == f"node1: 1 nodes, digest {nodes.tier.digest}\n"
+        workers = children(nodes.pid(node))
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            answer_of(nodes.front(node), 0.05)
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+    assert main([nodes.front(node)]) == 1
+    assert "refused" in capsys.readouterr().err
+
+
+def test_another_server_is_not_the_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no HTTP, as what is no tier, fails the probe."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-m", "shardcache.cluster.nginx_probe", address]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as probe:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nhello")
+            assert probe.wait() == 1
+            assert probe.stderr is not None and b"status 404: not this tier" in probe.stderr.read()
+    assert main([]) == 2
+
+
+def test_the_probe_loads_little() -> None:
+    """It runs every few seconds on each node."""
+    code = f"import sys, shardcache.cluster.nginx_probe; print([name for name in {HEAVY} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
