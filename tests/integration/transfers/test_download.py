@@ -29,7 +29,9 @@ from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Flow
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.buckets import Bucket
+from support.stores.faulty_proxy import FaultyProxy
 from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.mischief import Mischief
 
 DATA = random.Random(7).randbytes(10 * PART + 1234)
 
@@ -304,24 +306,27 @@ async def test_a_server_without_ranges_is_read_in_one_go(rig: Rig, faulty: Fault
     assert [asked for _, _, asked, _ in faulty.seen] == ["bytes=0-0", None, None]
 
 
-class HeldOrigin:
-    """Gives zeros, once it is let; nothing else of an origin is asked of it here."""
+class HalfwayOrigin:
+    """A store that sends half of each range, and the rest when it is let; nothing else is asked of it here."""
 
     def __init__(self) -> None:
         self.open = 0
-        self.let = asyncio.Event()
+        self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
 
     async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
-        """Wait, and write zeros."""
+        """Write zeros."""
         self.open += 1
+        flow.received(parts.size_bytes // 2)
+        self.halves.release()
         await self.let.wait()
+        flow.received(parts.size_bytes - parts.size_bytes // 2)
         return write_parts(parts, bytes(parts.size_bytes))
 
 
 @pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
 async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requests: int, rig: Rig) -> None:
     """One shard has its three requests under way, two have the four of all together."""
-    origin = HeldOrigin()
+    origin = HalfwayOrigin()
     async with asyncio.TaskGroup() as group:
         for number in range(shards):
             obj = RemoteObject(f"held://{number}", "1", 10 * PART)
@@ -335,22 +340,6 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
         assert origin.open == requests
         origin.let.set()
     assert origin.open == shards * 10
-
-
-class HalfwayOrigin:
-    """A store that sends half of each range, and the rest when it is let."""
-
-    def __init__(self) -> None:
-        self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
-
-    async def fetch(  # noqa: D102
-        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
-    ) -> list[PartSums]:
-        flow.received(parts.size_bytes // 2)
-        self.halves.release()
-        await self.let.wait()
-        flow.received(parts.size_bytes - parts.size_bytes // 2)
-        return write_parts(parts, bytes(parts.size_bytes))
 
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:
@@ -369,14 +358,42 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
     assert (told[-1], coming.size_bytes) == (3 * PART, 0)
 
 
-async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) -> None:
-    """With one connection for all, the urgent shard's parts go before those still queued of the others."""
-    rig.downloader = rig.make(max_connections=1)
-    planned, urgent = [await rig.stat(faulty.put(name, DATA)) for name in ("planned.tar", "urgent.tar")]
-    faulty.seen.clear()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(rig.download(planned))
-        group.create_task(rig.download(urgent, Priority(WAITING)))
-    keys = [key for _, key, *_ in faulty.seen]
-    last_urgent = len(keys) - 1 - keys[::-1].index("urgent.tar")
-    assert keys[: last_urgent + 1].count("planned.tar") <= 2
+MANY_PARTS = random.Random(5).randbytes(120 * PART)
+
+
+@pytest.fixture
+def patient(rig: Rig) -> Rig:
+    """A downloader that would wait for minutes."""
+    rig.downloader = rig.make(stall_timeout_s=100, hedged_share=0.5)
+    return rig
+
+
+@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
+async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
+    fault: Fault, patient: Rig, faulty: FaultyS3
+) -> None:
+    """Long before its time is over, and without a retry; the file is right."""
+    await patient.download(await patient.stat(faulty.put("seen.tar", MANY_PARTS)))
+    obj = await patient.stat(faulty.put("late.tar", MANY_PARTS[::-1]))
+    faulty.fail("late.tar", fault, start=60 * PART)
+    assert (await patient.download(obj)).path.read_bytes() == MANY_PARTS[::-1]
+    first_byte = f"bytes={60 * PART}-"
+    assert sum(key == "late.tar" and first_byte in (asked or "") for _, key, asked, _ in faulty.seen) == 2
+    assert patient.counters.retries == 0
+    assert patient.counters.hedges >= 1
+    assert patient.counters.hedged_bytes >= (PART // 2 if fault is Fault.STALL else 0)
+    assert patient.counters.origin_bytes == 2 * len(MANY_PARTS) + patient.counters.hedged_bytes
+
+
+async def test_bytes_that_drip_are_no_progress(patient: Rig, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of which a few bytes a second come is given up like one of which nothing comes."""
+    url = faulty.put("a.tar", MANY_PARTS[:PART])
+    with FaultyProxy(faulty.endpoint_url, drip_s=0.02) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint_url)
+        obj = await patient.stat(url)
+        downloader, patient.downloader = patient.downloader, patient.make(stall_timeout_s=0.5, attempts=2)
+        proxy.fail(Mischief.DRIP, times=2)
+        with pytest.raises(OriginUnavailableError, match=r"only .* bytes were received for 0.5 s"):
+            await patient.download(obj)
+        patient.downloader = downloader
+        assert (await patient.download(obj)).path.read_bytes() == MANY_PARTS[:PART]

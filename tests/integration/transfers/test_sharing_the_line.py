@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shardcache.fetch.scheduler import WAITING, OriginLoad, Priority
-from support.programs.downloads import PART, PLANNED, Rig
+from support.programs.downloads import PART, Rig
 from support.stores.gauged_s3 import GaugedS3
 
 MIB = 1024 * 1024
@@ -123,19 +123,3 @@ async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:
     assert seen[-1][1] == size
     for elapsed_s, done_bytes in seen:
         assert done_bytes <= rate * (elapsed_s + 0.1) + MIB
-
-
-async def test_waiting_readers_have_the_bandwidth_first(rig: Rig, gauged: GaugedS3) -> None:
-    """Shards nobody waits for get what is left while one is waited for, though all have connections.
-
-    On a busy machine, a transport worker may be slow to ask for more, and something is left. In turns, they would get
-    three times as much as the one.
-    """
-    rig.downloader = rig.make(max_connections=8, max_bandwidth=4 * MIB)
-    planned = [await rig.stat(gauged.put(f"planned-{number}", 2 * MIB)) for number in range(3)]
-    waiting = await rig.stat(gauged.put("waiting", 2 * MIB))
-    async with asyncio.TaskGroup() as group:
-        for obj in planned:
-            group.create_task(rig.download(obj, PLANNED, part_bytes=MIB))
-        await group.create_task(rig.download(waiting, Priority(WAITING), part_bytes=MIB))
-        assert rig.counters.origin_bytes - waiting.size_bytes < 2 * waiting.size_bytes

@@ -1,10 +1,11 @@
-"""A transport worker as the program that it is: lines of messages in, lines of messages out."""
+"""The daemon's processes as programs: lines in, lines out; killed while they are idle, or not to be started."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,17 +13,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from shardcache.errors import NO_PROCESS_REMEDY, CacheError
 from shardcache.store.indexing import TokensRequest
 from shardcache.transport.messages import Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import Parts
 from support.network.scripted_server import Reply, ScriptedServer, answer
+from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
+from support.programs.processes import running, wait_until_ended
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.buckets import Bucket
 from support.stores.mischief import Ending
 
+FETCHING, INDEXING = "shardcache.transport.worker", "shardcache.store.indexing"
+IDLE = {FETCHING: 2, INDEXING: 1}
 DATA = bytes(range(256)) * 4096
 FIRST, SECOND = 1000, 300_000
 _PIPE_BYTES = 1024 * 1024
@@ -96,7 +106,7 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
             program.wait_received(7, FIRST + SECOND)
 
 
-@pytest.mark.parametrize("module", ["shardcache.transport.worker", "shardcache.store.indexing"])
+@pytest.mark.parametrize("module", [FETCHING, INDEXING])
 def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -> None:
     """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
     reading, writing = os.pipe()
@@ -107,3 +117,51 @@ def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -
     ran = subprocess.run(command, input=asked, stdout=writing, stderr=subprocess.PIPE, timeout=GUARD_S, check=False)
     os.close(writing)
     assert ran.stderr == b""
+
+
+def kill_all(daemon: Daemon, module: str) -> None:
+    """Kill the daemon's idle processes that run a module."""
+    eventually(lambda: len(running(daemon.pid, module)) == IDLE[module])
+    for pid in running(daemon.pid, module):
+        os.kill(pid, signal.SIGKILL)
+        wait_until_ended(pid)
+
+
+@pytest.mark.parametrize("module", [FETCHING, INDEXING])
+def test_a_process_that_is_killed_while_idle_costs_no_shard(module: str, moto: Bucket, tmp_path: Path) -> None:
+    """As the kernel does when memory is short: another takes its place."""
+    body = make_tar(random_samples(2))
+    with Daemon(tmp_path, env=moto.env()) as daemon, RawSession(daemon) as session:
+        kill_all(daemon, module)
+        session.plan([moto.put("a.tar", body)], [0])
+        assert Path(session.take(0)["path"]).read_bytes() == body
+
+
+@pytest.mark.parametrize(
+    ("module", "process", "schemes"),
+    [
+        (FETCHING, "a transport worker", ["s3", "http"]),
+        (INDEXING, "a process to index shards", ["s3"]),
+    ],
+)
+def test_a_process_that_cannot_be_started_is_an_error_that_says_so(
+    module: str, process: str, schemes: list[str], moto: Bucket, tmp_path: Path
+) -> None:
+    """It names the shard and the remedy; once processes can be started again, shards come without a restart."""
+    python, real = tmp_path / "python", Path(sys.executable).resolve()
+    python.symlink_to(real)
+    body = make_tar(random_samples(2))
+    stored = {"s3": moto.put("a.tar", body), "http": "http://127.0.0.1:1/b.tar"}
+    urls = [stored[scheme] for scheme in schemes]
+    env = moto.env() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with Daemon(tmp_path, env=env, spawn=partial(spawn, python=str(python))) as daemon, RawSession(daemon) as session:
+        eventually(lambda: all(len(running(daemon.pid, each)) == count for each, count in IDLE.items()))
+        python.unlink()
+        kill_all(daemon, module)
+        session.plan(urls, list(range(len(urls))))
+        for position, url in enumerate(urls):
+            error = session.ask("lease", position=position)["error"]
+            assert (error["code"], error["url"], error["remedy"]) == (CacheError.code, url, NO_PROCESS_REMEDY)
+            assert f"cannot start {process}" in error["message"]
+        python.symlink_to(real)
+        assert Path(session.take(0)["path"]).read_bytes() == body

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,12 +28,8 @@ from shardcache.transport.workers import Flow, TransportError, Workers
 from support.network.lead import SILENT, SilentAddress, lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
-from support.programs.downloads import PART
-from support.programs.downloads import Rig as Downloads
 from support.programs.guard import GUARD_S
 from support.programs.processes import children, transport_workers, wait_until_ended
-from support.stores.buckets import use_aws
-from support.stores.gauged_s3 import GaugedS3
 from support.stores.mischief import Ending
 
 DATA = bytes(range(256)) * 8192
@@ -44,35 +39,20 @@ HANGS = Reply(b"", Ending.HANG)
 
 
 class Credit(Flow):
-    """A flow that pauses and continues when a test says so.
+    """A flow that pauses when its credit is used up, and continues when a test says so."""
 
-    Attributes:
-        credit_bytes: as `Flow.credit_bytes`.
-        received_bytes: that came.
-        prompt: as `Flow.prompt`.
-        written_bytes: last reported.
-        rests: set when the read has to wait for `go_on`.
-    """
+    prompt = False
 
-    def __init__(self, credit_bytes: float = math.inf, *, prompt: bool = False) -> None:
+    def __init__(self, credit_bytes: float = math.inf) -> None:
         self.credit_bytes = credit_bytes
-        self.prompt = prompt
-        self.received_bytes = self.written_bytes = 0
-        self.rests = asyncio.Event()
-        self.came = asyncio.Event()
-        self._may_read = asyncio.Event()
+        self.received_bytes = 0
+        self.came, self.rests, self._may_read = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._may_read.set()
         self._rest: Callable[[], object] | None = None
 
-    def halt(self) -> None:
-        """Rest from now on."""
-        self._may_read.clear()
-        if self._rest is not None:
-            self._rest()
-
-    def go_on(self, credit_bytes: float = math.inf) -> None:
-        """Allow so many more bytes."""
-        self.credit_bytes = credit_bytes
+    def go_on(self) -> None:
+        """Give all the credit that it needs."""
+        self.credit_bytes = math.inf
         self._may_read.set()
 
     def received(self, count: int) -> None:
@@ -81,12 +61,12 @@ class Credit(Flow):
         self.credit_bytes -= count
         self.came.set()
         if self.credit_bytes <= 0:
-            self.halt()
+            self._may_read.clear()
+            if self._rest is not None:
+                self._rest()
 
     def written(self, size_bytes: int) -> None:
         """As `Flow.written`."""
-        assert size_bytes > self.written_bytes
-        self.written_bytes = size_bytes
 
     async def ready(self) -> None:
         """As `Flow.ready`."""
@@ -307,25 +287,6 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-async def test_download_continues_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another one, which asks again for the parts under way, and for these alone."""
-    async with GaugedS3() as server:
-        use_aws(monkeypatch, tmp_path, server.env())
-        downloads, others = Downloads(tmp_path / "cache"), transport_workers(os.getpid())
-        obj = await downloads.stat(server.put("a.tar", 8 * PART, pause_after=PART // 2))
-        task = asyncio.create_task(downloads.download(obj))
-        await server.until(lambda: server.sent_bytes["a.tar"] == 3 * (PART // 2))
-        for pid in transport_workers(os.getpid()) - others:
-            os.kill(pid, signal.SIGKILL)
-        del server.pauses["a.tar"]
-        server.go_on("a.tar")
-        partial = await task
-        await downloads.origins.close()
-    assert partial.path.read_bytes() == bytes(8 * PART)
-    assert downloads.counters.retries == 3
-    assert Counter(server.requests) == {("a.tar", index * PART): 1 + (index < 3) for index in range(8)}
-
-
 async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
     """The file does not change after the end of the cancellation, though the server continues sending."""
     half = answer(DATA)[: len(DATA) // 2]
@@ -343,40 +304,8 @@ async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
         assert rig.written == DATA
 
 
-@pytest.mark.parametrize("commits", [True, False])
-async def test_a_held_body_is_written_where_it_is_committed(commits: bool, rig: Rig) -> None:
-    """The question comes when all is there and nothing is written."""
-    seen: list[bytes] = []
-
-    async def commit() -> bool:
-        seen.append(rig.written)
-        return commits
-
-    with ScriptedServer(answer(DATA)) as server:
-        found = await rig.fetch(server, commit=commit)
-    assert seen == [BLANK]
-    assert (found is not None, rig.written) == (commits, DATA if commits else BLANK)
-
-
-async def test_no_more_comes_than_there_is_credit_for(rig: Rig) -> None:
-    """The read rests, reports what came, and continues with the next credit."""
-    with ScriptedServer(answer(DATA)) as server:
-        flow = Credit(100_000)
-        task = asyncio.create_task(rig.fetch(server, flow))
-        for total_bytes in (100_000, 100_001, 600_001):
-            while flow.received_bytes < total_bytes:
-                flow.came.clear()
-                await flow.came.wait()
-            assert flow.received_bytes == total_bytes
-            await flow.rests.wait()
-            flow.go_on({100_000: 1, 100_001: 500_000}.get(total_bytes, math.inf))
-        assert await task
-        assert flow.received_bytes == len(DATA)
-        assert rig.written == DATA
-
-
 async def test_halted_read_resumes_where_it_was(rig: Rig) -> None:
-    """Another one comes and goes in that time."""
+    """No more comes than there is credit for; another one comes and goes in that time."""
     with ScriptedServer(answer(DATA)) as server:
         flow = Credit(1000)
         task = asyncio.create_task(rig.fetch(server, flow))

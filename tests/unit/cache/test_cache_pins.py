@@ -1,4 +1,4 @@
-"""pins.py: concurrent changes of the same pins add up, in memory and in the file."""
+"""Concurrent changes of the same pins add up, in memory and in the file; a damaged line costs no other."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.pins import Pin, Pins, read_pins
+from shardcache.cache.pins import Pin, Pins, read_pins, write_pins
 from shardcache.cache.residency import Residency
-from shardcache.errors import CapacityError, DiskError
+from shardcache.errors import CapacityError, DiskError, DiskFullError
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.store import Store
 from support.programs.guard import GUARD_S
@@ -124,3 +124,46 @@ async def test_a_change_that_cannot_be_saved_is_undone(pins: Pins, store: Store)
     with pytest.raises(DiskError):
         await pins.remove(made(7), None)
     assert sorted(pins, key=str) == sorted(before, key=str)
+
+
+PINS = [Pin(f"s3://bucket/{name}.tar", shard_key(name, "1"), 5, frozenset({0, 1000})) for name in ("a", 'b "ü"')]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Layout:
+    """Return the paths of a folder in which there is nothing."""
+    empty = Layout(tmp_path)
+    empty.partial.mkdir()
+    return empty
+
+
+def test_pins_are_read_as_they_were_written(empty: Layout) -> None:
+    """None at first; afterwards those of the last write, and nothing else lies about."""
+    assert read_pins(empty) == []
+    write_pins(empty, PINS)
+    write_pins(empty, reversed(PINS))
+    assert read_pins(empty) == PINS[::-1]
+    assert {path.name for path in empty.root.rglob("*")} == {"partial", "pins"}
+    assert empty.pins.stat().st_mode & 0o007 == 0, "urls are nobody else's business"
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense", b"[]", b'["u", "no key", 1, [0]]', b'["u", "' + b"0" * 32 + b'", {}, []]']
+)
+def test_a_damaged_line_costs_no_other(empty: Layout, line: bytes) -> None:
+    """The others hold, at the next start as well; the file is kept for a look."""
+    write_pins(empty, PINS)
+    damaged = empty.pins.read_bytes() + line + b"\n"
+    empty.pins.write_bytes(damaged)
+    for _ in range(2):
+        assert read_pins(empty) == PINS
+    assert empty.pins.with_name("pins.damaged").read_bytes() == damaged
+
+
+def test_a_full_disk_leaves_the_former_pins(empty: Layout) -> None:
+    """The error is typed; what was pinned before still is."""
+    write_pins(empty, PINS)
+    empty.unfinished(empty.pins).symlink_to("/dev/full")
+    with pytest.raises(DiskFullError):
+        write_pins(empty, PINS[:1])
+    assert read_pins(empty) == PINS

@@ -1,45 +1,38 @@
-"""planner.py: names of shards lead to keys, and entries of all plans are shared."""
+"""Names of shards lead to keys, entries of all plans are shared, and sample counts outlive their shards."""
 
 from __future__ import annotations
 
-from shardcache.cache.planner import PlannedShards, Planner, name_of
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.planner import History, PlannedShards, Planner, name_of
 from shardcache.protocol import ShardRef
+from shardcache.store.catalogue import Catalogue
+from shardcache.store.shard import Facts
 
 
-def test_a_name_without_a_version_leads_to_what_the_store_had() -> None:
-    """Once asked for, a bare url leads to the version found, and that key knows the url."""
-    names, name = Planner(), name_of(ShardRef("s3://b/a.tar"))
-    names.learn(name, "key1", 10.0)
-    assert names.key(name) == "key1"
-    assert names.names("key1") == {"key1", name}
-    assert names.checked_at_s(name) == 10.0
-
-
-def test_a_replaced_object_moves_its_name() -> None:
-    """After the store's object changed, the old key is known by no url any more."""
-    names = Planner()
-    names.learn("url", "key1", 1.0)
-    names.learn("url", "key2", 2.0)
-    assert names.key("url") == "key2"
-    assert names.names("key1") == {"key1"}
-
-
-def test_an_evicted_shard_is_forgotten() -> None:
-    """Aliases end with their file."""
-    names = Planner()
-    names.learn("url", "key1", 1.0)
-    names.forget("key1")
-    assert names.key("url") == "url"
-    assert names.checked_at_s("url") == float("-inf")
-
-
-def test_a_version_that_comes_back_is_its_own_again() -> None:
-    """After the store went from v1 to v2 and back, the name of v1 leads to v1."""
-    names = Planner()
-    names.learn("v1", "v2", 1.0)
-    names.learn("v1", "v1", 2.0)
-    assert names.key("v1") == "v1"
-    assert names.names("v2") == {"v2"}
+@pytest.mark.parametrize(
+    ("learned", "key", "names"),
+    [
+        ([("url", "key1")], "key1", {"key1": {"key1", "url"}}),
+        ([("url", "key1"), ("url", "key2")], "key2", {"key1": {"key1"}, "key2": {"key2", "url"}}),
+        ([("url", "v2"), ("url", "url")], "url", {"v2": {"v2"}}),
+    ],
+    ids=["a bare url", "a replaced object", "a version that comes back"],
+)
+def test_a_name_leads_to_the_version_learned_last(
+    learned: list[tuple[str, str]], key: str, names: dict[str, set[str]]
+) -> None:
+    """And each key knows its names; when its shard is evicted, they end with it."""
+    planner = Planner()
+    for now_s, (name, found) in enumerate(learned):
+        planner.learn(name, found, now_s)
+    assert (planner.key("url"), planner.checked_at_s("url")) == (key, len(learned) - 1)
+    assert {each: planner.names(each) for each in names} == names
+    planner.forget(key)
+    assert (planner.key("url"), planner.checked_at_s("url")) == ("url", float("-inf"))
 
 
 def test_old_names_of_missing_shards_are_forgotten() -> None:
@@ -87,3 +80,32 @@ def test_shards_of_no_plan_are_forgotten() -> None:
     assert len(shards) == 10
     plan.clear()
     assert len(shards) == 0
+
+
+@pytest.fixture
+async def known(tmp_path: Path) -> AsyncIterator[History]:
+    """A memory in which one shard was seen."""
+    catalogue = Catalogue.open(tmp_path)
+    found = History(catalogue)
+    await found.remember(Facts("s3://b/a.tar", "v1", 2048, 2048, 1024, (1, 2), samples=10))
+    yield found
+    catalogue.close()
+
+
+async def test_a_count_belongs_to_its_version(known: History) -> None:
+    """It fills in what has that version or none, and never another; a count that is there stays."""
+    refs = [
+        ShardRef("s3://b/a.tar", "v1", 2048),
+        ShardRef("s3://b/a.tar"),
+        ShardRef("s3://b/a.tar", "v2"),
+        ShardRef("s3://b/a.tar", "v1", 2048, 7),
+        ShardRef("s3://b/b.tar", "v1"),
+    ]
+    assert [ref.samples for ref in await known.fill(refs)] == [10, 10, None, 7, None]
+
+
+async def test_a_manifest_of_any_length_is_one_question(known: History) -> None:
+    """More shards than a statement takes parameters by default (32,766): the known one is found among them."""
+    refs = [ShardRef(f"s3://b/{number}.tar") for number in range(40_000)]
+    filled = await known.fill([*refs, ShardRef("s3://b/a.tar")])
+    assert len(filled) == 40_001 and filled[-1].samples == 10 and filled[0].samples is None

@@ -1,27 +1,45 @@
-"""Interrupted downloads go on from their finished parts, and only from sound ones."""
+"""Interrupted downloads go on from their finished parts, and only from sound ones; compressed shards are inflated."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from awscrt import checksums
 
+from shardcache.checksums import crc32c
+from shardcache.errors import (
+    CapacityError,
+    CorruptShardError,
+    DiskFullError,
+    ShardError,
+    TruncatedShardError,
+    UnsupportedShardError,
+)
 from shardcache.origin.base import RemoteObject
 from shardcache.store.folder import Layout
-from shardcache.store.partial import Partial
+from shardcache.store.indexing import IndexRequest, index_shard
+from shardcache.store.partial import Codec, Partial, codec_of, inflate
 from shardcache.transport.parts import write_parts
 from support.shards.stores import open_store
+from support.shards.tars import make_tar, random_samples, with_window
 
 PART_BYTES = 4096
 DATA = random.Random(7).randbytes(5 * PART_BYTES + 100)
 OBJECT = RemoteObject("s3://bucket/shard.tar", '"v1"', len(DATA))
 
 
-def layout_in(folder: Path) -> Layout:
-    """Make the folders of a cache."""
-    store = open_store(folder)
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """The folders of a cache."""
+    store = open_store(tmp_path)
     store.close()
     return store.layout
 
@@ -34,9 +52,9 @@ def write_some(partial: Partial, *indices: int) -> None:
             partial.record(sums)
 
 
-def test_parts_in_any_order_make_the_whole(tmp_path: Path) -> None:
+def test_parts_in_any_order_make_the_whole(layout: Layout) -> None:
     """Parts land where they belong, and the checksums are those of the pieces."""
-    partial = Partial.open(layout_in(tmp_path), OBJECT, PART_BYTES)
+    partial = Partial.open(layout, OBJECT, PART_BYTES)
     assert partial.missing() == [0, 1, 2, 3, 4, 5]
     write_some(partial, 5, 0, 3, 1, 4, 2)
     assert partial.missing() == []
@@ -44,16 +62,15 @@ def test_parts_in_any_order_make_the_whole(tmp_path: Path) -> None:
     assert partial.crcs() == [checksums.crc32c(DATA[at : at + PART_BYTES]) for at in range(0, len(DATA), PART_BYTES)]
 
 
-def test_space_is_taken_before_the_first_byte(tmp_path: Path) -> None:
+def test_space_is_taken_before_the_first_byte(layout: Layout) -> None:
     """The file is preallocated: a disk that fills up later cannot fail a write in the middle."""
-    partial = Partial.open(layout_in(tmp_path), OBJECT, PART_BYTES)
+    partial = Partial.open(layout, OBJECT, PART_BYTES)
     stat = partial.path.stat()
     assert (stat.st_size, stat.st_blocks * 512 >= len(DATA)) == (len(DATA), True)
 
 
-def test_a_damaged_part_is_fetched_again(tmp_path: Path) -> None:
+def test_a_damaged_part_is_fetched_again(layout: Layout) -> None:
     """After a power loss the journal may claim more than the disk holds: claimed parts are read and checked."""
-    layout = layout_in(tmp_path)
     partial = Partial.open(layout, OBJECT, PART_BYTES)
     write_some(partial, 0, 1, 2)
     with open(partial.path, "r+b") as file:
@@ -61,9 +78,8 @@ def test_a_damaged_part_is_fetched_again(tmp_path: Path) -> None:
     assert Partial.open(layout, OBJECT, PART_BYTES).missing() == [1, 3, 4, 5]
 
 
-def test_a_torn_record_is_ignored(tmp_path: Path) -> None:
+def test_a_torn_record_is_ignored(layout: Layout) -> None:
     """A journal cut in the middle of a record counts only whole ones, and goes on aligned."""
-    layout = layout_in(tmp_path)
     partial = Partial.open(layout, OBJECT, PART_BYTES)
     write_some(partial, 0, 1)
     os.truncate(partial.journal_path, partial.journal_path.stat().st_size - 3)
@@ -73,10 +89,188 @@ def test_a_torn_record_is_ignored(tmp_path: Path) -> None:
     assert Partial.open(layout, OBJECT, PART_BYTES).missing() == [3, 4, 5]
 
 
-def test_another_part_size_or_version_starts_over(tmp_path: Path) -> None:
+def test_another_part_size_or_version_starts_over(layout: Layout) -> None:
     """Parts of another size or another version are never mixed in."""
-    layout = layout_in(tmp_path)
     write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 1)
     assert len(Partial.open(layout, OBJECT, 2 * PART_BYTES).missing()) == 3
     other = RemoteObject(OBJECT.url, '"v2"', len(DATA))
     assert len(Partial.open(layout, other, PART_BYTES).missing()) == 6
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+URL = "s3://bucket/train-000000.tar.gz"
+PIECE_BYTES = 1 << 14
+COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {
+    Codec.GZIP: gzip.compress,
+    # With a content checksum, as the zstd program writes; without one, zstd cannot tell damage from data.
+    Codec.ZSTD: lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
+    Codec.BZIP2: bz2.compress,
+    Codec.XZ: lzma.compress,
+}
+TAR = make_tar(random_samples(50))
+
+
+class Reservation:
+    """Counts what was reserved, and refuses to pass a limit."""
+
+    def __init__(self, dst: Path, limit_bytes: int = 1 << 40) -> None:
+        self.dst = dst
+        self.limit_bytes = limit_bytes
+        self.reserved_bytes = 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """Reserve; check on the way that the file never ran ahead of what was reserved."""
+        assert self.dst.stat().st_size <= self.reserved_bytes
+        if self.reserved_bytes + size_bytes > self.limit_bytes:
+            raise CapacityError("too large")
+        self.reserved_bytes += size_bytes
+
+
+@pytest.fixture
+def dst(tmp_path: Path) -> Path:
+    """Where the plain tar goes."""
+    return tmp_path / "shard.tar"
+
+
+def run(compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], None] | None = None) -> list[int]:
+    """Inflate some bytes into `dst` and return the checksums."""
+    src = dst.with_suffix(".part")
+    src.write_bytes(compressed)
+    size_bytes, crcs = inflate(src, dst, codec, PIECE_BYTES, reserve or Reservation(dst), URL)
+    assert size_bytes == dst.stat().st_size
+    return crcs
+
+
+def index(tar: Path) -> None:
+    """Index a file."""
+    header = {"size_bytes": tar.stat().st_size}
+    index_shard(IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, URL, True, 1 << 20))
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_inflated_shard_is_the_tar_that_was_compressed(dst: Path, codec: Codec) -> None:
+    """Every codec gives the tar back, all of it reserved, with checksums that the store can verify it by."""
+    reservation = Reservation(dst)
+    crcs = run(COMPRESS[codec](TAR), dst, codec, reservation)
+    assert dst.read_bytes() == TAR
+    assert reservation.reserved_bytes == len(TAR)
+    assert crcs == [crc32c(TAR[at : at + PIECE_BYTES], 0) for at in range(0, len(TAR), PIECE_BYTES)]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_several_members_are_joined(dst: Path, codec: Codec) -> None:
+    """Files by pigz, bgzip, pzstd and pbzip2, or joined by cat, are read to the end."""
+    pieces = [TAR[at : at + 20_000] for at in range(0, len(TAR), 20_000)]
+    run(b"".join(map(COMPRESS[codec], pieces)), dst, codec)
+    assert dst.read_bytes() == TAR
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_every_cut_is_noticed(dst: Path, codec: Codec) -> None:
+    """Compressed data that ends early never passes for a whole shard."""
+    compressed = COMPRESS[codec](TAR)
+    for size_bytes in [
+        *range(1, 40),
+        *range(40, len(compressed) - 40, 997),
+        *range(len(compressed) - 40, len(compressed)),
+    ]:
+        with pytest.raises(ShardError) as caught:
+            run(compressed[:size_bytes], dst, codec)
+        assert caught.value.url == URL
+        if size_bytes > 40:
+            assert isinstance(caught.value, TruncatedShardError)
+
+
+def test_a_cut_between_two_members_is_noticed_by_the_index(dst: Path) -> None:
+    """Where the compression cannot tell, the tar's own end does."""
+    pieces = [gzip.compress(TAR[:20_480]), gzip.compress(TAR[20_480:])]
+    run(pieces[0], dst, Codec.GZIP)
+    with pytest.raises(TruncatedShardError):
+        index(dst)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_an_empty_file_is_no_shard(dst: Path, codec: Codec) -> None:
+    """Nothing decompresses to nothing or to an error; neither is served."""
+    with pytest.raises(TruncatedShardError):
+        run(b"", dst, codec)
+        index(dst)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_damage_is_noticed(dst: Path, codec: Codec) -> None:
+    """A changed byte in the middle fails the codec's own checksum."""
+    compressed = bytearray(COMPRESS[codec](TAR))
+    compressed[len(compressed) // 2] ^= 0xFF
+    with pytest.raises(CorruptShardError, match="cannot be decompressed") as caught:
+        run(bytes(compressed), dst, codec)
+    assert caught.value.url == URL
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_plain_tar_under_a_compressed_name_is_reported(dst: Path, codec: Codec) -> None:
+    """The remedy sends the reader to the name."""
+    with pytest.raises(CorruptShardError) as caught:
+        run(TAR, dst, codec)
+    assert "suffix" in caught.value.remedy
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_bomb_is_stopped_at_the_limit(dst: Path, codec: Codec) -> None:
+    """A small file that would fill the disk writes no byte past what was granted."""
+    with pytest.raises(CapacityError):
+        run(COMPRESS[codec](bytes(4 << 20)), dst, codec, Reservation(dst, limit_bytes=10 * PIECE_BYTES))
+    assert dst.stat().st_size <= 10 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("codec", [Codec.XZ, Codec.ZSTD])
+def test_a_window_that_takes_much_memory_is_refused(dst: Path, codec: Codec) -> None:
+    """The header asks for 64 MiB as the strongest presets do, and passes; for 512 MiB, and is refused with a remedy."""
+    run(with_window(codec, TAR, 26), dst, codec)
+    assert dst.read_bytes() == TAR
+    with pytest.raises(UnsupportedShardError, match="needs more than 135") as caught:
+        run(with_window(codec, TAR, 29), dst, codec)
+    assert caught.value.url == URL and "smaller window" in caught.value.remedy
+
+
+def test_streams_of_xz_are_joined_past_their_padding(dst: Path) -> None:
+    """As `xz` and `pixz` write them; what follows and is no stream is not taken for the end."""
+    streams = lzma.compress(TAR[:20_480]) + bytes(512_000) + lzma.compress(TAR[20_480:]) + bytes(4)
+    run(streams, dst, Codec.XZ)
+    assert dst.read_bytes() == TAR
+    with pytest.raises(CorruptShardError):
+        run(streams + b"junk that is no stream", dst, Codec.XZ)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_not_taken_for_bad_data(tmp_path: Path) -> None:
+    """gzip's errors and the disk's are both OSErrors; they are told apart."""
+    src = tmp_path / "shard.part"
+    src.write_bytes(gzip.compress(TAR))
+    with pytest.raises(DiskFullError):
+        inflate(src, Path("/dev/full"), Codec.GZIP, PIECE_BYTES, lambda size_bytes: None, URL)
+
+
+@pytest.mark.parametrize(
+    ("url", "codec"),
+    [
+        ("s3://bucket/a.tar", None),
+        ("s3://bucket/a.tar.gz", Codec.GZIP),
+        ("s3://bucket/a.TGZ", Codec.GZIP),
+        ("file:///data/a.tar.zst", Codec.ZSTD),
+        ("gs://bucket/a.Tar.Bz2", Codec.BZIP2),
+        ("s3://bucket/a.tar.xz", Codec.XZ),
+        ("https://host/a.tar.gz?signature=b.tar", Codec.GZIP),
+        ("https://host/a.tar?name=b.tar.gz", None),
+        ("HTTP://host/a.tgz#top", Codec.GZIP),
+        ("s3://bucket/what?.tar.gz", Codec.GZIP),
+        ("s3://bucket/tar.gz/a.tar", None),
+    ],
+)
+def test_the_codec_follows_from_the_name(url: str, codec: Codec | None) -> None:
+    """Whatever its case; an http url's query is no part of it, an S3 key's question mark is."""
+    assert codec_of(url) is codec

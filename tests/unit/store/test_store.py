@@ -1,4 +1,4 @@
-"""Published shards: whole, found again, removed only when nobody reads them."""
+"""Published shards: whole, found again, removed only when nobody reads them; folder, filesystem and space."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
-from shardcache.errors import CacheDirError, CorruptShardError
-from shardcache.store.disk import is_open_elsewhere
-from shardcache.store.folder import TAR, Layout, find_shards, shard_key
+from shardcache.errors import CacheDirError, CacheFormatError, CorruptShardError
+from shardcache.store.disk import Mount, is_open_elsewhere, mount_of
+from shardcache.store.folder import FORMAT, TAR, Layout, find_shards, shard_key
+from shardcache.store.store import Reservation, Space, Store
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
 
 URL = "s3://bucket/shard.tar"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty cache."""
+    store = open_store(tmp_path)
+    yield store
+    store.close()
 
 
 async def test_a_published_shard_is_found_again(tmp_path: Path) -> None:
@@ -38,12 +56,10 @@ async def test_a_published_shard_is_found_again(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_published_file_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_published_file_cannot_be_written(store: Store) -> None:
     """Nobody, the owner included, has write permission: a mapped reader must never see bytes change."""
-    store = open_store(tmp_path)
     shard = await publish(store, URL)
     assert store.layout.tar(shard.key).stat().st_mode & 0o222 == 0
-    store.close()
 
 
 async def test_a_half_published_shard_is_swept(tmp_path: Path) -> None:
@@ -71,9 +87,8 @@ async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert all(path.read_text() == "precious" for path in foreign)
 
 
-async def test_a_shard_that_is_mapped_is_not_removed(tmp_path: Path) -> None:
+async def test_a_shard_that_is_mapped_is_not_removed(store: Store) -> None:
     """Bytes that some process still maps cannot be freed, so the shard stays and stays counted."""
-    store = open_store(tmp_path)
     shard = await publish(store, URL)
     with open(store.layout.tar(shard.key), "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -83,7 +98,6 @@ async def test_a_shard_that_is_mapped_is_not_removed(tmp_path: Path) -> None:
     mapped.close()
     assert await store.remove(shard)
     assert (store.space.used_bytes, list(store.shards)) == (0, [])
-    store.close()
 
 
 async def test_a_flipped_bit_is_found_and_set_aside(tmp_path: Path) -> None:
@@ -164,26 +178,22 @@ def test_keys_come_from_the_whole_url_and_version() -> None:
     assert len(keys) == 4
 
 
-async def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_read_is_damaged(store: Store) -> None:
     """`check` calls a shard damaged whose file is gone, so that it is set aside and the others are still checked."""
-    store = open_store(tmp_path)
     shard = await publish(store, URL)
     store.layout.tar(shard.key).unlink()
     with pytest.raises(CorruptShardError, match="cannot be read"):
         await store.check(shard)
     await store.quarantine(shard)
     assert not store.shards
-    store.close()
 
 
-async def test_a_shard_that_is_damaged_twice_is_counted_once(tmp_path: Path) -> None:
+async def test_a_shard_that_is_damaged_twice_is_counted_once(store: Store) -> None:
     """The second quarantine of one key takes the place of the first, on disk and in the accounting."""
-    store = open_store(tmp_path)
     for _ in range(2):
         shard = await publish(store, URL)
         await store.quarantine(shard)
     assert store.space.used_bytes == shard.kept_bytes
-    store.close()
 
 
 def as_nobody(question: Callable[[], bool]) -> bool:
@@ -237,3 +247,131 @@ async def test_a_cache_of_another_users_shards_is_refused(readable_by_all: Path)
         return "chown -R 65534" in caught.value.remedy
 
     assert as_nobody(is_refused)
+
+
+async def test_a_folder_without_a_number_is_taken_over_with_its_shards(tmp_path: Path) -> None:
+    """A folder of a release that wrote no number has its shards served, and is numbered from then on."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.close()
+    (tmp_path / "format").unlink()
+    taken_over = open_store(tmp_path)
+    assert [(await taken_over.facts(found)).url for found in taken_over.shards.values()] == [URL]
+    assert shard.key in taken_over.shards
+    assert (tmp_path / "format").read_text() == f"{FORMAT}\n"
+    taken_over.close()
+
+
+def test_a_newer_folder_is_left_alone(tmp_path: Path) -> None:
+    """The error names both formats and what to do; nothing has been made or removed."""
+    (tmp_path / "format").write_text(f"{FORMAT + 1}\n")
+    with pytest.raises(CacheFormatError, match=f"has format {FORMAT + 1}.* formats up to {FORMAT}") as caught:
+        open_store(tmp_path)
+    assert "newer release" in caught.value.remedy and "--cache-dir" in caught.value.remedy
+    assert [path.name for path in tmp_path.iterdir()] == ["format"]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe"])
+def test_folder_with_an_unreadable_format_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A folder that is perhaps no cache at all is not written to."""
+    (tmp_path / "format").write_bytes(content)
+    with pytest.raises(CacheFormatError, match="does not contain a number"):
+        open_store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["format"]
+
+
+def test_a_half_written_number_is_swept_away(tmp_path: Path) -> None:
+    """A kill before the rename leaves no trace, and the folder as it was."""
+    open_store(tmp_path).close()
+    (tmp_path / "format").rename(tmp_path / "partial" / "format")
+    open_store(tmp_path).close()
+    assert (tmp_path / "format").exists() and not (tmp_path / "partial" / "format").exists()
+
+
+MOUNTS = (
+    "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw",
+    "30 22 0:40 / /data rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2",
+    "31 22 259:1 / /data rw,relatime - xfs /dev/nvme0n1 rw",
+    r"32 22 0:41 / /mnt/two\040words rw - fuse.sshfs me@there: rw",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/nowhere/yet", Mount(Path("/"), "ext4")),
+        ("/data/cache", Mount(Path("/data"), "xfs")),
+        ("/database", Mount(Path("/"), "ext4")),
+        ("/mnt/two words/x", Mount(Path("/mnt/two words"), "fuse.sshfs")),
+    ],
+)
+def test_a_path_is_on_its_nearest_visible_mount(path: str, mount: Mount) -> None:
+    """The longest folder that holds the path, whole names only; of two on one folder, the later hides the earlier."""
+    assert mount_of(Path(path), MOUNTS) == mount
+
+
+CAPACITY_BYTES = 100
+DISK_BYTES = 120
+MIN_FREE_BYTES = 10
+
+
+class Accounting(RuleBasedStateMachine):
+    """Reservations open, grow, are written and close, over a disk whose free space follows what is written."""
+
+    reservations = Bundle("reservations")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.space = Space(CAPACITY_BYTES, MIN_FREE_BYTES)
+        self.on_disk_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """Free space of the disk."""
+        return DISK_BYTES - self.on_disk_bytes
+
+    @rule(target=reservations)
+    def open(self) -> Reservation:
+        """A transfer begins."""
+        return self.space.reserve()
+
+    @rule(reservation=reservations, size_bytes=st.integers(0, 60))
+    def grow(self, reservation: Reservation, size_bytes: int) -> None:
+        """A transfer asks for space, and takes it where there is some."""
+        self.space.measure(self.free_bytes)
+        if self.space.shortfall_bytes(size_bytes) == 0:
+            reservation.grow(size_bytes)
+
+    @rule(reservation=reservations)
+    def write(self, reservation: Reservation) -> None:
+        """Its file is preallocated."""
+        self.on_disk_bytes += reservation.unwritten_bytes
+        reservation.written(reservation.unwritten_bytes)
+
+    @rule(reservation=consumes(reservations), keep=st.booleans())
+    def close(self, reservation: Reservation, keep: bool) -> None:
+        """It ends: published, or swept."""
+        written_bytes = reservation.size_bytes - reservation.unwritten_bytes
+        kept_bytes = written_bytes if keep else 0
+        self.on_disk_bytes -= written_bytes - kept_bytes
+        reservation.close(kept_bytes)
+        reservation.close()  # the second close changes nothing
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """Published bytes go."""
+        size_bytes = data.draw(st.integers(0, self.space.kept_bytes))
+        self.space.kept_bytes -= size_bytes
+        self.on_disk_bytes -= size_bytes
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        """Neither the capacity nor the free-space floor is ever passed."""
+        assert 0 <= self.space.used_bytes <= CAPACITY_BYTES
+        assert self.free_bytes >= MIN_FREE_BYTES
+        assert self.on_disk_bytes == self.space.used_bytes - self.space.unwritten_bytes
+
+
+def test_bounds_hold_in_any_order() -> None:
+    """No sequence of transfers, writes, ends and evictions passes capacity or floor."""
+    run_state_machine_as_test(Accounting)
