@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,9 @@ class Keeper:
         return self.others
 
 
+MATE = Keeper(1)  # a worker of the same loader
+
+
 def waiting(
     in_hand: int | None,
     *,
@@ -182,10 +186,54 @@ def gives_up(claims: list[KeyClaim], in_use: list[Shard], capacity: int) -> list
     return found
 
 
-async def test_the_latest_claim_gives_up_when_all_wait_for_each_other() -> None:
-    """The other can go on as soon as that one's reader has left."""
-    claims = [waiting(2), waiting(2)]
-    assert gives_up(claims, held(1, 1, 1, 1), 45 * MB) == [False, True]
+def behind(first: KeyClaim, in_hand: int, **facts: Any) -> list[KeyClaim]:
+    """Return a claim, and one whose turn comes after it."""
+    return [first, waiting(in_hand, wanted_bytes=0, behind=first, **facts)]
+
+
+ROOM = 20 * MB + SHARD_BYTES
+DEADLOCKS: dict[str, tuple[Callable[[], list[KeyClaim]], list[Shard], int, list[bool]]] = {
+    "the latest gives up": (lambda: [waiting(2), waiting(2)], held(1, 1, 1, 1), 45 * MB, [False, True]),
+    "a shard held twice is there once": (lambda: [waiting(1), waiting(1)], held(2), 15 * MB, [False, True]),
+    "a shard held twice leaves room": (lambda: [waiting(1), waiting(1)], held(2), 25 * MB, [False, False]),
+    "another reader reads": (lambda: [waiting(2), waiting(2)], held(1, 1, 1, 1, 1), 45 * MB, [False, False]),
+    "another's shard is coming": (
+        lambda: [waiting(2), waiting(2, wanted_bytes=0)], held(1, 1, 1, 1), 45 * MB, [False, False]
+    ),
+    "another has something to read": (
+        lambda: [waiting(2), waiting(2, needed=False)], held(1, 1, 1, 1), 45 * MB, [False, False]
+    ),
+    "another's shard has room": (
+        lambda: [waiting(2), waiting(2, wanted_bytes=MB)], held(1, 1, 1, 1), 45 * MB, [False, False]
+    ),
+    "unleased shards are free space": (lambda: [waiting(2)], held(1, 1), ROOM, [False]),
+    "one byte too few": (lambda: [waiting(2)], held(1, 1), ROOM - 1, [True]),
+    "a half inflated shard keeps its space": (
+        lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 40 * MB, [True]
+    ),
+    "a half inflated shard has room": (
+        lambda: [waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 41 * MB, [False]
+    ),
+    "behind one that goes on": (
+        lambda: behind(waiting(0, wanted_bytes=0), 1), held(1), 15 * MB, [False, False]
+    ),
+    "behind one that is stuck, whose reader keeps a shard": (
+        lambda: behind(waiting(1, wanted_bytes=MB, reserved_bytes=5 * MB), 0, reserved_bytes=5 * MB),
+        held(1), 20 * MB, [True, False],
+    ),
+    "a worker of its loader keeps a shard": (lambda: [waiting(0, others=(MATE,))], held(1), 15 * MB, [True]),
+    "two wait for that worker's batch": (
+        lambda: [waiting(0, others=(MATE,)), waiting(0, others=(MATE,))], held(1), 15 * MB, [False, True]
+    ),
+    "a stranger may give its own back": (lambda: [waiting(0, others=(MATE,))], held(1, 1), 25 * MB, [False]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DEADLOCKS)
+async def test_only_the_claim_that_resolves_a_deadlock_gives_up(case: str) -> None:
+    """Nobody does while some reader goes on, or may release a shard; else one, and the others continue."""
+    claims, in_use, capacity, expected = DEADLOCKS[case]
+    assert gives_up(claims(), in_use, capacity) == expected
 
 
 async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None:
@@ -197,63 +245,9 @@ async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None
     assert caught.value.url == "s3://bucket/a.tar"
 
 
-async def test_a_shard_that_two_readers_hold_counts_for_both() -> None:
-    """Its bytes are there once."""
-    claims = [waiting(1), waiting(1)]
-    assert gives_up(claims, held(2), 15 * MB) == [False, True]
-    assert gives_up(claims, held(2), 25 * MB) == [False, False]
-
-
-@pytest.mark.parametrize(
-    ("other", "in_use"),
-    [
-        (waiting, held(1, 1, 1, 1, 1)),  # somebody reads, or checks, a shard who waits for nothing
-        (lambda in_hand: waiting(in_hand, wanted_bytes=0), held(1, 1, 1, 1)),
-        (lambda in_hand: waiting(in_hand, needed=False), held(1, 1, 1, 1)),
-        (lambda in_hand: waiting(in_hand, wanted_bytes=MB), held(1, 1, 1, 1)),
-    ],
-    ids=["another reads", "another's shard is coming", "another has something to read", "another's shard has room"],
-)
-async def test_claims_wait_while_a_reader_may_release_a_shard(
-    other: Callable[[int], KeyClaim], in_use: list[Shard]
-) -> None:
-    """One reader that goes on, or will, is enough."""
-    assert gives_up([waiting(2), other(2)], in_use, 45 * MB) == [False, False]
-
-
-async def test_shards_without_leases_count_as_free_space() -> None:
-    """Only what is in hands counts as taken: all else goes, or comes and goes, by itself."""
-    room = 20 * MB + SHARD_BYTES
-    assert gives_up([waiting(2)], held(1, 1), room) == [False]
-    assert gives_up([waiting(2)], held(1, 1), room - 1) == [True]
-
-
-async def test_the_reservation_of_a_blocked_claim_counts_as_taken() -> None:
-    """A compressed shard that is half inflated keeps what it has until it has the rest, or gives up."""
-    assert gives_up([waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 40 * MB) == [True]
-    assert gives_up([waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 41 * MB) == [False]
-
-
-async def test_a_claim_behind_a_blocked_one_is_blocked() -> None:
-    """As long as that one goes on, nobody gives up; when it waits itself, both count, and what both have."""
-    moving = waiting(0, wanted_bytes=0)
-    assert gives_up([moving, waiting(1, wanted_bytes=0, behind=moving)], held(1), 15 * MB) == [False, False]
-    stuck = waiting(1, wanted_bytes=MB, reserved_bytes=5 * MB)
-    queued = waiting(0, wanted_bytes=0, behind=stuck, reserved_bytes=5 * MB)
-    assert gives_up([stuck, queued], held(1), 20 * MB) == [True, False], "the one whose reader keeps a shard"
-
-
 async def test_a_claim_without_waiting_readers_gives_up_first() -> None:
     """It is postponed; whoever has nothing to read may have its room."""
     ahead, needed = waiting(None, reserved_bytes=10 * MB), waiting(1)
     with pytest.raises(PostponedError):
         check_progress(ahead, [ahead, needed], held(1), Space(25 * MB))
     check_progress(needed, [ahead, needed], held(1), Space(25 * MB))
-
-
-async def test_workers_that_keep_their_shards_for_one_that_waits_count_as_waiting() -> None:
-    """Their loader asks them for nothing before it has the batch of that one."""
-    mate = Keeper(1)
-    assert gives_up([waiting(0, others=(mate,))], held(1), 15 * MB) == [True]
-    assert gives_up([waiting(0, others=(mate,)), waiting(0, others=(mate,))], held(1), 15 * MB) == [False, True]
-    assert gives_up([waiting(0, others=(mate,))], held(1, 1), 25 * MB) == [False], "a stranger may give its own back"
