@@ -59,23 +59,17 @@ class Fetcher:
         Raises the errors of the origin, the shard and the cache; PostponedError if the disk has failed and no reader
         waits for the shard.
         """
-        url = transfer.ref.url
         if self._health.error is not None and not transfer.waits:
             raise PostponedError
         try:
             return await self._fetch(transfer)
         except DiskError as exn:
-            exn.url = exn.url or url
             if not await self._health.examine():
                 if transfer.waits:
                     raise
                 raise PostponedError from exn
             log.warning("transient disk error; retrying the shard", cause=exn.message)
-        try:
-            return await self._fetch(transfer)
-        except DiskError as exn:
-            exn.url = exn.url or url
-            raise
+        return await self._fetch(transfer)
 
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard:
@@ -83,9 +77,6 @@ class Fetcher:
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
         obj = await self._downloader.stat(origin, url, transfer.ref.version)
-        return await self._version(transfer, origin, obj)
-
-    async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key = shard_key(obj.url, obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
@@ -128,6 +119,7 @@ class Fetcher:
                 await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=True)
             raise
         except ShardcacheError as exn:
+            exn.url = exn.url or transfer.ref.url  # the disk's errors name none
             if isinstance(exn, CorruptShardError):
                 self._residency.counters.corrupt += 1
                 self._origins.suspect(obj, self._part_bytes)
@@ -153,13 +145,10 @@ class Fetcher:
         await self._residency.reserve(claim, wanted_bytes, lambda: self._needed_at_s(claim, key), ahead_waits=False)
 
     def _needed_at_s(self, claim: KeyClaim, key: str) -> float:
-        match claim.klass:
-            case Class.WAITING:
-                return NOW
-            case Class.PLANNED:
-                return min(self._planner.now.next_use_s(key), self._residency.due_s(key))
-            case Class.WARM:
-                return self._residency.due_s(key)
+        if claim.klass is Class.WAITING:
+            return NOW
+        due_s = self._residency.due_s(key)
+        return min(self._planner.now.next_use_s(key), due_s) if claim.klass is Class.PLANNED else due_s
 
     async def _download(self, claim: KeyClaim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
@@ -210,16 +199,9 @@ class Fetcher:
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
         rule = self._origins.rule(partial.obj.url)
-        request = IndexRequest(
-            str(tar),
-            str(sidecar),
-            facts.to_json(),
-            facts.url,
-            rule.require_end,
-            allowed_bytes,
-            rule.ignore_trailing_data,
-        )
-        samples = await self._index(request, claim)
+        paths, header = (str(tar), str(sidecar)), facts.to_json()
+        ending = (rule.require_end, allowed_bytes, rule.ignore_trailing_data)
+        samples = await self._index(IndexRequest(*paths, header, facts.url, *ending), claim)
         facts = replace(facts, samples=samples)
         await self._history.remember(facts)
         shard = await self._store.publish(partial.key, tar, sidecar, facts)

@@ -101,11 +101,11 @@ class Manifests:
     async def _resolve(self, pattern: str) -> list[ShardRef]:
         lock = self._locks.setdefault(pattern, asyncio.Lock())
         async with lock:  # hundreds of workers start at the same moment; only one lists
-            self._drop_stale()
+            self._forget()
             if pattern not in self._listed:
                 refs = await self._list(pattern)
                 self._listed[pattern] = (time.monotonic(), refs)
-                self._bound()
+                self._forget()
                 return refs
             return self._listed[pattern][1]
 
@@ -123,21 +123,16 @@ class Manifests:
             await self._catalogue.put(rows, _KIND, pattern)
         return refs
 
-    def _drop_stale(self) -> None:
-        now_s = time.monotonic()
-        self._listed = {
-            pattern: entry for pattern, entry in self._listed.items() if entry[0] > now_s - self._lifetime_s(pattern)
-        }
-
-    def _bound(self) -> None:
-        """Forget the oldest listings while their total exceeds twice the limit for one manifest."""
+    def _forget(self) -> None:
+        """Forget stale listings, and the oldest while their total exceeds twice the limit for one manifest."""
+        now_s, index_ttl_s = time.monotonic(), min(self._ttl_s, _INDEX_TTL_S)
+        for pattern, (listed_s, _) in list(self._listed.items()):
+            # An index file costs one request, and may just have been updated for the job that asks.
+            if now_s - listed_s >= (index_ttl_s if pattern.endswith(INDEX_SUFFIX) else self._ttl_s):
+                del self._listed[pattern]
         total = sum(len(refs) for _, refs in self._listed.values())
         while total > 2 * MAX_SHARDS:
             total -= len(self._listed.pop(next(iter(self._listed)))[1])
-
-    def _lifetime_s(self, pattern: str) -> float:
-        # An index file costs one request, and may just have been updated for the job that asks.
-        return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
 
 
 class Matching:
