@@ -199,9 +199,8 @@ class Fetcher:
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
         rule = self._origins.rule(partial.obj.url)
-        paths, header = (str(tar), str(sidecar)), facts.to_json()
-        ending = (rule.require_end, allowed_bytes, rule.ignore_trailing_data)
-        samples = await self._index(IndexRequest(*paths, header, facts.url, *ending), claim)
+        request = IndexRequest(str(tar), str(sidecar), facts.to_json(), facts.url, rule.require_end, allowed_bytes)
+        samples = await self._index(replace(request, ignore_trailing_data=rule.ignore_trailing_data), claim)
         facts = replace(facts, samples=samples)
         await self._history.remember(facts)
         shard = await self._store.publish(partial.key, tar, sidecar, facts)
