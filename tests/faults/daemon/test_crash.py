@@ -1,16 +1,26 @@
-"""kill -9 at any point, a store that stops answering, an object that changes: nothing wrong is ever served."""
+"""kill -9 and SIGTERM at any point, a store that stops answering, an object that changes.
+
+Nothing wrong is ever served, what has arrived is kept, everyone is told, and nothing that hangs keeps the daemon.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import re
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from shardcache.errors import StoppingError, from_json
 from shardcache_client import ShardDataset, ShardReader, TokenBlocks
+from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity
+from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
@@ -20,13 +30,15 @@ from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
 PART_BYTES = 64 * 1024
 PARTS = 8
 SAMPLES = 10
-FLAGS = ("--part-size", str(PART_BYTES), "--stall-timeout-s", "60", "--listing-ttl-s", "0", "--attempts", "3")
+MEMBER_BYTES = PARTS * PART_BYTES // SAMPLES - 3 * 1024
+FLAGS = ("--part-size", str(PART_BYTES), "--stall-timeout-s", "300", "--listing-ttl-s", "0", "--attempts", "3")
+
+T = TypeVar("T")
 
 
 def shard(number: int, *, seed: int = 0) -> bytes:
     """Return a tar that takes a little less than 8 parts."""
-    size = PARTS * PART_BYTES // SAMPLES - 3 * 1024
-    return make_tar(random_samples(SAMPLES, {"bin": size}, seed=seed, first=number * SAMPLES))
+    return make_tar(random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES))
 
 
 def read(daemon: Daemon, urls: str | list[str], *, partial_reads: bool = True) -> dict[str, bytes]:
@@ -37,14 +49,14 @@ def read(daemon: Daemon, urls: str | list[str], *, partial_reads: bool = True) -
 
 def samples_of(*numbers: int, seed: int = 0) -> dict[str, bytes]:
     """Return what reading those shards must give."""
-    size = PARTS * PART_BYTES // SAMPLES - 3 * 1024
-    shards = [random_samples(SAMPLES, {"bin": size}, seed=seed, first=number * SAMPLES) for number in numbers]
+    shards = [random_samples(SAMPLES, {"bin": MEMBER_BYTES}, seed=seed, first=number * SAMPLES) for number in numbers]
     return {str(sample["__key__"]): bytes(sample["bin"]) for some in shards for sample in some}  # type: ignore[arg-type]
 
 
-def ranges(server: FaultyS3, key: str) -> list[str]:
-    """Return the ranges asked for of an object, in order."""
-    return [asked for method, name, asked, _ in server.seen if method == "GET" and name == key and asked]
+def first_bytes(server: FaultyS3, key: str) -> list[int]:
+    """Return where the ranges asked for of an object begin, in order."""
+    asked = [ranged for method, name, ranged, _ in server.seen if method == "GET" and name == key and ranged]
+    return [int(ranged.removeprefix("bytes=").split("-")[0]) for ranged in asked]
 
 
 def parts_requested(server: FaultyS3) -> int:
@@ -59,27 +71,35 @@ def journalled_parts(daemon: Daemon) -> int:
     return sum((path.stat().st_size - len(path.read_bytes().splitlines(keepends=True)[0])) // 8 for path in journals)
 
 
+async def aside(function: Callable[..., T], *args: object, **options: object) -> T:
+    """Call what blocks next to the store, which lives on this event loop."""
+    return await asyncio.to_thread(function, *args, **options)
+
+
 @pytest.fixture
 async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
     """A daemon before a store that misbehaves; its calls block, so they run in threads next to the store."""
     running = Daemon(tmp_path, *FLAGS, env=faulty.env())
-    await asyncio.to_thread(running.start)
+    await aside(running.start)
     yield running
-    await asyncio.to_thread(running.kill)
+    await aside(running.kill)
 
 
-async def test_finished_parts_outlive_a_kill(daemon: Daemon, faulty: FaultyS3) -> None:
-    """After kill -9 in the middle of a download, only the part that was missing is asked for again."""
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
+async def test_finished_parts_outlive_the_daemon(
+    daemon: Daemon, faulty: FaultyS3, end: Callable[[Daemon], object]
+) -> None:
+    """After kill -9 or SIGTERM in the middle of a download, only the part that was missing is asked for again."""
     url = faulty.put("a.tar", shard(0))
     last = (PARTS - 1) * PART_BYTES
     faulty.fail("a.tar", Fault.SILENCE, start=last)
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
-    await asyncio.to_thread(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
-    await asyncio.to_thread(eventually, lambda: any(f"={last}-" in asked for asked in ranges(faulty, "a.tar")))
-    asked_before = len(ranges(faulty, "a.tar"))
-    await asyncio.to_thread(daemon.restart)
+    await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1 and last in first_bytes(faulty, "a.tar"))
+    before = len(first_bytes(faulty, "a.tar"))
+    assert not await aside(end, daemon)
+    await aside(daemon.start)
     assert await asking == samples_of(0)
-    assert [asked.split("-")[0] for asked in ranges(faulty, "a.tar")[asked_before:]] == [f"bytes={last}"]
+    assert first_bytes(faulty, "a.tar")[before:] == [last]
 
 
 async def test_parts_of_a_replaced_object_are_not_reused(daemon: Daemon, faulty: FaultyS3) -> None:
@@ -87,10 +107,10 @@ async def test_parts_of_a_replaced_object_are_not_reused(daemon: Daemon, faulty:
     url = faulty.put("a.tar", shard(0))
     faulty.fail("a.tar", Fault.SILENCE, start=0)
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
-    await asyncio.to_thread(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
-    await asyncio.to_thread(daemon.kill)
+    await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
+    await aside(daemon.kill)
     faulty.put("a.tar", shard(0, seed=1))
-    await asyncio.to_thread(daemon.start)
+    await aside(daemon.start)
     assert await asking == samples_of(0, seed=1)
 
 
@@ -100,7 +120,7 @@ async def test_an_object_replaced_midway_is_read_whole_from_its_new_version(daem
     faulty.put("b.tar", shard(0, seed=1)[::-1])  # REPLACED turns the bytes round
     url = f"s3://{BUCKET}/b.tar"
     faulty.fail("b.tar", Fault.REPLACED, start=5 * PART_BYTES)
-    assert await asyncio.to_thread(read, daemon, url, partial_reads=False) == samples_of(0, seed=1)
+    assert await aside(read, daemon, url, partial_reads=False) == samples_of(0, seed=1)
 
 
 @pytest.mark.parametrize("after", [1, 4, 30])
@@ -111,10 +131,10 @@ async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: F
         faulty.put(f"{number}.tar", shard(number))
     urls = f"s3://{BUCKET}/{{0..5}}.tar"
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, urls))
-    await asyncio.to_thread(eventually, lambda: parts_requested(faulty) >= after)
-    await asyncio.to_thread(daemon.restart)
+    await aside(eventually, lambda: parts_requested(faulty) >= after)
+    await aside(daemon.restart)
     assert await asking == samples_of(*numbers)
-    verdict = await asyncio.to_thread(daemon.request, "POST", "/v1/verify", {"prefix": ""})
+    verdict = await aside(daemon.request, "POST", "/v1/verify", {"prefix": ""})
     assert json.loads(verdict.splitlines()[-1]) | {"bytes": 0} == {
         "event": "done",
         "shards": 6,
@@ -130,21 +150,21 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     with RawSession(daemon) as session:
         session.plan([url], [0])
         session.send(type="lease", id=9, position=0)
-        await asyncio.to_thread(eventually, lambda: len(ranges(faulty, "a.tar")) >= 1)
-    await asyncio.to_thread(eventually, lambda: daemon.sessions() == 0 and len(ranges(faulty, "a.tar")) >= PARTS)
-    transfers = (await asyncio.to_thread(daemon.status))["transfers"]
+        await aside(eventually, lambda: len(first_bytes(faulty, "a.tar")) >= 1)
+    await aside(eventually, lambda: daemon.sessions() == 0 and len(first_bytes(faulty, "a.tar")) >= PARTS)
+    transfers = (await aside(daemon.status))["transfers"]
     assert [(transfer["url"], transfer["waiters"]) for transfer in transfers] == [(url, 0)]
-    assert len(ranges(faulty, "a.tar")) == PARTS
+    assert len(first_bytes(faulty, "a.tar")) == PARTS
 
 
 async def test_cached_shards_are_served_while_the_store_is_unreachable(daemon: Daemon, faulty: FaultyS3) -> None:
     """A url of unknown version is asked about again; without an answer, the version seen last is served."""
     url = faulty.put("a.tar", shard(0))
-    assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
+    assert await aside(read, daemon, url) == samples_of(0)
     faulty.fail("a.tar", Fault.SERVER_ERROR, method="HEAD", times=1000)
-    assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
-    await asyncio.to_thread(daemon.restart)
-    assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
+    assert await aside(read, daemon, url) == samples_of(0)
+    await aside(daemon.restart)
+    assert await aside(read, daemon, url) == samples_of(0)
 
 
 async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
@@ -156,18 +176,18 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
     def blocks() -> list[list[int]]:
         return [sample["tokens"].tolist() for sample in ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket)]
 
-    assert await asyncio.to_thread(blocks) == [[1, 2], [3, 4]]
+    assert await aside(blocks) == [[1, 2], [3, 4]]
     faulty.fail("index.json", Fault.SERVER_ERROR, method="HEAD", times=1000)
-    await asyncio.to_thread(daemon.restart)
-    assert await asyncio.to_thread(blocks) == [[1, 2], [3, 4]]
+    await aside(daemon.restart)
+    assert await aside(blocks) == [[1, 2], [3, 4]]
 
 
 async def test_a_new_version_is_served_once_it_is_known(daemon: Daemon, faulty: FaultyS3) -> None:
     """A shard that was replaced in the store is fetched again under its new version."""
     url = faulty.put("a.tar", shard(0))
-    assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
+    assert await aside(read, daemon, url) == samples_of(0)
     faulty.put("a.tar", shard(0, seed=1))
-    assert await asyncio.to_thread(read, daemon, url) == samples_of(0, seed=1)
+    assert await aside(read, daemon, url) == samples_of(0, seed=1)
 
 
 async def test_plan_continues_after_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
@@ -176,4 +196,114 @@ async def test_plan_continues_after_an_outage(daemon: Daemon, faulty: FaultyS3) 
         faulty.put(f"{number}.tar", shard(number))
         faulty.fail(f"{number}.tar", Fault.SERVER_ERROR, method="HEAD", times=4)
     urls = f"s3://{BUCKET}/{{0..3}}.tar"
-    assert await asyncio.to_thread(read, daemon, urls) == samples_of(0, 1, 2, 3)
+    assert await aside(read, daemon, urls) == samples_of(0, 1, 2, 3)
+
+
+def stalled(store: FaultyS3, key: str = "stalled.tar") -> str:
+    """Put a shard whose last part never comes, and return its url."""
+    url = store.put(key, shard(0))
+    store.fail(key, Fault.SILENCE, start=(PARTS - 1) * PART_BYTES, times=1000)
+    return url
+
+
+async def begun(daemon: Daemon, url: str) -> asyncio.Task[Ran]:
+    """Have a stalled shard warmed, and return once all of it is here that comes."""
+    warming = asyncio.create_task(asyncio.to_thread(shardcache, "warm", url, socket=daemon.socket))
+    await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
+    return warming
+
+
+async def test_restart_does_not_disturb_readers(
+    daemon: Daemon, faulty: FaultyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files in hand stay readable, the rest comes from the next daemon, and nothing is said above the level INFO."""
+    urls = [faulty.put(f"{number}.tar", shard(number)) for number in range(3)]
+    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
+    found = [(await aside(next, samples))["__key__"]]
+    assert await aside(daemon.stop) == 0
+    found += [(await aside(next, samples))["__key__"] for _ in range(SAMPLES - 1)]
+    with caplog.at_level(logging.INFO, "shardcache"):
+        rest = asyncio.create_task(asyncio.to_thread(lambda: [sample["__key__"] for sample in samples]))
+        await aside(eventually, lambda: "retrying for up to" in caplog.text)
+        await aside(daemon.start)
+        found += await rest
+    assert found == list(samples_of(0, 1, 2))
+    lines = [record for record in caplog.records if record.module == "choice"]
+    assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
+
+
+async def test_readers_get_a_goodbye_with_its_own_code(daemon: Daemon, faulty: FaultyS3) -> None:
+    """The goodbye has a code of its own, also for who has just connected and has not said hello."""
+    with RawSession(daemon) as session:
+        stopping = asyncio.create_task(asyncio.to_thread(daemon.stop))
+        with pytest.raises(FarewellError):
+            await aside(session.receive)
+    assert await stopping == 0
+
+
+async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:
+    """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
+    url = stalled(faulty)
+    warming = await begun(daemon, url)
+    with RawSession(daemon, "deaf") as deaf, RawSession(daemon, "waiting") as waiting:
+        deaf.plan([url], [0])
+        waiting.plan([url], [0])
+        waiting.send(type="lease", id=9, position=0)
+        assert await aside(daemon.stop) == 0
+    ran = await warming
+    assert ran.code == 3 and "daemon" in ran.err and "Traceback" not in ran.err
+    assert not daemon.socket.exists()
+    assert "Traceback" not in daemon.log.read_text()
+
+
+async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3) -> None:
+    """One that has stopped to read its socket, with megabytes of answers before it, hears no goodbye and is left."""
+    with RawSession(daemon) as session:
+        for request in range(10):
+            session.send(type="resolve", id=request, urls=["s3://faulty/{0..9999}.tar"])
+        await aside(eventually, lambda: session.unread_bytes() > 100_000)
+        assert await aside(daemon.stop) == 0
+
+
+async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faulty: FaultyS3) -> None:
+    """Health tells that it drains; sessions and errands get an error that says what to do."""
+    warming = await begun(daemon, stalled(faulty))
+    daemon.tell_to_stop()
+    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
+    refused = json.loads(await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]}))
+    assert isinstance(from_json(refused["error"]), StoppingError) and refused["error"]["remedy"]
+    with pytest.raises(StoppingError, match="stopping"):
+        await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"))
+    assert await aside(daemon.wait) == 0
+    assert (await warming).code == 3
+
+
+async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3) -> None:
+    """A daemon over the same socket and folder waits for one that drains, and a job that comes then for both."""
+    warming = await begun(daemon, stalled(faulty))
+    url = faulty.put("a.tar", shard(1))
+    next_daemon = Daemon(daemon.root, *FLAGS, env=faulty.env())
+    daemon.tell_to_stop()
+    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
+    reading = asyncio.create_task(asyncio.to_thread(read, daemon, url))
+    try:
+        await aside(next_daemon.start)
+        assert await aside(daemon.wait) == 0
+        assert await reading == samples_of(1)
+        assert (await warming).code == 3
+        assert (await aside(next_daemon.status))["pid"] == next_daemon.pid
+    finally:
+        await aside(next_daemon.kill)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_it_at_once(daemon: Daemon, faulty: FaultyS3, second: signal.Signals) -> None:
+    """A second signal ends the drain at once; the next daemon starts with the folder as it is."""
+    warming = await begun(daemon, stalled(faulty))
+    daemon.tell_to_stop()
+    await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
+    os.kill(daemon.pid, second)
+    assert await aside(daemon.wait) == -second
+    assert (await warming).code == 3
+    await aside(daemon.start)
+    assert await aside(read, daemon, faulty.put("a.tar", shard(1))) == samples_of(1)
