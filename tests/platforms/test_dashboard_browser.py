@@ -17,7 +17,7 @@ from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
-from support.stores.gated_store import GatedStore
+from support.stores.canary import GatedStore
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,7 +19,7 @@ from shardcache_client.indexed import IndexedShards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
-from support.stores.gated_store import GatedStore
+from support.stores.canary import GatedStore
 
 PART_BYTES = 64 * 1024
 SAMPLES = 100

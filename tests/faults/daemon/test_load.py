@@ -13,7 +13,7 @@ from campaign.harness import QUICK
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
-from support.stores.gated_store import GatedStore
+from support.stores.canary import GatedStore
 
 MANY = 40
 MANIFEST = "s3://bucket/{00000..09999}.tar"

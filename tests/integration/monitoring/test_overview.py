@@ -20,8 +20,8 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
+from support.stores.canary import GatedStore
 from support.stores.faulty_s3 import Fault, FaultyS3
-from support.stores.gated_store import GatedStore
 
 PART_BYTES = 64 * 1024
 

@@ -1,30 +1,39 @@
-"""A web server that remembers who came: what must not be asked is asked of it, or not."""
+"""Web servers: one that remembers who came, and one that holds every byte back until the test lets it go."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from support.programs.guard import GUARD_S
+
 
 class Canary:
     """Listens on every address of this machine; a context manager.
 
     Attributes:
+        files: what it serves, by path.
         redirects: where it sends whoever asks for a path, as status and Location.
+        words: what it says in place of any answer.
+        bytewise: whether an answer begins at once, and its bytes are sent as they may be.
+        connections: how many were made, whatever was asked.
+        requests: method, path and headers of each request.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        """Listen; with key and certificate, for https."""
         self._scheme = "http" if tls is None else "https"
-        self.files: dict[str, bytes] = {}  # what it serves, by path
+        self.files: dict[str, bytes] = {}
         self.redirects: dict[str, tuple[int, str]] = {}
-        self.etag = '"1"'  # what it says of every file
-        self.words = b""  # what it says in place of any answer
-        self.connections = 0  # how many were made, whatever was asked
-        self.requests: list[tuple[str, str, dict[str, str]]] = []  # of each request, method, path and headers
+        self.etag = '"1"'
+        self.words = b""
+        self.bytewise = False
+        self.connections = 0
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
         self._server = _Server(self)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -41,7 +50,6 @@ class Canary:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._server.server_address[1])
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
@@ -50,6 +58,59 @@ class Canary:
     @property
     def paths(self) -> list[str]:
         return [path for _, path, _ in self.requests]
+
+    def version(self, _data: bytes) -> str:
+        """Return the ETag of a file; where it is empty, none is sent."""
+        return self.etag
+
+    def wait(self, path: str, stop: int) -> int:
+        """Return up to which byte a file may be sent, when that is `stop` at least."""
+        return stop
+
+
+class GatedStore(Canary):
+    """Answers a ranged read once its last byte has been let go.
+
+    Attributes:
+        etags: whether answers tell the object's version.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.etags = True
+        self._open_until: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    def __exit__(self, *exc: object) -> None:
+        for path in self.files:
+            self.let(path[1:])
+        super().__exit__(*exc)
+
+    @property
+    def asked(self) -> list[int]:
+        """The first byte of every ranged read, in order."""
+        ranges = (headers.get("Range") for _, _, headers in self.requests)
+        return [int(asked.removeprefix("bytes=").partition("-")[0]) for asked in ranges if asked]
+
+    def put(self, name: str, body: bytes) -> str:
+        """Store bytes, none of them let go yet; return their url."""
+        with self._changed:
+            self.files[f"/{name}"] = body
+            self._open_until.setdefault(name, 0)
+        return self.url(f"/{name}")
+
+    def let(self, name: str, until_byte: int = 2**62) -> None:
+        with self._changed:
+            self._open_until[name] = until_byte
+            self._changed.notify_all()
+
+    def version(self, data: bytes) -> str:
+        return f'"{hashlib.md5(data).hexdigest()}"' if self.etags else ""
+
+    def wait(self, path: str, stop: int) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._open_until[path[1:]] >= stop, GUARD_S)
+            return self._open_until[path[1:]]
 
 
 class _Server(ThreadingHTTPServer):
@@ -84,31 +145,38 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif path in canary.redirects:
             status, location = canary.redirects[path]
-            self._answer(status, b"", Location=location)
-        elif (data := canary.files.get(path.partition("?")[0])) is not None:
-            self._answer_with(data)
+            self._head(status, 0, Location=location)
+        elif path.partition("?")[0] in canary.files:
+            self._answer_with(canary)
         else:
-            self._answer(404, b"")
+            self._head(404, 0)
 
     do_HEAD = do_GET  # noqa: N815  # as http.server calls it
 
     def log_message(self, *_args: object) -> None:
         """Write no log."""
 
-    def _answer_with(self, data: bytes) -> None:
-        asked = self.headers.get("Range", "").removeprefix("bytes=")
-        if not asked:
-            self._answer(200, data, ETag=self.server.canary.etag)
+    def _answer_with(self, canary: Canary) -> None:
+        path = self.path.partition("?")[0]
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and not canary.bytewise:
+            canary.wait(path, int(asked[2]) + 1)
+        data = canary.files[path]
+        start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(data))) if asked else (0, len(data))
+        etag = canary.version(data)
+        if self.headers.get("If-Match", etag) != etag:
+            self._head(412, 0)
             return
-        start, _, last = asked.partition("-")
-        part = data[int(start) : int(last) + 1]
-        shown = {"Content-Range": f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"}
-        self._answer(206, part, ETag=self.server.canary.etag, **shown)
+        headers = {"ETag": etag} if etag else {}
+        headers |= {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"} if asked else {"Accept-Ranges": "bytes"}
+        self._head(206 if asked else 200, stop - start, **headers)
+        while start < stop and self.command != "HEAD":
+            until = min(stop, canary.wait(path, start + 1)) if canary.bytewise else stop
+            self.wfile.write(data[start:until])
+            start = until
 
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+    def _head(self, status: int, size_bytes: int, **headers: str) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        for name, value in {**headers, "Content-Length": str(size_bytes)}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
