@@ -89,7 +89,7 @@ class DaemonRun:
         ):
             return await self._serve_at(sock, listener)
 
-    async def _serve_at(self, sock: socket.socket, listener: Listener | None) -> tuple[float, Store]:
+    async def _serve_at(self, sock: socket.socket, listener: Listener) -> tuple[float, Store]:
         settings = self._settings
         with building():
             store = await self._manager.have_patience(

@@ -88,21 +88,19 @@ def _hash(text: str) -> bytes:
 class Listener:
     """Bound sockets of one `--http HOST:PORT`, one for each address of the host."""
 
-    sockets: tuple[socket.socket, ...]
-    token: Token | None  # that requests must carry; None on the loopback without a token file
+    sockets: tuple[socket.socket, ...] = ()
+    token: Token | None = None  # that requests must carry; None on the loopback without a token file
 
 
 @contextmanager
-def listening(
-    http: str | None, token_file: Path | None, handed: tuple[socket.socket, ...] = ()
-) -> Iterator[Listener | None]:
-    """Bind the address given by `--http`, or use the activated sockets; None without either.
+def listening(http: str | None, token_file: Path | None, handed: tuple[socket.socket, ...] = ()) -> Iterator[Listener]:
+    """Bind the address given by `--http`, or use the activated sockets, if there are any.
 
     Raises ConfigError for both together, for an invalid address or token file, and for an address beyond the loopback
     without a token; DaemonError if the address cannot be bound.
     """
     if http is None and not handed:
-        yield None
+        yield Listener()
         return
     if http is not None and handed:
         raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
@@ -147,14 +145,14 @@ TOKEN: web.AppKey[Token | None] = web.AppKey("TOKEN")
 
 @asynccontextmanager
 async def serving(
-    cache: Cache, sock: socket.socket, limits: Callable[[], Limits], listener: Listener | None = None
+    cache: Cache, sock: socket.socket, limits: Callable[[], Limits], listener: Listener
 ) -> AsyncIterator[Drain]:
-    """Serve on a listening socket, and over TCP if there is a listener, until the block exits.
+    """Serve on a listening socket, and over TCP by the listener, until the block exits.
 
     `limits` returns those of the socket. Yields the Drain, which lets requests in progress finish; after that, the
     socket still answers health and status.
     """
-    app = _application(Service(cache, limits), None if listener is None else listener.token)
+    app = _application(Service(cache, limits), listener.token)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     assert runner.server is not None
@@ -162,7 +160,7 @@ async def serving(
     try:
         with ExitStack() as accepting:
             accepting.enter_context(Acceptor(runner.server, limits).accepting(sock))
-            for tcp_sock in listener.sockets if listener is not None else ():
+            for tcp_sock in listener.sockets:
                 accepting.enter_context(over_tcp.accepting(tcp_sock))
             yield app[SERVICE].drain
     finally:
@@ -171,7 +169,7 @@ async def serving(
 
 
 def _application(service: Service, token: Token | None) -> web.Application:
-    app = web.Application(middlewares=[errors_as_json, _guard, _audit, _refuse_new_work])
+    app = web.Application(middlewares=[errors_as_json, _guard, _admit])
     app[SERVICE] = service
     app[TOKEN] = token
     app.on_response_prepare.append(_harden)
@@ -191,19 +189,14 @@ async def _measuring(app: web.Application) -> AsyncIterator[None]:
 
 
 @web.middleware
-async def _audit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log each request that changes something; reads are not logged, and sessions log themselves."""
+async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Log requests that change something; refuse them and sessions, which log themselves, while the daemon stops."""
+    service = request.app[SERVICE]
     if request.method != "GET":
-        request.app[SERVICE].audit.note("request", peer_of(request).uid, what=request.path.rpartition("/")[2])
-    return await handler(request)
-
-
-@web.middleware
-async def _refuse_new_work(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse new work while the daemon stops; it still answers GET requests."""
-    if request.method == "GET" and "Upgrade" not in request.headers:
+        service.audit.note("request", peer_of(request).uid, what=request.path.rpartition("/")[2])
+    elif "Upgrade" not in request.headers:
         return await handler(request)
-    with request.app[SERVICE].drain.errand():
+    with service.drain.errand():
         return await handler(request)
 
 
