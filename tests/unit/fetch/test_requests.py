@@ -13,9 +13,9 @@ from shardcache.fetch.reads import Bandwidth
 from shardcache.fetch.requests import Requests, RequestSpan, race
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
 from shardcache.metrics import Counters
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Flow, Received
+from shardcache.transport.workers import Commit, Flow
 from support.programs.still_loop import leaping, pass_time, still, turns
 
 STORE = "s3://bucket"
@@ -24,7 +24,7 @@ PARTS = Parts("/nowhere/a.part", None, 100, 0, 100)
 Read = Callable[[Flow], Awaitable[None]]
 
 
-class Script:
+class Script(Origin):
     """An origin that answers one read after the other as it was told."""
 
     def __init__(self, *reads: Read) -> None:
@@ -32,10 +32,6 @@ class Script:
         self.begun = 0
         self.ended: list[object] = []
         self.write_error: Exception | None = None
-
-    async def stat(self, url: str) -> RemoteObject:
-        """As `Origin.stat`."""
-        return OBJ
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
@@ -52,13 +48,6 @@ class Script:
             return [PartSums(0, number, 0)]
         finally:
             self.ended.append(number)
-
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
-        """As `Origin.list_prefix`."""
-        return []
-
-    async def close(self) -> None:
-        """As `Origin.close`."""
 
 
 async def answers(flow: Flow) -> None:
@@ -105,15 +94,6 @@ async def test_a_late_part_is_asked_for_again_and_the_first_answer_is_written() 
     assert desk.counters == Counters(origin_bytes=140, origin_requests=2, hedges=1, hedged_bytes=40)
 
 
-@leaping
-async def test_a_part_that_comes_in_time_is_asked_for_once() -> None:
-    """Nothing is given away."""
-    desk = Desk(answers)
-    assert await desk.fetch() == 0
-    assert desk.origin.ended == ["written", 0]
-    assert desk.counters == Counters(origin_bytes=100, origin_requests=1)
-
-
 @still
 async def test_on_a_saturated_link_no_part_is_asked_for_twice() -> None:
     """All are as slow as one another; only what hangs while the others go on is asked for again."""
@@ -145,8 +125,9 @@ async def test_on_a_saturated_link_no_part_is_asked_for_twice() -> None:
 
 
 @leaping
-async def test_the_first_request_may_still_win() -> None:
-    """Then the second is the one that was not needed."""
+@pytest.mark.parametrize(("outcome", "hedged_bytes"), [(hangs, 40), (fails, 0)])
+async def test_the_first_request_may_still_win(outcome: Read, hedged_bytes: int) -> None:
+    """Then the second is the one that was not needed, whether it hangs or has failed."""
     second_begun = asyncio.Event()
 
     async def late(flow: Flow) -> None:
@@ -155,30 +136,12 @@ async def test_the_first_request_may_still_win() -> None:
 
     async def second(flow: Flow) -> None:
         second_begun.set()
-        await hangs(flow)
+        await outcome(flow)
 
     desk = Desk(late, second)
     assert await desk.fetch() == 0
     assert desk.origin.ended.count("written") == 1
-    assert (desk.counters.hedges, desk.counters.hedged_bytes) == (1, 40)
-
-
-@leaping
-async def test_a_second_request_that_fails_says_nothing() -> None:
-    """The first one's answer is taken when it comes."""
-    second_failed = asyncio.Event()
-
-    async def late(flow: Flow) -> None:
-        await second_failed.wait()
-        await answers(flow)
-
-    async def second(flow: Flow) -> None:
-        second_failed.set()
-        await fails(flow)
-
-    desk = Desk(late, second)
-    assert await desk.fetch() == 0
-    assert desk.origin.ended.count("written") == 1
+    assert (desk.counters.hedges, desk.counters.hedged_bytes) == (1, hedged_bytes)
 
 
 @leaping

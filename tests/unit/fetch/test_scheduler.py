@@ -38,8 +38,8 @@ class Work:
 class Users:
     """Tasks that hold a slot until they are told to let go; their priorities may be changed."""
 
-    def __init__(self, slots: Scheduler) -> None:
-        self.slots = slots
+    def __init__(self, count: int) -> None:
+        self.slots = Scheduler(count)
         self.priorities: dict[str, Priority] = {}
         self.order: list[str] = []
         self.claims: dict[str, Claim] = {}
@@ -93,7 +93,7 @@ class Users:
 
 async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
     """Lowest class first, then the earliest deadline, then the first to arrive."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     priorities = {
         "held": Priority(0),
         "warm": WARM,
@@ -112,7 +112,7 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
 @leaping
 async def test_priorities_are_asked_for_again() -> None:
     """A claim that became urgent while queued goes first after `ASK_AGAIN_S`, also without a `deal`."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     for name in ("held", "a", "b"):
         await users.start(name, PLANNED)
     users.priorities["b"] = Priority(1)
@@ -124,7 +124,7 @@ async def test_priorities_are_asked_for_again() -> None:
 
 async def test_a_cancelled_waiter_costs_no_slot() -> None:
     """Cancelled in the queue, or in the very moment it was given the slot, it leaves the slot to the next."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     for name in ("held", "queued", "granted", "next"):
         await users.start(name, PLANNED)
     await users.cancel("queued")
@@ -139,7 +139,7 @@ async def test_a_cancelled_waiter_costs_no_slot() -> None:
 
 async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
     """It was cancelled in the moment before, and has not left the queue yet."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     for name in ("held", "cancelled", "next"):
         await users.start(name, PLANNED)
     users._ends["held"].set_result(None)
@@ -147,12 +147,11 @@ async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
     await users._tasks["held"]
     await turns()
     assert users.order == ["held", "next"]
-    await users.finish("next")
 
 
 async def test_waiting_clients_hold_equally_many_slots() -> None:
     """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
-    users = Users(Scheduler(4))
+    users = Users(4)
     for number in range(12):
         await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
     for number in range(2):
@@ -160,13 +159,11 @@ async def test_waiting_clients_hold_equally_many_slots() -> None:
     await users.finish("many0")
     await users.finish("many1")
     assert Counter(name.rstrip("0123456789") for name in users.holding) == {"many": 2, "few": 2}
-    for _ in range(12):
-        await users.finish(min(users.holding))
 
 
 async def test_clients_with_equal_shares_take_turns() -> None:
     """With one slot neither deadlines nor numbers let one party have it twice running while the other wants it."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     for number in range(4):
         await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
     for number in range(2):
@@ -178,7 +175,7 @@ async def test_clients_with_equal_shares_take_turns() -> None:
 
 async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> None:
     """A preempted part pauses, queues with its own priority, and continues where it was."""
-    users = Users(Scheduler(2))
+    users = Users(2)
     await users.start("soon", Priority(2, 5.0), pausable=True)
     await users.start("late", Priority(2, 9.0), pausable=True)
     await users.start("warm", WARM, pausable=True)
@@ -194,24 +191,21 @@ async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> No
     await users.finish("waiting3")
     assert users.holding == {"soon", "late"}
     assert users.slots.pauses == 2
-    for name in ("soon", "late", "warm"):
-        await users.finish(name)
 
 
 async def test_a_claim_that_cannot_pause_keeps_its_slot() -> None:
     """A part that is being written to the disk has no connection to give up."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     await users.start("written", WARM)
     await users.start("waiting", Priority(WAITING))
     assert users.holding == {"written"}
     await users.finish("written")
     assert users.holding == {"waiting"}
-    await users.finish("waiting")
 
 
 async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> None:
     """A priority that became urgent counts after `deal`, for parts in the queue and paused ones."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     await users.start("warm", WARM, pausable=True)
     await users.start("queued", PLANNED, pausable=True)
     users.priorities["queued"] = Priority(WAITING)
@@ -221,13 +215,11 @@ async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> N
     users.priorities |= {"queued": PLANNED, "warm": Priority(WAITING)}
     users.slots.deal()
     assert users.holding == {"warm"}
-    await users.finish("warm")
-    await users.finish("queued")
 
 
 async def test_no_more_are_paused_than_there_are_slots() -> None:
     """The space of paused parts is bounded: beyond that an urgent part waits for a connection like any other."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     await users.start("first", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))
     users.priorities["first"] = Priority(4)
@@ -239,25 +231,22 @@ async def test_no_more_are_paused_than_there_are_slots() -> None:
     assert users.holding == {"second"}
     await users.finish("second")
     assert users.holding == {"waiting2"}
-    await users.finish("waiting2")
-    await users.finish("first")
 
 
 async def test_a_paused_part_may_end() -> None:
     """Cancelled while paused, it leaves the queue and takes no slot with it."""
-    users = Users(Scheduler(1))
+    users = Users(1)
     await users.start("warm", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))
     await users.cancel("warm")
     await users.finish("waiting")
     await users.start("next", WARM)
     assert users.holding == {"next"}
-    await users.finish("next")
 
 
 async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
     """Though there are slots, they pause until the first part has arrived; those of other origins continue."""
-    users = Users(Scheduler(8))
+    users = Users(8)
     await users.start("planned", PLANNED, pausable=True)
     await users.start("elsewhere", PLANNED, origin="other", pausable=True)
     await users.start("first part", Priority(WAITING, alone=True))
@@ -266,24 +255,12 @@ async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
     assert users.holding == {"elsewhere", "first part", "waits too"}
     await users.finish("first part")
     assert users.holding == {"elsewhere", "waits too", "planned", "new"}
-    for name in ("elsewhere", "waits too", "planned", "new"):
-        await users.finish(name)
-
-
-@leaping
-async def test_precedence_ends_if_no_part_arrives() -> None:
-    """An origin that does not answer the one lets the others go on after a moment."""
-    users = Users(Scheduler(8))
-    await users.start("silent", Priority(WAITING, alone=True))
-    async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
-        assert users.holding == {"silent"}
-    await users.finish("silent")
 
 
 @still
 async def test_precedence_lasts_while_parts_arrive() -> None:
     """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
-    users = Users(Scheduler(8))
+    users = Users(8)
     planned = {f"planned{number}" for number in range(7)}
     for name in sorted(planned):
         await users.start(name, PLANNED, pausable=True)
@@ -296,13 +273,11 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
     pass_time(1.1)
     users.slots.deal()
     assert users.holding == {"part", *planned}
-    for name in users.holding:
-        await users.finish(name)
 
 
 async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:
     """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
-    users = Users(Scheduler(16))
+    users = Users(16)
     for number in range(10):
         await users.start(f"planned{number}", PLANNED, pausable=True)
     users.slots.took(users.claims["planned0"], 1, 1.0)
@@ -315,13 +290,11 @@ async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:
     for number in range(8):
         await users.finish(f"part{number}")
     assert len(users.holding) == 10
-    for number in range(10):
-        await users.finish(f"planned{number}")
 
 
 async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     """The limit is each origin's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
-    users = Users(Scheduler(4))
+    users = Users(4)
     for name in "abcd":
         await users.start(name, PLANNED, origin="busy")
     await users.finish("a", OriginUnavailableError("reset"))
@@ -335,21 +308,17 @@ async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     assert users.holding == {"d", "e", "x", "y"}
     await users.finish("x")
     assert users.holding == {"d", "e", "y", "z"}
-    for name in "deyzf":
-        await users.finish(name)
 
 
 async def test_within_a_busy_origin_a_waiting_reader_takes_a_slot_of_that_origin() -> None:
     """A slot of another origin would be of no use to it."""
-    users = Users(Scheduler(2))
+    users = Users(2)
     await users.start("failing", PLANNED, origin="busy")
     await users.finish("failing", OriginBusyError("503"))
     await users.start("warm", WARM, origin="other", pausable=True)
     await users.start("planned", PLANNED, origin="busy", pausable=True)
     await users.start("waiting", Priority(WAITING), origin="busy")
     assert users.holding == {"warm", "waiting"}
-    for name in ("waiting", "planned", "warm"):
-        await users.finish(name)
 
 
 PRIORITIES = st.builds(Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
@@ -359,7 +328,7 @@ STEPS = st.lists(st.one_of(st.tuples(PRIORITIES, st.booleans()), st.integers(0, 
 @given(st.integers(1, 4), STEPS)
 async def test_rules_hold_whatever_comes_and_goes(count: int, steps: list[tuple[Priority, bool] | int]) -> None:
     """Never too many at once or paused, no free slot while one queues, none waits whose turn a lesser one has."""
-    users = Users(Scheduler(count))
+    users = Users(count)
     for number, step in enumerate(steps):
         if not isinstance(step, int):
             await users.start(str(number), step[0], pausable=step[1])
