@@ -229,16 +229,12 @@ class _SlowOwnerError(Exception):
 
 
 class _TierRequests:
-    """Requests to the tier for one span, one after the other: by the owner, past its cache, or by another owner.
+    """Requests to the tier for one span, one after the other: by the owner, past its cache, or by another owner."""
 
-    Attributes:
-        _route, _read: of the request in flight.
-        _asked_s: its reading time when its owner was last asked whether it lives.
-    """
-
+    # of the request in flight
     _route: Route
     _read: PausableRead
-    _asked_s: float
+    _asked_s: float  # its reading time when its owner was last asked whether it lives
 
     def __init__(self, requests: Requests, span: RequestSpan, origin: Deferred, tier: TierState) -> None:
         self._requests = requests
@@ -270,7 +266,7 @@ class _TierRequests:
                 return None
             self._counters.tier_requests += 1
             if is_first:
-                self._tier.served(self._span.obj, self._span.parts)
+                self._tier.served(self._span.obj, self._span.parts.start)
                 self._requests.observe(self._tier.address, self._read)
                 self._requests.scheduler.took(self._span.claim, self._size_bytes, self._read.worked.elapsed_s)
             else:
@@ -280,7 +276,7 @@ class _TierRequests:
 
     async def _next_route(self) -> Route | None:
         """Return the way to request the parts, by another owner if the first is left out."""
-        route = self._tier.route(self._span.obj, self._span.parts)
+        route = self._tier.route(self._span.obj, self._span.parts.start)
         if route is None or not self._tier.slow_owners.any(time.monotonic()):
             return route
         for way in (route, replace(route, detours=True)):

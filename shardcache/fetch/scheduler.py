@@ -35,10 +35,8 @@ class Priority:
     Attributes:
         klass: a lower class always goes first; `WAITING` may also preempt any other class.
         deadline_s: within a class and a client, the earlier goes first: the time when a reader began to wait, or will
-            need the shard. All priorities of a class use one clock.
-        client: the job, or other client, that needs the part. The clients of a class get equal numbers of connections,
-            however many parts each of them wants; priorities of the same client, or of None, are ordered by deadline
-            alone.
+            need the shard, by one clock.
+        client: the job, or other client, that needs the part. The clients of a class get equal numbers of connections.
         alone: True if a reader reads the shard as it arrives, so that order matters more than throughput: parts that no
             reader waits for are paused as far as they would slow it down. Lasts as long as parts arrive.
     """
@@ -116,14 +114,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class OriginLoad:
-    """Load on one origin.
-
-    Attributes:
-        name: protocol and bucket or host.
-        connections: requests in flight; paused ones do not count.
-        limit: current estimate of the concurrent requests that it accepts.
-        throttled: number of times the limit was lowered.
-    """
+    """Requests in flight to one origin, paused ones excluded; its current limit, and how often that was lowered."""
 
     name: str
     connections: int
@@ -133,18 +124,13 @@ class OriginLoad:
 
 @dataclass(slots=True, eq=False)
 class _OriginState:
-    """State of one origin.
-
-    Attributes:
-        held: slots held.
-        cleared: True while claims that no reader waits for are paused for one that is `alone`.
-    """
+    """State of one origin."""
 
     name: str
     aimd: Aimd
     link: Link = field(default_factory=Link)
-    held: int = 0
-    cleared: bool = False
+    held: int = 0  # slots
+    cleared: bool = False  # True while claims that no reader waits for are paused for one that is `alone`
 
     @property
     def usable(self) -> int:
@@ -159,20 +145,13 @@ class _OriginState:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Claims of one download on one origin.
-
-    Attributes:
-        ask: returns their current priority.
-        priority: the priority returned last.
-        queued: claims that wait, first come first.
-        count: claims that wait or hold a slot.
-    """
+    """Claims of one download on one origin."""
 
     ask: Callable[[], Priority]
     origin: _OriginState
-    priority: Priority
-    queued: list[Claim] = field(default_factory=list)
-    count: int = 0
+    priority: Priority  # what `ask` returned last
+    queued: list[Claim] = field(default_factory=list)  # first come first
+    count: int = 0  # of claims that wait or hold a slot
 
     def enqueue(self, claim: Claim) -> None:
         insort(self.queued, claim, key=lambda one: one.arrival)
@@ -190,8 +169,7 @@ class Scheduler:
     """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
 
     The lowest class goes first; within it the client that holds the fewest slots, then the client served longest ago;
-    of its claims the one with the earliest deadline, then the first to arrive. Priorities change with time: they are
-    read again by `deal`, and whenever a claim comes or goes if `ASK_AGAIN_S` has passed.
+    of its claims the one with the earliest deadline, then the first to arrive.
 
     While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
     would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
@@ -270,7 +248,10 @@ class Scheduler:
             self._deal()
 
     def deal(self) -> None:
-        """Re-evaluate all priorities and reassign slots; call it when a priority has become more urgent."""
+        """Ask for all priorities and reassign slots; call it when a priority has become more urgent.
+
+        Otherwise, priorities are asked for when a claim comes or goes, if `ASK_AGAIN_S` has passed.
+        """
         self._ask_again_s = 0.0
         self._deal()
 

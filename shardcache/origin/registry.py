@@ -175,15 +175,15 @@ class TierState:
                 self._published = {}
             await asyncio.sleep(_WATCHED_S)
 
-    def route(self, obj: RemoteObject, parts: Parts) -> Route | None:
-        """Return the way to request parts from the tier; None while its breaker is open."""
+    def route(self, obj: RemoteObject, start: int) -> Route | None:
+        """Return the way to request the part at `start`; None while the breaker is open."""
         if not self._breaker.admits(time.monotonic()):
             return None
-        return Route(self.address, refreshes=_suspect(obj, parts.start) in self._suspects)
+        return Route(self.address, refreshes=(obj.url, obj.version, start) in self._suspects)
 
-    def served(self, obj: RemoteObject, parts: Parts) -> None:
+    def served(self, obj: RemoteObject, start: int) -> None:
         """Record that the tier answered a request as expected."""
-        self._suspects.pop(_suspect(obj, parts.start), None)
+        self._suspects.pop((obj.url, obj.version, start), None)
         if self._breaker.is_open:
             log.info("tier recovered", tier=self.address)
         self._breaker.succeeded()
@@ -198,7 +198,7 @@ class TierState:
     def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
         """Request the parts that begin at `starts` past the tier's cache the next time: its bytes may be damaged."""
         for start in starts:
-            self._suspects[_suspect(obj, start)] = None
+            self._suspects[obj.url, obj.version, start] = None
         while len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
 
@@ -216,10 +216,6 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
     if answer.status < 300:
         raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
     raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)
-
-
-def _suspect(obj: RemoteObject, start: int) -> tuple[str, str, int]:
-    return obj.url, obj.version, start
 
 
 class Origins:

@@ -182,14 +182,9 @@ class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise LookupError(path)
 
 
-async def test_unexpected_error_ends_no_daemon(tmp_path: Path) -> None:
+async def test_unexpected_error_ends_no_daemon(asking: Asking) -> None:
     """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
     register_implementation("odd", OddFileSystem, clobber=True)
-    store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)
-    await publish(store, url, version="1")
-    names = Planner(store.shards)
-    names.learn(url, shard_key(url, "1"), float("-inf"))
-    async with asyncio.TaskGroup() as group:
-        await Revalidation(store, origins, names, Counters(), group, ttl_s=0.0).check(url, url)
-        assert names.key(url) == shard_key(url, "1")
-    await origins.close()
+    asking.url = "odd://host/a.tar"
+    await asking.publish("1")
+    assert await asking.check() == shard_key(asking.url, "1")
