@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client.position.bookmark import Bookmark, Iteration, RankPosition
+from shardcache_client.position.bookmark import Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.torch_group import in_worker
 from shardcache_client.reader import ShardReader
@@ -108,7 +108,7 @@ class ShardLoader(Generic[B_co]):
         return batches
 
     def _read(self, iteration: Iteration) -> Generator[B_co]:
-        bookmark = self._bookmark
+        bookmark = self._follow()._bookmark
         self._reader._refuse_resharding()
         bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
@@ -150,13 +150,11 @@ class ShardLoader(Generic[B_co]):
     def _new_batches(self) -> _Batches:
         return _Batches(self._reader, self.collate_fn, self._options)
 
-    @property
-    def _bookmark(self) -> Bookmark:
-        """The position of the copy, which continues where the dataset does if its epoch or state were set since."""
-        reader = self._reader
-        if reader._bookmark.follow(self.dataset._bookmark):
-            reader._take_seeds(self.dataset._settings.seeds)
-        return reader._bookmark
+    def _follow(self) -> ShardReader[Any]:
+        """Have the copy continue where the dataset does, if its epoch or state were set since; return it."""
+        if self._reader._bookmark.follow(self.dataset._bookmark):
+            self._reader._take_seeds(self.dataset._settings.seeds)
+        return self._reader
 
     def _position_of(self, begun: Iteration | None) -> RankPosition:
         """Return the position of this rank at the start of an iteration, or else of the next one."""
@@ -177,14 +175,14 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def _position(self) -> RankPosition:
-        current = self._bookmark.current
+        current = self._follow()._bookmark.current
         return self._position_of(None) if current is None else current.place
 
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or else the next one."""
         position = self._position
-        return self._bookmark.next_epoch if position.is_read else position.epoch
+        return self._reader._bookmark.next_epoch if position.is_read else position.epoch
 
     @property
     def remaining(self) -> int:
@@ -193,11 +191,11 @@ class ShardLoader(Generic[B_co]):
         Raises TypeError while it is unknown.
         """
         whole, position = len(self), self._position
-        return whole if position.is_read and self._bookmark.current is not None else position.batches_left
+        return whole if position.is_read and self._reader._bookmark.current is not None else position.batches_left
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
-        self._bookmark.set_epoch(epoch)
+        self._follow().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch taken: a few numbers per worker.
@@ -212,8 +210,7 @@ class ShardLoader(Generic[B_co]):
 
         Raises what `ShardDataset.load_state_dict` raises.
         """
-        _ = self._bookmark
-        self._reader.load_state_dict(state)
+        self._follow().load_state_dict(state)
 
 
 class _Batches(DataLoader[Any]):
@@ -221,8 +218,8 @@ class _Batches(DataLoader[Any]):
 
     def __init__(self, reader: ShardReader[Any], collate: Collate, options: Mapping[str, Any]) -> None:
         self._pid = os.getpid()
-        self._share = _Share(reader)
-        super().__init__(self._share, collate_fn=_Reporting(self._share, collate), **options)
+        self._share = _Share(reader, collate)
+        super().__init__(self._share, collate_fn=self._share.collated, **options)
 
     def begin(self, iteration: Iteration) -> Iterator[Any]:
         """Begin an iteration."""
@@ -241,8 +238,9 @@ class _Batches(DataLoader[Any]):
 class _Share(IterableDataset[Any]):
     """The samples of the worker that this is a copy for."""
 
-    def __init__(self, reader: ShardReader[Any]) -> None:
+    def __init__(self, reader: ShardReader[Any], collate: Collate) -> None:
         self._reader = reader
+        self._collate = collate
         self._start: tuple[int, Sequence[ReaderState], int] = (0, (), 0)
         self._stream: EpochStream | None = None
         self._epoch = RawValue("q")  # for workers that persist
@@ -258,25 +256,14 @@ class _Share(IterableDataset[Any]):
         self._stream = self._reader._stream(*self._start)
         return self._stream.samples()
 
-    def state(self) -> dict[str, Any]:
-        """Return the state after the last sample."""
+    def collated(self, samples: Any) -> tuple[Any, dict[str, Any]]:
+        """Return a batch of samples with the reader's state after it."""
         assert self._stream is not None
-        return self._stream.state_in_loader().to_json()
-
-
-class _Reporting:
-    """A collate function that returns each batch with the reader's state after it."""
-
-    def __init__(self, share: _Share, collate: Collate) -> None:
-        self._share = share
-        self._collate = collate
-
-    def __call__(self, samples: Any) -> tuple[Any, dict[str, Any]]:
         try:
             batch = self._collate(samples)
         except KeyError as exn:
             raise _missing(samples, exn) or exn from None
-        return batch, self._share.state()
+        return batch, self._stream.state_in_loader().to_json()
 
 
 def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:

@@ -25,14 +25,12 @@ class Iteration:
     Attributes:
         loader: of a DataLoader's worker, a number that all workers have that the loader started together; else None.
         worker, workers: number of this worker, and of all.
-        epoch: the epoch that it reads.
         states: states from which it resumes; none if it reads the epoch from its beginning.
         turn: number of the worker that has the first turn, if there are as many as there were.
         looks: True if it takes no part in the dataset's position, since another one is being read.
         is_set: True if the epoch was set, not counted.
         place: tracks its position.
-        done: True if nothing of it is left.
-        ended: True once it was read to its end.
+        done: True if nothing of it is left; `ended` once it was read to its end.
         counted: True once it was the main one.
     """
 
@@ -330,15 +328,11 @@ class RankPosition:
 
     Args:
         states: of all workers, at the start of the iteration.
-        left: returns the number of samples that a worker has left after a state, if they are counted; at most so many
-            with a filter.
+        left: returns the number of samples that a worker has left after a state, as `batches_left`.
         ends_together: returns True if all ranks end the epoch after the same number of batches.
         turn: number of the worker whose batch comes first.
         batching: size of the loader's batches, and True if it drops short ones.
         in_order: True if workers' batches come in turn, False if they come as they are ready.
-
-    Attributes:
-        epoch: the epoch that is being read.
     """
 
     def __init__(

@@ -249,7 +249,17 @@ def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, sa
     if cut == first.cut and reader in own:
         return replace(own[reader].position)
     if samples is None or not first.counted:
-        raise _unknown_without_counts(cut == first.cut, topology)
+        if cut == first.cut:
+            raise ConfigError(
+                f"the state of rank {topology.rank}, worker {topology.worker} is missing and cannot be derived from "
+                "the others, as the samples of its shards are not counted",
+                remedy="load the states of all ranks",
+            )
+        raise ConfigError(
+            "an epoch of shards whose samples are not counted can resume only with the same ranks and workers",
+            remedy="run with those that wrote the state; or restart the epoch with an index made by "
+            "`shardcache index URL... -o index.json`, which makes this possible from then on",
+        )
     left, ranks = _samples_left(first, samples), _by_rank(states)
     if cut == first.cut:
         return _position_of(reader, cut, left, ranks)
@@ -267,8 +277,7 @@ def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, sa
 def is_read(states: Sequence[ReaderState], samples: int) -> bool:
     """Return True if the states show that no reader of their job has anything left of an epoch of `samples` samples.
 
-    Samples must be counted. A loader's states say so with `over`; those of a dataset's readers, each of which knows
-    itself alone, do not.
+    A loader's states say so with `over`; those of a dataset's readers, each of which knows itself alone, do not.
     """
     cut, left, ranks = states[0].cut, _samples_left(states[0], samples), _by_rank(states)
     try:
@@ -277,20 +286,6 @@ def is_read(states: Sequence[ReaderState], samples: int) -> bool:
         return False
     # Unless even is None, a reader goes on until it has yielded as many samples as its share has.
     return all((each.taken if cut.even is None else each.given) >= size for each, size in positions)
-
-
-def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
-    if same_cut:
-        return ConfigError(
-            f"the state of rank {topology.rank}, worker {topology.worker} is missing and cannot be derived from the "
-            "others, as the samples of its shards are not counted",
-            remedy="load the states of all ranks",
-        )
-    return ConfigError(
-        "an epoch of shards whose samples are not counted can resume only with the same ranks and workers",
-        remedy="run with those that wrote the state; or restart the epoch with an index made by "
-        "`shardcache index URL... -o index.json`, which makes this possible from then on",
-    )
 
 
 # Positions of all readers of a phase, derived from the states of some. Another rank's state determines a missing

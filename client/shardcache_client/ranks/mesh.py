@@ -148,18 +148,15 @@ def _megatron(state: Any) -> Iterator[tuple[str, str]]:
 def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
     config, mesh = state.get("parallelism_config"), state.get("device_mesh")
     shared = getattr(config, "non_data_parallel_size", 1)
-    if shared > 1 and mesh is not None:
-        yield "Accelerate's ParallelismConfig", _line(mesh, "accelerator.torch_device_mesh")
-    elif shared > 1:
+    if shared > 1:
         place = f"rank=accelerator.process_index // {shared}, world_size=accelerator.num_processes // {shared}"
-        yield "Accelerate's ParallelismConfig", place
+        line = place if mesh is None else _line(mesh, "accelerator.torch_device_mesh")
+        yield "Accelerate's ParallelismConfig", line
 
 
 def _divides_model(mesh: Any) -> bool:
-    """Return True for a dimension that is not data. One that joins both, such as "dp_cp", is there without "cp", too.
-
-    A mesh of one dimension may be for anything, such as "loss", unless it is named as a model's.
-    """
+    """Return True for a dimension that is not data. One that joins both, such as "dp_cp", is there without "cp" too."""
+    # A mesh of one dimension may be for anything, such as "loss", unless it is named as a model's.
     words = [_words(name) for name in _dimensions(mesh)]
     return any(not each & _DATA and (mesh.ndim > 1 or each & _MODEL) for each in words)
 

@@ -31,8 +31,6 @@ class OneEpoch(Epochs):
 
     Args:
         name: the same on all ranks, and unique to the dataset.
-        place: finds the key-value store.
-        topology: returns the place of this process.
         compare: raises RanksError if this rank makes other batches than others.
         patience_s: how long a rank that has ended an epoch early waits for the others to do so. If it was the only one,
             they wait for it in turn, so this must be well below the timeout of a collective.
@@ -56,10 +54,7 @@ class OneEpoch(Epochs):
         return f"OneEpoch({self._name}, {self._place!r})"
 
     def follows(self, epoch: int, left: int) -> int:
-        """Return the epoch that follows after this rank has ended one early; see `Epochs`.
-
-        Raises EpochMismatchError if it has repeatedly been the only rank to end an epoch early.
-        """
+        """See `Epochs`. Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early."""
         with self._passes(left) as passes:
             if passes is not None and self._follows(passes) == _AGAIN:
                 return left

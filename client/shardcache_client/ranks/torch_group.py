@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import zlib
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -14,18 +17,19 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from shardcache.errors import ManifestMismatchError, RanksError
+from shardcache.errors import ManifestMismatchError, RanksError, RankTimeoutError, ShardcacheError, from_json
+from shardcache.protocol import ShardRef
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.one_epoch import OneEpoch
-from shardcache_client.ranks.one_manifest import download, share, upload, without_counts
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
 
 _PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
 _COMPARE_TIMEOUT_S = 30.0
+_PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
 
 _made: Counter[tuple[str, Ranks | None]] = Counter()  # by urls, and the ranks that the user named
 
@@ -45,7 +49,6 @@ class TorchRankGroup(RankGroup):
     Can be pickled for workers.
 
     Args:
-        given: the ranks that the user named; None for those of torch.distributed or the launcher.
         urls: of the dataset, as the user gave them.
         timeout_s: how long to wait for rank 0's manifest.
     """
@@ -113,7 +116,7 @@ class TorchRankGroup(RankGroup):
         if store is None:
             return
         if not self.settled and self._compared.get("") != os.getpid():
-            self._compare_shards(store, manifest if counted else without_counts(manifest))
+            self._compare_shards(store, manifest if counted else _without_counts(manifest))
             self._compared[""] = os.getpid()
         if manifest.selection:
             rank, other = self._first(store, "selection", self._name, manifest.selection)
@@ -126,22 +129,19 @@ class TorchRankGroup(RankGroup):
                 )
 
     def _compare_shards(self, store: KeyValueStore, mine: Manifest) -> None:
-        upload(store, mine)  # before its fingerprint
+        _upload(store, mine)  # before its fingerprint
         rank, fingerprint = self._first(store, "compare", self._dataset, mine.fingerprint)
         if fingerprint != mine.fingerprint:
-            other = download(store, fingerprint, _COMPARE_TIMEOUT_S)
+            other = _download(store, fingerprint, _COMPARE_TIMEOUT_S)
             raise ManifestMismatchError(
                 f"rank {self._own_rank} would read different shards than rank {rank}: {mine.difference(other)}",
                 url=self._url,
             )
 
     def compare_options(self, options: Mapping[str, object]) -> None:
-        """Raise RanksError if options differ from those of the first rank to compare; see `compare`.
+        """Raise RanksError if options, compared by their `repr`, differ from those of the first rank; see `compare`.
 
         Ranks with other options would each read a share of another order: some samples twice, and others never.
-
-        Args:
-            options: values by the names of the arguments; they are compared by their `repr`.
         """
         if not self.topology().worker:
             self._compare_options(options)
@@ -187,3 +187,78 @@ class TorchRankGroup(RankGroup):
         """Return the count of epochs that all ranks agree on, if they also agree on these options."""
         compare = partial(self._compare_options, batches)
         return OneEpoch(self._name, self._place, self.topology, compare, min(self._timeout_s, _PATIENCE_S))
+
+
+# Manifests in the key-value store, where they outlive a restart
+
+
+def share(
+    store: KeyValueStore, name: str, ranks: Ranks, resolve: Callable[[], Manifest], timeout_s: float, url: str = ""
+) -> Manifest:
+    """Return the manifest that rank 0 resolves and publishes under a name, and the others wait for.
+
+    An error on rank 0 is raised on every rank. Raises RankTimeoutError if rank 0's manifest does not come in time,
+    RanksError if the connection to the key-value store breaks.
+    """
+    if ranks.rank == 0:
+        return _publish(store, name, resolve, timeout_s)
+    answer = store.get(name, timeout_s)
+    if answer is None:
+        raise RankTimeoutError(
+            f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this dataset ({name})", url=url
+        )
+    return _take(store, answer, timeout_s)
+
+
+def _without_counts(manifest: Manifest) -> Manifest:
+    return Manifest.of(ShardRef(shard.url, shard.version, shard.size_bytes) for shard in manifest)
+
+
+def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], timeout_s: float) -> Manifest:
+    if store.has(name):
+        earlier = store.get(name, timeout_s) or "{}"
+        if "error" not in json.loads(earlier):
+            return _take(store, earlier, timeout_s)
+        store.delete(name)
+    try:
+        manifest = resolve()
+    except ShardcacheError as exn:
+        store.first(name, json.dumps({"error": exn.to_json()}))
+        raise
+    _upload(store, manifest)
+    mine = json.dumps({"fingerprint": manifest.fingerprint})
+    stays = store.first(name, mine)  # several processes may be rank 0
+    return manifest if stays == mine else _take(store, stays, timeout_s)
+
+
+def _take(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
+    found = json.loads(answer)
+    if "error" in found:
+        raise from_json(found["error"])
+    return _download(store, found["fingerprint"], timeout_s)
+
+
+def _upload(store: KeyValueStore, manifest: Manifest) -> None:
+    """Store the rows under the manifest's fingerprint, for all datasets with the same rows."""
+    name = f"rows/{manifest.fingerprint}"
+    if store.has(name):
+        return
+    packed = b64encode(zlib.compress(json.dumps(manifest.to_json()).encode(), 1)).decode()
+    starts = range(0, len(packed), _PIECE_CHARACTERS)
+    for number, start in enumerate(starts):
+        store.set(f"{name}/{number}", packed[start : start + _PIECE_CHARACTERS])
+    store.set(name, str(len(starts)))  # last, so that its presence implies that of all pieces
+
+
+def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manifest:
+    deadline_s = time.monotonic() + timeout_s
+    name = f"rows/{fingerprint}"
+    count = int(store.get(name, timeout_s) or 0)
+    pieces = [store.get(f"{name}/{number}", deadline_s - time.monotonic()) or "" for number in range(count)]
+    try:
+        manifest = Manifest.from_json(json.loads(zlib.decompress(b64decode("".join(pieces)))))
+    except (ValueError, zlib.error) as exn:
+        raise RanksError(f"the list of shards from another rank is incomplete or damaged: {exn}") from exn
+    if manifest.fingerprint != fingerprint:
+        raise RanksError("another rank made its list of shards with another release of shardcache")
+    return manifest

@@ -42,8 +42,6 @@ class LeasedShard:
         lease: a lease of the session, owned by this object from here on.
         count: number of samples according to the manifest; None if unknown.
         span: range of samples to read in order, with None as the end for all; no span to read samples by number.
-        handover: passes samples to other processes without a copy.
-        view: form in which samples are read.
 
     Attributes:
         number: number of the next sample; without a span, of those read before all had arrived.
@@ -269,7 +267,6 @@ class ShardWindow:
     Args:
         reads: number of positions of the plan that belong to this epoch.
         partial: True if a shard's beginning will do; None: the session's default.
-        handover: as for `LeasedShard`.
         view_of: returns the view for the LeasedShard of a shard, given its number in the manifest; None for the whole.
     """
 
@@ -303,12 +300,7 @@ class ShardWindow:
             self._asked += 1
 
     def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
-        """Return the next shard, to be opened.
-
-        Args:
-            number: its number in the manifest.
-            count, span: as for `LeasedShard`.
-        """
+        """Return the next shard, whose number in the manifest is given, to be opened."""
         self.ask(1)
         self.let_go()
         view = WHOLE if self._view_of is None else self._view_of(number)

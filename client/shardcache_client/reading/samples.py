@@ -45,12 +45,7 @@ class StoppedError(Exception):
 
 @dataclass(slots=True)
 class Skipped:
-    """Handler of the errors of samples and shards.
-
-    Attributes:
-        samples: number of samples that were bad or could not be decoded.
-        shards: number of shards that could not be read, wholly or from some sample on.
-    """
+    """Handler of errors; numbers of bad samples, and of shards that could not be read, wholly or from a sample on."""
 
     on_error: Handler
     samples: int = 0
@@ -79,12 +74,7 @@ def _lost(_number: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class _HeldPiece:
-    """A piece that the reader holds.
-
-    Attributes:
-        numbers: the piece's samples, as numbers in the shard, in the order in which they are spread over steps.
-        cut: returns a sample by its number.
-    """
+    """A piece that the reader holds; its samples are numbers in the shard, in the order of their spread over steps."""
 
     leased_shard: LeasedShard
     numbers: Sequence[int]

@@ -33,19 +33,11 @@ class MappedShard:
     """One published shard, read by its index. Its samples outlive it.
 
     Args:
-        path: the tar.
-        index_path: its sidecar.
-        url: the samples' `__url__`.
         in_order: True if most of it will be read in file order.
-        handover: passes samples to other processes without a copy; with None, all values are bytes, not only small
-            ones.
-        view: form in which samples are read.
+        handover: passes samples to other processes without a copy; with None, all values are bytes.
 
-    Raises:
-        TokensError: the view is of blocks of tokens, and the shard has none.
-        ShardGoneError: a file does not exist.
-        CacheDirError: a file may not be read.
-        CorruptShardError: the sidecar is damaged or belongs to another tar.
+    Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if a file does not
+    exist, CacheDirError if it may not be read, CorruptShardError if the sidecar is damaged or of another tar.
     """
 
     def __init__(
@@ -151,15 +143,10 @@ class ArrivingShard:
     only the end of the tar shows that it is whole, and the daemon checks that end.
 
     Args:
-        grant: the daemon's grant of the shard.
-        more: requests more of it.
         last: number of the last sample according to the manifest, which is not yielded here; None if unknown.
-        reads: chooses the members; None for all.
 
-    Raises:
-        ShardGoneError: the file does not exist any more: it was published or given up.
-        CacheDirError: the file may not be read.
-        CorruptShardError: the size of the file differs from the shard's.
+    Raises ShardGoneError if the file was published or given up, CacheDirError if it may not be read, CorruptShardError
+    if its size differs from the shard's.
     """
 
     def __init__(self, grant: Arriving, more: More, last: int | None = None, reads: Reads | None = None) -> None:

@@ -55,10 +55,6 @@ class StreamSettings:
         return self.manifest if self.deal.counted else None
 
 
-def _unheard() -> None:
-    """Do nothing: the default callback."""
-
-
 class EpochStream:
     """The samples that one reader reads in an epoch. Iterable once.
 
@@ -93,12 +89,8 @@ class EpochStream:
     def __iter__(self) -> Iterator[Any]:
         return self.samples()
 
-    def samples(self, when_read: Callable[[], object] = _unheard) -> Iterator[Any]:
-        """Yield the samples.
-
-        Args:
-            when_read: called before the last sample is yielded, or when there are none left.
-        """
+    def samples(self, when_read: Callable[[], object] = lambda: None) -> Iterator[Any]:
+        """Yield the samples; `when_read` is called before the last one is, or when there are none left."""
         position, quota, pipeline = self.position, self._quota, self._settings.pipeline or None
         if quota == position.given or not self.share.segments:
             self._end(when_read)
@@ -204,10 +196,7 @@ class EpochStream:
         return self._settings.deal.share(self.position.epoch, time, self.topology, self.position.phases)
 
     def _samples(self, session: Session) -> Iterator[Sample | None]:
-        """Yield the samples of the share, then replacements from other readers' shares for those that were skipped.
-
-        None stands for a skipped sample.
-        """
+        """Yield the share's samples, None for skipped ones; then replacements of these from other readers' shares."""
         position, after = self.position, self._shards_after()
         fruitless = 0
         while True:

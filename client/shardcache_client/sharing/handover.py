@@ -140,9 +140,6 @@ class Handover:
 
     Args:
         extensions: extensions of the members passed without a copy; None for all.
-
-    Attributes:
-        acks: acknowledgements sent along with messages.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
@@ -165,14 +162,11 @@ class Handover:
         return f"Handover({self.acks!r})"
 
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> Loan:
-        """Return the loan of a mapped file, which slices its bytes and tracks when it may be unmapped.
+        """Return the loan of a file mapped whole, which slices its bytes and tracks when it may be unmapped.
 
         Args:
-            mapped: the whole file, read-only.
             path: path at which other processes find the file while this one has it mapped; None if they cannot, and
                 get its bytes by value.
-            inode: identifies the file.
-            url: url of the shard, for errors.
         """
         return Loan(self, mapped, path, inode, url)
 
@@ -268,11 +262,7 @@ def _cut(whole: Buffer, start: int, stop: int) -> Any:
 
 
 def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Map the file, unless it is mapped already, hand in the acknowledgement, and return the whole file.
-
-    Raises ShardGoneError if the file does not exist, CacheDirError if it may not be read, ConfigError if the
-    acknowledgement cannot be handed in.
-    """
+    """Map the file, unless it is mapped already, hand in the acknowledgement, and return the whole file."""
     whole = _WHOLES.get((path, inode))
     if whole is None:
         try:
