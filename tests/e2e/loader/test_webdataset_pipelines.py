@@ -124,16 +124,6 @@ def test_webdatasets_handlers_decide(source: Path, daemon: Daemon, handler: Call
     assert keys_of(ours) == keys_of(theirs(names, handler))
 
 
-def test_urls_are_written_as_for_webdataset(
-    source: Path, counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Relative paths, several patterns joined by "::", and variables lead to the same shards."""
-    monkeypatch.chdir(source)
-    monkeypatch.setenv("WDS_PLACE", str(source))
-    pipeline = WebDataset("{0..1}.tar::${PLACE}/2.tar", socket=daemon.socket)
-    assert keys_of(pipeline) == keys_of(theirs("{0..1}.tar::${PLACE}/2.tar"))
-
-
 def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """`file:` urls, relative ones too, and paths lead to the shards, and samples have `__local_path__`."""
     monkeypatch.chdir(source)
@@ -156,16 +146,6 @@ def test_a_missing_shard_is_an_ioerror_of_the_iteration(
             list(pipeline)
     with pytest.warns(UserWarning, match=f"NotFoundError.*url='{tmp_path}/missing.tar'"):
         list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
-
-
-def test_ranks_and_workers_share_the_samples(dataset: Any) -> None:
-    """Two ranks of two workers: each sample once, and the same number on each rank, whatever shards have."""
-    ranks = [
-        keys_of(wds.WebLoader(dataset(shardshuffle=100, rank=rank, world_size=2), batch_size=None, num_workers=2))
-        for rank in range(2)
-    ]
-    assert len(ranks[0]) == len(ranks[1]) == (TOTAL + 1) // 2
-    assert len({*ranks[0], *ranks[1]}) == TOTAL
 
 
 def test_without_a_nodesplitter_each_rank_reads_everything(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
-from shardcache_client.worker_process import TUNE_MALLOC_ENV
 from support.programs.daemon import Daemon
 from support.programs.processes import MB, glibc_only, kept_bytes
 
@@ -34,12 +33,6 @@ def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
 def test_workers_keep_what_a_batch_freed(daemon: Daemon, urls: str) -> None:
     """With the second batch a worker touches no new memory: all that the first one freed is there."""
     assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) > 85 * MB
-
-
-def test_a_variable_turns_it_off(daemon: Daemon, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With SHARDCACHE_TUNE_MALLOC=0 glibc does as always."""
-    monkeypatch.setenv(TUNE_MALLOC_ENV, "0")
-    assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) < 70 * MB
 
 
 def test_foreign_process_is_left_alone(daemon: Daemon, urls: str) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import ConfigError
-from shardcache_client.order.division import Partition, Phase
+from shardcache_client.order.division import Partition
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.state import Position, ReaderState, resume
 from shardcache_client.ranks.group import Epochs
@@ -87,15 +86,6 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     assert bookmark.next_epoch == EPOCH + 3
 
 
-def test_a_look_leaves_a_loaded_state_to_the_next_iteration(bookmark: Bookmark) -> None:
-    """With and without workers: it resumes there, and is followed by the next, which does, too."""
-    load(bookmark, [saved(0), saved(1)])
-    for look in (Iteration(), Iteration(5, 0, 1)):
-        bookmark.begin(look)
-        assert (look.epoch, [state.reader for state in look.states]) == (EPOCH, [0, 1])
-    assert begin(forked(bookmark), 17) == in_the_middle()
-
-
 def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     """Persistent workers, which were started before, go on from the state that the main process loads."""
     workers = forked(bookmark)
@@ -113,31 +103,6 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
     load(second, saved(1), worker=True)
     assert begun(second, 17, 1, 2).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_state_loaded_by_the_main_process_reaches_workers(bookmark: Bookmark, persistent: bool) -> None:
-    """Workers that are started afterwards take it along, for one epoch."""
-    load(bookmark, [saved(0), saved(1)])
-    workers = forked(bookmark)
-    assert begin(workers, 17) == in_the_middle()
-    assert begin(workers if persistent else forked(bookmark), 29) == from_the_beginning(EPOCH + 1)
-
-
-def test_without_workers(bookmark: Bookmark) -> None:
-    """The process itself goes on, and then reads the next epoch."""
-    whole, position = Partition(1, 1), Position(EPOCH, taken=3, given=3)
-    load(bookmark, saved(0, cut=whole, position=position))
-    assert bookmark.next_epoch == EPOCH
-    starts = [start(begun(bookmark), whole, Topology()) for _ in range(2)]
-    assert starts == [position, Position(EPOCH + 1)]
-
-
-def test_other_workers_than_before(bookmark: Bookmark) -> None:
-    """The remainder follows from how far those before came."""
-    load(bookmark, [saved(0), saved(1)])
-    resumed = start(begun(bookmark), Partition(1, 1), Topology())
-    assert resumed == Position(EPOCH, (Phase(CUT, (10, 11)),))
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
@@ -173,13 +138,6 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
         load(worker, saved(number), worker=True)
     assert begin(workers, 17) == from_the_beginning(EPOCH + 3)
     assert bookmark.next_epoch == EPOCH + 3
-
-
-def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:
-    """It is refused, and changes nothing."""
-    with pytest.raises(ConfigError, match="another dataset"):
-        load(bookmark, saved(0, dataset="validation"))
-    assert begun(bookmark).epoch == 0
 
 
 def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:

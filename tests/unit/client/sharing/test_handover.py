@@ -10,7 +10,7 @@ import signal
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -243,15 +243,6 @@ def test_any_thread_may_receive(shard: Path) -> None:
     assert [bytes(value) for (value,) in values] == [piece(number) for number in range(200)]
 
 
-def test_any_process_of_the_family_may_receive(shard: Path) -> None:
-    """Another worker of the same dataset can load what a worker sent, and the sender learns of it."""
-    handover = Handover()
-    with Sender(handover, shard) as sender:
-        with in_child(load_all, handover, [sender.message(0), sender.message(1)]) as answer:
-            assert answer == [piece(0), piece(1)]
-        assert sender.settled()
-
-
 @contextmanager
 def in_child(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
     """Run a function in a forked process and give what it returns."""
@@ -260,11 +251,6 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
     process.start()
     yield ours.recv()
     process.join()
-
-
-def load_all(_handover: Handover, messages: list[bytes]) -> list[bytes]:
-    """Load messages; return the bytes of their first values."""
-    return [bytes(pickle.loads(message)[0]) for message in messages]
 
 
 def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
@@ -290,17 +276,6 @@ def test_received_samples_outlive_a_killed_worker(shard: Path) -> None:
     assert is_open_elsewhere(shard)
     del values
     assert not is_open_elsewhere(shard)
-
-
-def test_workers_do_not_take_each_others_receipts(shard: Path) -> None:
-    """Of four that send at the same time, those are settled whose messages arrived."""
-    handover = Handover()
-    with ExitStack() as stack:
-        senders = [stack.enter_context(Sender(handover, shard)) for _ in range(4)]
-        messages = [sender.message() for sender in senders]
-        for arrived in (0, 2, 3):
-            pickle.loads(messages[arrived])
-        assert [sender.settled() for sender in senders] == [True, False, True, True]
 
 
 def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
@@ -336,13 +311,6 @@ def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None
             pickle.loads(message)
         assert caught.value.url == "s3://bucket/shard.tar"
         assert not sender.settled()
-
-
-def test_small_values_come_as_they_are(shard: Path) -> None:
-    """A label costs less to copy than to refer to, and so needs no file."""
-    with in_child_with_views(Handover(), shard, small=True) as (message, expected):
-        shard.unlink()
-        assert [bytes(value) for value in pickle.loads(message)] == expected
 
 
 def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
@@ -389,17 +357,17 @@ def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
 
 
 @contextmanager
-def in_child_with_views(handover: Handover, path: Path, *, small: bool = False) -> Iterator[tuple[bytes, list[bytes]]]:
+def in_child_with_views(handover: Handover, path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
     """Have odd views pickled by a child that stays until they were loaded."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=send_views, args=(handover, path, theirs, small))
+    process = multiprocessing.get_context("fork").Process(target=send_views, args=(handover, path, theirs))
     process.start()
     yield ours.recv()
     ours.send(None)
     process.join()
 
 
-def send_views(handover: Handover, path: Path, pipe: Connection, small: bool) -> None:
+def send_views(handover: Handover, path: Path, pipe: Connection) -> None:
     """Pickle all sorts of views; wait until they have arrived."""
     loan = handover.lend(map_whole(path), path, path.stat().st_ino, "s3://bucket/shard.tar")
     value: Any = loan.whole()[1000:90_000]
@@ -407,7 +375,5 @@ def send_views(handover: Handover, path: Path, pipe: Connection, small: bool) ->
         *(value, value[10:60_000][2:50_000], value[0:0], value[:10], value[:50_000:5], value[49_999::-1]),
         *(value[:6000].reshape(2, 3000), value[:5000].copy()),
     ]
-    if small:
-        views = [value[number : 2 * number] for number in range(0, 4096, 91)]
     pipe.send((bytes(ForkingPickler.dumps(views)), [bytes(view) for view in views]))
     pipe.recv()
