@@ -131,13 +131,11 @@ class Target:
     """A function that takes any bytes and raises only when a promise is broken.
 
     Attributes:
-        check: the function.
         mutate: how inputs are changed, where libFuzzer's own way would seldom get past a checksum.
-        what: was done, in a few words.
     """
 
-    check: Callable[[bytes], None]
-    what: str
+    check: Callable[[bytes], None]  # the function
+    what: str  # was done, in a few words
     mutate: Callable[[bytes, int, int, Mutate], bytes] | None = None
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
-import signal
 import tempfile
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,6 +96,7 @@ class Job:
 
 
 TRAINING = Job("training", [range(8)], 17.0)
+FORK = multiprocessing.get_context("fork")
 SCENARIOS: Mapping[str, tuple[Mapping[str, int], Sequence[Job]]] = {
     "cold": ({}, [TRAINING]),
     "slow tail": ({"slow_every": 20}, [TRAINING]),
@@ -121,29 +122,16 @@ class Outcome:
     refused: int
 
 
-def _fork(work: Callable[[], object]) -> int:
-    """Run something in a process of its own; return its pid."""
-    if (pid := os.fork()) == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    return pid
-
-
 @contextmanager
 def _daemon(mechanism: str, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     """Run a daemon without a mechanism during the block."""
-    pid = _fork(lambda: _serve(mechanism, folder, env))
+    process = FORK.Process(target=_serve, args=(mechanism, folder, env))
+    process.start()
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
+        process.terminate()
+        process.join()
 
 
 def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
@@ -155,18 +143,8 @@ def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
     estimates._MIN_OBSERVED = 8
     estimates._History = partial(estimates._History, credit=estimates._MAX_CREDIT)  # type: ignore[misc, assignment]
     MECHANISMS[mechanism]()
-    daemon.serve(
-        Settings.load(
-            {
-                "cache_dir": folder / "cache",
-                "capacity": "10GB",
-                "min_free": "0",
-                "socket": folder / "socket",
-                "part_size": PART_BYTES,
-                "log_level": "warning",
-            }
-        )
-    )
+    where = {"cache_dir": folder / "cache", "capacity": "10GB", "min_free": "0", "socket": folder / "socket"}
+    daemon.serve(Settings.load({**where, "part_size": PART_BYTES, "log_level": "warning"}))
 
 
 def _warm(socket: Path, url: str) -> None:
@@ -184,14 +162,14 @@ def _warm(socket: Path, url: str) -> None:
     raise RuntimeError("the daemon did not start")
 
 
-def _read(job: Job, urls: list[str], socket: Path, start_s: float, out: Path) -> None:
+def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> tuple[float, float]:
+    """Return the seconds that a reader waited, and until it was done."""
     logging.getLogger("shardcache_client").setLevel(logging.ERROR)
     time.sleep(max(0.0, start_s + job.after_s - time.monotonic()))
     began_s = asked_s = time.monotonic()
     waited_s, count = 0.0, 0
-    for count, _sample in enumerate(
-        ShardDataset(urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1), 1
-    ):
+    dataset = ShardDataset(urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1)
+    for count, _sample in enumerate(dataset, 1):
         if count % BATCH_SAMPLES == 0:
             waited_s += time.monotonic() - asked_s
             if job.mb_per_s:
@@ -199,30 +177,26 @@ def _read(job: Job, urls: list[str], socket: Path, start_s: float, out: Path) ->
             asked_s = time.monotonic()
     ended_s = time.monotonic()
     assert count == len(urls) * KIND.shard_samples, count
-    out.write_text(json.dumps([waited_s + ended_s - asked_s, ended_s - began_s]))
+    return waited_s + ended_s - asked_s, ended_s - began_s
 
 
 def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm") as name, ExitStack() as stack:
+    readers = [(job, shards) for job in jobs for shards in job.shards]
+    urls = [f"s3://{data.folder.name}/{path.name}" for path in data.shards]
+    with tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm") as name:
         folder = Path(name)
-        stack.enter_context(_daemon(mechanism, folder, store.env()))
-        urls = [f"s3://{data.folder.name}/{path.name}" for path in data.shards]
-        _warm(folder / "socket", urls[8])
-        before, start_s = store.stats(), time.monotonic() + 0.05
-        readers = [(job, shards) for job in jobs for shards in job.shards]
-        outs = [folder / f"{number}.json" for number in range(len(readers))]
-        children = [
-            _fork(partial(_read, job, [urls[shard] for shard in shards], folder / "socket", start_s, out))
-            for (job, shards), out in zip(readers, outs, strict=True)
-        ]
-        codes = [os.waitpid(child, 0)[1] for child in children]
-        if any(codes):
-            raise RuntimeError((folder / "log").read_text()[-3000:])
-        waited, took = zip(*(json.loads(out.read_text()) for out in outs), strict=True)
-        after = store.stats()
+        with _daemon(mechanism, folder, store.env()), ProcessPoolExecutor(len(readers), FORK) as pool:
+            _warm(folder / "socket", urls[8])
+            before, start_s = store.stats(), time.monotonic() + 0.05
+            reads = [
+                pool.submit(_read, job, [urls[shard] for shard in shards], folder / "socket", start_s)
+                for job, shards in readers
+            ]
+            found = [(job, *read.result()) for (job, _), read in zip(readers, reads, strict=True)]
+            after = store.stats()
     return Outcome(
-        sum(waited_s for (job, _), waited_s in zip(readers, waited, strict=True) if job.counts),
-        max(job.after_s + took_s for (job, _), took_s in zip(readers, took, strict=True)),
+        sum(waited_s for job, waited_s, _ in found if job.counts),
+        max(job.after_s + took_s for job, _, took_s in found),
         after.requests - before.requests,
         after.refused - before.refused,
     )

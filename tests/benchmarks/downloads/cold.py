@@ -43,13 +43,12 @@ class Course:
 
     Attributes:
         wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed over the epochs.
-        store_bytes: what the store sent for it.
     """
 
     wall_s: float = 0.0
     waited_s: float = 0.0  # the part of it in which no step ran
     first_batch_s: float = 0.0  # from the first `iter(loader)` to the first batch
-    store_bytes: int = 0
+    store_bytes: int = 0  # what the store sent for it
 
     @property
     def waiting_percent(self) -> float:

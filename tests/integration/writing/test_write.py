@@ -135,11 +135,7 @@ def test_lines_are_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param(("--field", "text"), id="field"),
-        pytest.param(("--pack", "--shard-size", "4kB"), id="pack"),
-    ],
+    "flags", [pytest.param(("--field", "text"), id="field"), pytest.param(("--pack", "--shard-size", "4kB"), id="pack")]
 )
 def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """As their plain text does, by each codec, whatever the worker that reads a stretch of them."""

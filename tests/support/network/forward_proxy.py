@@ -13,16 +13,12 @@ _READ_BYTES = 64 * 1024
 
 
 class ForwardProxy:
-    """Listens on a free port of 127.0.0.1; use it as `async with`.
-
-    Attributes:
-        targets: that a connection was made for, a url or, by CONNECT, host and port.
-    """
+    """Listens on a free port of 127.0.0.1; use it as `async with`."""
 
     def __init__(self, user: str, password: str) -> None:
         self._user, self._password = user, password
         self._clients: set[asyncio.StreamWriter] = set()
-        self.targets: list[str] = []
+        self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

@@ -53,10 +53,7 @@ def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[An
         (b"\xff{}", "'utf-8' codec"),
         (b"{}{}", "Extra data"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
-        (
-            b'{"a": "' + b"x" * MAX_METADATA_BYTES + b'"}',
-            "16,392 bytes, more than 16,384",
-        ),
+        (b'{"a": "' + b"x" * MAX_METADATA_BYTES + b'"}', "16,392 bytes, more than 16,384"),
         (b" " * 1024 * 1024 + b"{}", "1,048,578 bytes, more than 1,048,576"),
     ],
     ids=["nothing", "a list", "no text", "two objects", "too deep", "too much of it", "too large a member"],
