@@ -19,8 +19,6 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One shape of data."""
-
     name: str  # folder and key prefix
     label: str  # for people
     members: tuple[tuple[str, int], ...]  # extension and size in bytes of each member of a sample
@@ -29,7 +27,6 @@ class Kind:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """The fields of a sample that hold bytes."""
         return tuple(extension for extension, _ in self.members)
 
     @property
@@ -62,27 +59,22 @@ class Dataset:
 
     @property
     def folder(self) -> Path:
-        """Where the shards are; its name serves as that of a bucket."""
         return self.shards[0].parent
 
     @property
     def names(self) -> str:
-        """The shards' names in that folder, as a brace pattern."""
         return f"train-{{0000..{len(self.shards) - 1:04d}}}.tar"
 
     @property
     def samples(self) -> int:
-        """Number of samples in all shards."""
         return len(self.shards) * self.kind.shard_samples
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that a reader of every sample receives."""
         return self.samples * self.kind.sample_bytes
 
     @property
     def tar_bytes(self) -> int:
-        """Size of the shards."""
         return sum(path.stat().st_size for path in self.shards)
 
 
@@ -94,7 +86,6 @@ def samples(kind: Kind, shard: int) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def make_tars(kind: Kind, scale: float, root: Path, say: Progress) -> Dataset:
-    """Write the shards that are not there yet."""
     folder = root / f"{kind.name}-{kind.shard_count(scale)}x{kind.shard_samples}x{kind.sample_bytes}"
     folder.mkdir(parents=True, exist_ok=True)
     shards = tuple(folder / f"train-{shard:04d}.tar" for shard in range(kind.shard_count(scale)))

@@ -103,7 +103,6 @@ def interleaved(
 
 
 def medians(contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int) -> dict[Key, float]:
-    """Return each contender's median of interleaved tries."""
     return {name: statistics.median(tries) for name, tries in interleaved(contenders, say, rounds).items()}
 
 
@@ -123,7 +122,6 @@ class Target:
         return f"{self.sign} {self.limit:g}"
 
     def met_by(self, value: float) -> bool:
-        """Return whether the value reaches the target."""
         if self.sign == "=":
             return round(value, 2) == self.limit
         return value >= self.limit if self.sign == "≥" else value <= self.limit
@@ -146,7 +144,6 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Our figure divided by the peer's."""
         return self.ours / self.theirs if self.theirs else None
 
     @property
@@ -156,13 +153,11 @@ class Row:
         return None if self.target is None or judged is None else self.target.met_by(judged)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON, ratio and verdict included."""
         target = None if self.target is None else str(self.target)
         return {**asdict(self), "target": target, "ratio": self.ratio, "met": self.met}
 
 
 def render(rows: Sequence[Row], title: str) -> Table:
-    """Return the table for a terminal."""
     table = Table(title=title, title_justify="left")
     for name in ("part", "measure"):
         table.add_column(name)

@@ -59,7 +59,6 @@ def mosaicml() -> Any:
 
 
 def write_mosaicml(folder: Path, columns: dict[str, str], items: Iterable[dict[str, Any]], **how: Any) -> None:
-    """Write items as MosaicML's shards."""
     with mosaicml().MDSWriter(out=str(folder), columns=columns, exist_ok=True, **how) as writer:
         for item in items:
             writer.write(item)

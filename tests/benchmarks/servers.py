@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +11,9 @@ from pathlib import Path
 
 from benchmarks.data import Kind
 from benchmarks.workplace import BUCKET, Workplace
+from support.cluster.tier import NGINX, Nginx
 from support.network.ports import free_port
 from support.stores import aws_env
-
-_START_LIMIT_S = 10.0
 
 # S3 does not close a connection after nginx's default of 1,000 requests.
 _CONFIG = """
@@ -52,14 +46,11 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server over one scheme."""
-
     name: str  # in the results
     env: Mapping[str, str]  # variables by which S3 clients find the server, and trust its certificate
 
     @property
     def tls(self) -> bool:
-        """True if the scheme is https."""
         return "AWS_CA_BUNDLE" in self.env
 
 
@@ -68,18 +59,16 @@ def endpoints(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
     """Serve the kind's shards at `place.url(kind)`; by SeaweedFS alone where nginx is not installed."""
     place.url(kind)
     found = [Endpoint("SeaweedFS, http", place.store.env()), Endpoint("SeaweedFS, https", place.store.https_env())]
-    # Debian has it in a folder that is not on the path of users other than root.
-    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-    if program is None:
+    if NGINX is None:
         place.say("no nginx, its rows are left out: apt-get install nginx-light")
         yield found
         return
-    with _nginx(program, place, kind) as static:
+    with _nginx(place, kind) as static:
         yield [*static, *found]
 
 
 @contextmanager
-def _nginx(program: str, place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
+def _nginx(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
     http, https = free_port(), free_port()
     for path in place.dataset(kind).shards:
         path.read_bytes()  # from now on in the page cache: the disk is not what is measured
@@ -97,29 +86,9 @@ def _nginx(program: str, place: Workplace, kind: Kind) -> Iterator[list[Endpoint
                 shards=place.dataset(kind).folder.resolve(),
             )
         )
-        with _running([program, "-e", "stderr", "-c", str(config)], http):
+        with Nginx(None, config, [("127.0.0.1", http)]):
             secure = {"AWS_CA_BUNDLE": str(place.certificate.ca)}
             yield [
                 Endpoint("nginx, http", aws_env(f"http://127.0.0.1:{http}")),
                 Endpoint("nginx, https", aws_env(f"https://127.0.0.1:{https}") | secure),
             ]
-
-
-@contextmanager
-def _running(command: list[str], port: int) -> Iterator[None]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-    try:
-        deadline_s = time.monotonic() + _START_LIMIT_S
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError("nginx did not start; it has said why on stderr")
-            time.sleep(0.02)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

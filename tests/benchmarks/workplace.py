@@ -84,11 +84,9 @@ class Workplace:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        """Tell whoever waits how far it is."""
         self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
 
     def check_space(self) -> None:
-        """Raise RuntimeError when the disk cannot hold what will be made."""
         data_bytes = sum(kind.shard_count(self.scale) * kind.shard_bytes for kind in KINDS)
         wanted_bytes = _COPIES * data_bytes + _SLACK_BYTES
         free_bytes = shutil.disk_usage(self.root).free
@@ -100,7 +98,6 @@ class Workplace:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The certificate of the servers that speak https."""
         return make_certificate(Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-"))))
 
     @cached_property
@@ -112,13 +109,11 @@ class Workplace:
         return server
 
     def dataset(self, kind: Kind) -> Dataset:
-        """Return the kind's tars on local disk."""
         if kind.name not in self._datasets:
             self._datasets[kind.name] = make_tars(kind, self.scale, self.root, self.say)
         return self._datasets[kind.name]
 
     def litdata(self, kind: Kind) -> Path:
-        """Return the folder of the kind's samples as litdata's chunks."""
         return make_litdata(self.dataset(kind), self.say)
 
     def url(self, kind: Kind) -> str:
@@ -148,7 +143,6 @@ class Workplace:
 
     @contextmanager
     def warmed(self, url: str) -> Iterator[Daemon]:
-        """A daemon that has fetched shards into its cache."""
         with self.daemon() as started:
             started.warm(url)
             yield started

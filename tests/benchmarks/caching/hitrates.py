@@ -46,13 +46,10 @@ _LABEL_HEIGHT = 5.5  # in per cent of the vertical axis
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Jobs that run at the same time."""
-
     label: str
     paces: tuple[float, ...]  # seconds that each job has each shard in hand; a slow job reads fewer epochs
 
     def jobs(self, shards: int) -> list[Job]:
-        """Return what each of them reads, the same at every call."""
         return [self._job(number, shards) for number in range(len(self.paces))]
 
     def _job(self, number: int, shards: int) -> Job:

@@ -60,8 +60,6 @@ def read(url: str, socket: str, job: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A reader began to read a shard."""
-
     at_s: float
     reader: str
     url: str

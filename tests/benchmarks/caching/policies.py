@@ -16,8 +16,6 @@ from support.shards.replay import Read
 
 
 class FIFO(dict[str, None]):
-    """The first to come goes first."""
-
     def arrived(self, key: str, *, used: bool = False) -> None:
         self[key] = None
 
@@ -32,8 +30,6 @@ class FIFO(dict[str, None]):
 
 
 class LRU(FIFO):
-    """The least recently used goes first."""
-
     def used(self, key: str) -> None:
         self[key] = self.pop(key)
 

@@ -86,8 +86,6 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Readers of one job, each of shards of its own."""
-
     name: str
     shards: Sequence[range]  # those of each reader
     mb_per_s: float  # rate at which a reader's samples are used; 0 for as fast as they come
@@ -208,7 +206,6 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
 @click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/dev/shm/ablation"))
 def main(rounds: int, only: str, mechanisms: str, root: Path) -> None:
-    """Measure, and print the table."""
     _import_all()
     root.mkdir(exist_ok=True)
     data = make_tars(KIND, 1.0, root, print)

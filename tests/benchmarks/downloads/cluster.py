@@ -25,8 +25,6 @@ ALONE, MTLS, PLAIN = "no tier", "tier, mTLS", "tier, plain"
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A cold epoch."""
-
     wall_s: float  # until every node had every shard
     copies: float  # of the dataset that the store has sent
     cpu_s_per_gb: float  # processor time of the tier's programs per gigabyte that the nodes got

@@ -40,25 +40,20 @@ _SLACK_BYTES = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One download of the whole dataset."""
-
     size_bytes: int  # of the dataset
     spent: Spent  # until all was fetched; its thread is the event loop for shardcache, the busiest one for a peer
     sync_s: float  # until everything was on disk, after that; 0 in memory
 
     @property
     def mb_per_s(self) -> float:
-        """Megabytes per second."""
         return self.size_bytes / 1e6 / (self.spent.wall_s + self.sync_s)
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """Processor time per gigabyte."""
         return self.spent.cpu_s / self.size_bytes * 1e9
 
     @property
     def thread_cpu_s_per_gb(self) -> float:
-        """Processor time per gigabyte of one thread."""
         return self.spent.thread_cpu_s / self.size_bytes * 1e9
 
     def __str__(self) -> str:
@@ -134,7 +129,6 @@ def _tries(place: Workplace, endpoint: Endpoint, peers: Iterable[str], *, on_dis
 
 
 def _rows(part: str, what: str, figures: Mapping[str, float], targets: Mapping[str, Target] | None = None) -> list[Row]:
-    """Return one row per peer."""
     peers = [tool for tool in figures if tool != OURS]
     return [Row(part, what, figures[OURS], peer, figures[peer], (targets or {}).get(peer)) for peer in peers]
 

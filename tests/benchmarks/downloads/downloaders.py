@@ -34,15 +34,12 @@ _SAMPLE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One download."""
-
     tool: str  # a key of TOOLS
     bucket: str  # of the objects
     objects: dict[str, int]  # size in bytes by key
     folder: str  # destination; a file's name is the last part of its key
 
     def path(self, key: str) -> str:
-        """Return the destination of an object."""
         return str(Path(self.folder, Path(key).name))
 
 
@@ -155,7 +152,6 @@ def _obstore(task: Task) -> Spent:
 
 
 def _spent(download: Callable[[], None]) -> Spent:
-    """Return the cost of a download by this process."""
     before, cpu_s, started_s = thread_cpu_s(os.getpid()), time.process_time(), time.perf_counter()
     download()
     wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s

@@ -27,8 +27,6 @@ _SPACE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Cost of a run."""
-
     way: str  # contents of a node's disk
     nodes: int
     disk_bytes: float  # disk space per node
@@ -42,7 +40,6 @@ class Bill:
         return (self.first + (EPOCHS - 1) * self.later) * SHARDS * SHARD_BYTES
 
     def row(self) -> str:
-        """Return the row of the table."""
         sizes = f"{self.disk_bytes / 1e9:,.0f} GB | {self.first:,.2f} | {self.later:,.2f}"
         lan = f"{self.lan_bytes / 1e9:,.1f} GB" if self.lan_bytes else "–"
         costs = f"{self.egress_bytes / 1e12:,.1f} TB | ${self.egress_bytes / 1e9 * DOLLARS_PER_GB:,.0f}"
@@ -50,7 +47,6 @@ class Bill:
 
 
 def bills(nodes: int) -> Iterator[Bill]:
-    """Yield the bill of each way."""
     whole_bytes = SHARDS * SHARD_BYTES
     yield Bill("its part, shuffled over all shards", nodes, _part_bytes(nodes), *_parts(nodes, groups=1), 0.0)
     yield Bill("its part, `canonical_nodes`", nodes, _part_bytes(nodes), *_parts(nodes, groups=nodes), 0.0)
@@ -105,7 +101,6 @@ def _tier(nodes: int) -> tuple[int, float]:
 
 
 def table(sizes: Sequence[int] = (8, 64)) -> str:
-    """Return the table for clusters of several sizes."""
     head = (
         "| nodes | each node's disk holds | disk per node | × dataset, first epoch | each later one | "
         f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch |"

@@ -139,7 +139,6 @@ def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> C
 
 @contextmanager
 def _onlooker(url: str) -> Iterator[None]:
-    """Follow the daemon as one more page does."""
     stop, began = threading.Event(), threading.Event()
 
     def look() -> None:
@@ -161,7 +160,6 @@ def _onlooker(url: str) -> Iterator[None]:
 
 
 def _cpu_s(browser: ClientConnection) -> float:
-    """Return the processor time of all of a browser's processes so far."""
     found = Tab(browser).call("SystemInfo.getProcessInfo")["processInfo"]
     return float(sum(process["cpuTime"] for process in found))
 

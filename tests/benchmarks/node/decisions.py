@@ -44,7 +44,6 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name of the contender in the table."""
         return f"{self.shards:,} shards × {self.jobs * self.readers} sessions"
 
 
@@ -170,7 +169,6 @@ def _plans(task: Task, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def decide(**figures: int) -> Costs:
-    """Declare all plans of a task, warm up, and time decisions."""
     task = Task(**figures)
     crowd = Crowd(task)
     declaring_us = crowd.declare()

@@ -39,8 +39,6 @@ Task = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Samples a second, and what that is in payload."""
-
     samples_per_s: float
     sample_bytes: int
 
