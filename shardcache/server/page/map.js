@@ -32,9 +32,7 @@ export class CacheMap {
     this.cells = Object.entries(folders).flatMap(([folder, rows]) => (
       rows.map(([name, band, bytes, pinned]) => ({ url: folder + name, band, bytes, pinned }))
     )).sort((a, b) => (a.url < b.url ? -1 : Number(a.url > b.url)));
-    if (url !== undefined && this.cells[this.chosen]?.url !== url) {
-      this.chosen = this.cells.findIndex((cell) => cell.url === url);
-    }
+    this.chosen = this.cells.findIndex((cell) => cell.url === url);
     this.arrange();
     if (this.chosen < 0 && !this.wanted) this.describe();
   }

@@ -150,17 +150,14 @@ function ceiling(value) {
   return power * [1, 2, 5, 10].find((step) => step * power >= value);
 }
 
-const SOURCES = { hit_bytes: "from the cache", tier_bytes: "from the tier", origin_bytes: "from origins" };
-const COUNTERS = { evictions: "evicted", refetches: "re-fetched", retries: "retries", hedges: "hedged", corrupt: "corrupt" };
-
 export function showStores({ origins, tiers, counters }) {
   table(byId("store-rows"), origins, (row) => row.name, (_, row, name, ...cells) => {
     setText(name, row.name, row.name);
     [row.connections, row.limit, row.throttled].forEach((value, at) => setText(cells[at], number(value)));
   }, "No requests yet.");
-  const sources = Object.entries(SOURCES).filter(([name]) => tiers.length || name !== "tier_bytes");
-  sync(byId("counters"), [
-    ...sources.map(([name, word]) => [word, size(counters[name])]),
-    ...Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name])]),
-  ], ([word]) => word, setTexts);
+  for (const entry of byId("counters").children) {
+    const { counter } = entry.dataset;
+    setText(entry.lastElementChild, (counter.endsWith("_bytes") ? size : number)(counters[counter]));
+  }
+  byId("from-tier").hidden = tiers.length === 0;
 }

@@ -17,23 +17,18 @@ class Canary:
     """Listens on every address of this machine; a context manager.
 
     Attributes:
-        files: what it serves, by path.
         redirects: where it sends whoever asks for a path, as status and Location.
-        words: what it says in place of any answer.
-        bytewise: whether an answer begins at once, and its bytes are sent as they may be.
-        connections: how many were made, whatever was asked.
-        requests: method, path and headers of each request.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._scheme = "http" if tls is None else "https"
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}  # what it serves, by path
         self.redirects: dict[str, tuple[int, str]] = {}
         self.etag = '"1"'
-        self.words = b""
-        self.bytewise = False
-        self.connections = 0
-        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.words = b""  # what it says in place of any answer
+        self.bytewise = False  # whether an answer begins at once, and its bytes are sent as they may be
+        self.connections = 0  # how many were made, whatever was asked
+        self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path and headers of each request
         self._server = _Server(self)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -69,15 +64,11 @@ class Canary:
 
 
 class GatedStore(Canary):
-    """Answers a ranged read once its last byte has been let go.
-
-    Attributes:
-        etags: whether answers tell the object's version.
-    """
+    """Answers a ranged read once its last byte has been let go."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.etags = True
+        self.etags = True  # whether answers tell the object's version
         self._open_until: dict[str, int] = {}
         self._changed = threading.Condition()
 
