@@ -14,7 +14,7 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
 from shardcache.cache.disk import Health, Scrubber
 from shardcache.cache.fetcher import Fetcher
-from shardcache.cache.manifests import Manifests, Matching, Resolved
+from shardcache.cache.manifests import Manifests, Resolved, matcher
 from shardcache.cache.pins import Pin, Pins, pinned_by
 from shardcache.cache.planner import History, Planner, Revalidation
 from shardcache.cache.readers import Loader, Reader, Readers
@@ -120,10 +120,7 @@ class Cache:
             await self._warming.warm(refs, send)
 
     async def index(self, patterns: Sequence[str], peer: Peer, send: Send, member: TokenMember | None = None) -> None:
-        """Count the samples of every shard that the patterns match, and the tokens in `member`, if given.
-
-        Raises OriginError.
-        """
+        """Count the samples, and tokens in `member` if given, of every matching shard. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         async with self._found(patterns, peer, send, fresh=True) as refs:
             await self._warming.count(refs, send, listed=listed, member=member)
@@ -163,12 +160,9 @@ class Cache:
             await send({"event": "done", **totals, "pins": self._pins.to_json()})
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the user's pins on matching shards, a trusted user everyone's; report what stays pinned.
-
-        Raises DiskError.
-        """
-        matching = await asyncio.to_thread(Matching, patterns)
-        pins = [pin async for pin in self._visible_pins(peer) if pin.url in matching]
+        """Remove the user's pins on matching shards, a trusted user everyone's. Raises DiskError."""
+        matches = await asyncio.to_thread(matcher, patterns)
+        pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
         left = await self._pins.remove(pins, None if peer.is_trusted else peer.uid)
         return {
             "unpinned": [url for url, pin in left.items() if pin is None],
@@ -225,11 +219,11 @@ class Cache:
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards that the user may see; report those that stayed and why."""
-        matching, visible = await asyncio.to_thread(Matching, patterns), self.visible_to(peer)
+        matches, visible = await asyncio.to_thread(matcher, patterns), self.visible_to(peer)
         evicted: list[str] = []
         kept: list[Json] = []
         freed_bytes = 0
-        async for shard, facts in self._shards(lambda url: url in matching and visible(url)):
+        async for shard, facts in self._shards(lambda url: matches(url) and visible(url)):
             if shard.stays:
                 pin = self._pins.get(facts.url) if shard.pinned else None
                 reason = f"in use by {shard.leases} reader(s)" if pin is None else pinned_by(pin)
@@ -306,10 +300,7 @@ def _pins_of(refs: Sequence[ShardRef], uids: frozenset[int]) -> list[Pin]:
 
 
 async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run a background task, and run it again after an error of the process, the system or the disk.
-
-    Without it, a lack of descriptors or threads (a RuntimeError) would end the daemon.
-    """
+    """Run a background task, again after an error: a lack of descriptors or threads must not end the daemon."""
     while True:
         try:
             return await run()

@@ -54,11 +54,7 @@ class Fetcher:
         self._inflating: KeyClaim | None = None
 
     async def fetch(self, transfer: Transfer) -> Shard:
-        """Return the published shard, in the planned version or, if none was planned, the origin's present one.
-
-        Raises the errors of the origin, the shard and the cache; PostponedError if the disk has failed and no reader
-        waits for the shard.
-        """
+        """Return the published shard. Raises PostponedError if the disk has failed and no reader waits for it."""
         if self._health.error is not None and not transfer.waits:
             raise PostponedError
         try:
@@ -102,7 +98,7 @@ class Fetcher:
                 del self._residency.claims[key]
 
     async def _into(self, transfer: Transfer, claim: KeyClaim, origin: Origin, obj: RemoteObject) -> Shard:
-        key, reservation = shard_key(obj.url, obj.version), self._store.space.reserve()
+        key, reservation = shard_key(obj.url, obj.version), Reservation(self._store.space)
         claim.reservation = reservation
         self._store.adopt(key, reservation)
         adopted_bytes, gave_way = reservation.size_bytes, False
@@ -190,11 +186,7 @@ class Fetcher:
     # A complete file becomes a published shard
 
     async def _publish(self, partial: Partial, claim: KeyClaim) -> Shard:
-        """Inflate, index and publish a complete partial; this closes the claim's reservation.
-
-        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
-        PostponedError if others need that space and no reader waits for the shard.
-        """
+        """Inflate, index and publish a complete partial, which closes the claim's reservation."""
         tar, facts = await self._plain_tar(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -135,22 +135,16 @@ class Manifests:
             total -= len(self._listed.pop(next(iter(self._listed)))[1])
 
 
-class Matching:
-    """The set of redacted urls that match any of the patterns, by the rules of `expand`; a prefix ends in a slash."""
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return a predicate: does a redacted url match any of the patterns, by the rules of `expand`?
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Expand the patterns. Blocks: a brace pattern may expand to millions of urls. Raises ConfigError."""
-        texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
-        self._prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
-        self._globs = [glob_regex(text) for text in texts if is_glob(text)]
-        self._urls = frozenset(text for text in texts if not is_glob(text))
-
-    def __contains__(self, url: str) -> bool:
-        return (
-            url in self._urls
-            or url.startswith(self._prefixes)
-            or any(glob.fullmatch(url) is not None for glob in self._globs)
-        )
+    Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
+    """
+    texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
+    prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
+    globs = [glob_regex(text) for text in texts if is_glob(text)]
+    urls = frozenset(text for text in texts if not is_glob(text))
+    return lambda url: url in urls or url.startswith(prefixes) or any(glob.fullmatch(url) for glob in globs)
 
 
 def _counted(refs: list[ShardRef]) -> int:
@@ -158,10 +152,7 @@ def _counted(refs: list[ShardRef]) -> int:
 
 
 def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
-    """Return a listing as JSON lines for the catalogue; None if the origin was not asked or a url is secret. Blocks.
-
-    A single `json.dumps` of a million rows would hold the interpreter for a second.
-    """
+    """Return a listing for the catalogue; None if the origin was not asked or a url is secret. Blocks."""
     if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
         return None
     return "\n".join(json.dumps([*ref.to_json(), *([] if ref.tokens is None else [ref.tokens])]) for ref in refs)

@@ -56,11 +56,7 @@ class Pin:
 
 
 class Pins:
-    """All pins: by whom, of which version, within which limit. The inventory keeps the cached ones in place.
-
-    Args:
-        limit: limit on the total size of all pins; a percentage is relative to the capacity.
-    """
+    """All pins: by whom, of which version, within which limit. `Residency` keeps the cached ones in place."""
 
     def __init__(self, store: Store, turns: Turns, limit: Amount) -> None:
         self._store = store
@@ -242,10 +238,7 @@ def pinned_by(pin: Pin) -> str:
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return the pins; from a damaged file, those that can be read, keeping a copy of the file for inspection.
-
-    Blocks. Raises ExhaustedError.
-    """
+    """Return the pins that can be read; of a damaged file a copy is kept. Blocks. Raises ExhaustedError."""
     aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
     try:
         lines = layout.pins.read_bytes().splitlines()

@@ -270,10 +270,7 @@ class Revalidation:
         self._silent: set[str] = set()
 
     async def check(self, name: str, url: str) -> None:
-        """Revalidate a cached shard unless that was done lately; wait only as long as for a prompt answer.
-
-        Raises the origin's error if it answers that it no longer has the shard.
-        """
+        """Revalidate a cached shard unless that was done lately. Raises the origin's error if the shard is gone."""
         origin = store_of(url)
         if not self._is_stale(name) or (origin in self._silent and self._under_way[origin]):
             return

@@ -156,10 +156,7 @@ class Reader:
         return self._owner.shards.of(ref)
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
-        """Extend the plan by shards, and by positions that index into all of its shards.
-
-        Raises CapacityError if this plan, or all plans together, would exceed the memory limit.
-        """
+        """Extend the plan by shards, and by positions that index into all of its shards. Raises CapacityError."""
         self._owner.check_memory(len(self._shards) + len(shards), len(self._order) + len(order), len(order))
         await self._owner.leasing.recall(planned.ref for planned in shards)
         self._shards += shards
@@ -224,10 +221,7 @@ class Reader:
             lease.state = LeaseState.GRANTED
 
     def need(self, number: int) -> None:
-        """Use the shard of a lease from now on; if the lease is not granted yet, count the reader as waiting.
-
-        No-op if the request has failed since.
-        """
+        """Use a lease's shard from now on, or count the reader as waiting for it; no-op if the request has failed."""
         lease = self._leases.get(number)
         if lease is None:
             return
@@ -252,10 +246,7 @@ class Reader:
         self._residency.changed.notify()
 
     async def more(self, number: int, beyond_bytes: int) -> Lease:
-        """Wait until more than `beyond_bytes` of an arriving shard are ready, or all of it; return its lease.
-
-        Raises the transfer's error, which ends the lease.
-        """
+        """Wait for more than `beyond_bytes` of an arriving shard, or all of it. The transfer's error ends the lease."""
         lease = self._lease(number)
         arrival = lease.granted
         if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:

@@ -179,10 +179,7 @@ class Residency:
         self.short_bytes = shortfall
 
     async def change(self, claim: KeyClaim) -> None:
-        """Wait until more may be evictable, or a short while: closing a file in another process notifies nobody.
-
-        Raises as `check_progress` does for a waiting claim.
-        """
+        """Wait for a change, or a short while: closing a file notifies nobody. Raises as `check_progress` does."""
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s

@@ -133,7 +133,8 @@ class Transfers:
         transfer = self._by_name.get(name)
         if transfer is None:
             transfer = self._by_name[name] = Transfer(name, ref, wanted)
-            transfer.outcome.add_done_callback(_retrieve)
+            # Nothing awaits a failed prefetch; its error has been logged already.
+            transfer.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
             with about(shard=ref.url):
                 transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
         transfer.wanted = min(transfer.wanted, wanted)
@@ -283,10 +284,7 @@ class Leasing:
                     self._planner.learn(url, shard_key(url, version), now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
-        """Return the published shard, or early access to it if `wait` accepts that; fetch it if it is missing.
-
-        Raises every error that fetching it can raise.
-        """
+        """Return the published shard, fetched if it is missing, or early access to it if `wait` accepts that."""
         name = name_of(ref)
         shard = await self._present(name, ref)
         hit = shard is not None
@@ -343,9 +341,3 @@ class Leasing:
         if ref.version is None:
             await self._revalidation.check(name, ref.url)
         return self.store.shards.get(self._planner.key(name))
-
-
-def _retrieve(outcome: asyncio.Future[Shard]) -> None:
-    # Nothing awaits a failed prefetch; its error has been logged already.
-    if not outcome.cancelled():
-        outcome.exception()

@@ -170,12 +170,7 @@ class Wait:
 
 
 class Arrival:
-    """A shard that readers can open before its download ends.
-
-    Args:
-        partial: the file and its finished parts.
-        transfer: its transfer, notified when more bytes are in the file, and at the end.
-    """
+    """A shard that readers can open before its download ends: the file with its finished parts, and its transfer."""
 
     def __init__(self, partial: Partial, transfer: Transfer) -> None:
         self.partial = partial

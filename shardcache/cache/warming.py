@@ -35,11 +35,7 @@ _FETCHED, _FAILED = "fetched", "failed"
 
 
 class Round:
-    """The shards of one request and its progress. An exception from `send`, as after a disconnect, aborts the request.
-
-    Args:
-        found: the counter of the shards that need not be fetched.
-    """
+    """The shards of one request and its progress; `found` counts those that need not be fetched."""
 
     def __init__(self, refs: Sequence[ShardRef], found: str, transfers: Transfers, send: Send) -> None:
         self._refs = refs
@@ -135,10 +131,7 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
-        """Fetch the shards, reporting events to `send`; an exception from `send` aborts.
-
-        Raises CapacityError if the shards together exceed the cache's capacity.
-        """
+        """Fetch the shards, reporting to `send`. Raises CapacityError if they exceed the cache's capacity together."""
         await self._leasing.recall(refs)
         sized = await self.ask(refs)
         known_bytes, space = sum(ref.size_bytes or 0 for ref in sized), self._store.measured()

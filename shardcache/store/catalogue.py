@@ -95,10 +95,7 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
 
 
 class Catalogue:
-    """JSON rows under (kind, …) keys. All SQLite calls run in one dedicated thread, off the event loop.
-
-    If the disk does not allow a database, the catalogue is empty and drops writes.
-    """
+    """JSON rows under (kind, …) keys, accessed in one thread; empty if the disk does not allow a database."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -38,10 +38,7 @@ def is_exhaustion(exn: OSError) -> bool:
 
 @contextlib.contextmanager
 def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
-    """Translate OSErrors from reading a published file into CorruptShardError, or ExhaustedError.
-
-    FileNotFoundError is not translated.
-    """
+    """Translate OSErrors from reading a published file, but FileNotFoundError: CorruptShardError, ExhaustedError."""
     try:
         yield
     except FileNotFoundError:
@@ -135,10 +132,8 @@ def total_bytes(path: Path) -> int:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return True if another process may have `path` open or mapped; False if the filesystem cannot tell.
-
-    Readers that lost their connection keep their mapping: their shard counts as used until its last page can be freed.
-    """
+    """Return True if another process may have `path` open or mapped; False if the filesystem cannot tell."""
+    # Readers that lost their connection keep their mapping: their shard counts as used until it can be freed.
     return ask_openness(path) is not False
 
 

@@ -138,11 +138,7 @@ class CacheFolder:
 
     @classmethod
     def take(cls, layout: Layout, group: str | None) -> Self:
-        """Create the folder if necessary, and lock it.
-
-        Raises CacheDirError if it cannot be created or another daemon holds it, CacheFormatError if a newer release
-        wrote it, DiskFullError, DiskFailedError.
-        """
+        """Create the folder if necessary, and lock it. Raises CacheDirError, CacheFormatError, DiskError."""
         with disk_errors(layout.root):
             layout.check_format()
             _make_folders(layout, group)

@@ -32,10 +32,7 @@ class Indexers:
         self._idle: list[Process] = []
 
     async def index(self, request: IndexRequest) -> Indexed:
-        """Run `index_shard` in a process; return its result or raise its error.
-
-        Raises CacheError if the process is killed twice, as the OOM killer does.
-        """
+        """Run `index_shard` in a process; raise its error, or CacheError if the process is killed twice."""
         return Indexed(**await self._run(request))
 
     async def count_tokens(self, request: TokensRequest) -> int:

@@ -56,11 +56,7 @@ class TokensRequest:
 
 
 def count_tokens(request: TokensRequest) -> int:
-    """Return the number of tokens in a shard. Blocks.
-
-    Raises TokensError if a sample has none of this kind, CorruptShardError for a damaged sidecar, DiskError if the disk
-    fails.
-    """
+    """Return the number of tokens in a shard. Blocks. Raises TokensError, CorruptShardError, DiskError."""
     member = tarindex.TokenMember.parse(request.member)
     with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
         index = tarindex.TarIndex.open(Path(request.sidecar))
@@ -81,10 +77,7 @@ class _File:
 
 
 def index_shard(request: IndexRequest) -> Indexed:
-    """Walk a tar to its end and write its sidecar. Blocks.
-
-    Raises ShardError if the tar cannot be served, DiskFullError or CacheDirError if the cache's disk fails.
-    """
+    """Walk a tar to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
     sidecar = Path(request.sidecar)
     with disk_errors(sidecar):
         samples = tarindex.index_tar(

@@ -89,10 +89,7 @@ _SUFFIXES = {
 
 
 def codec_of(url: str) -> Codec | None:
-    """Return the compression of the shard at `url`, by its suffix; None for a plain tar.
-
-    The query of an http url is not part of the name; in other urls `?` is.
-    """
+    """Return the compression by the suffix of a url, without the query of an http url; None for a plain tar."""
     name = (urlsplit(url).path if protocol_of(url) in WEB else url).lower()
     return next((codec for suffix, codec in _SUFFIXES.items() if name.endswith(suffix)), None)
 

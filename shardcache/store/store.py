@@ -80,10 +80,7 @@ class Space:
         self.disk_limit_bytes = self.used_bytes - self.unwritten_bytes + disk_free_bytes - self.min_free_bytes
 
     def effective_bytes(self, allocating_bytes: int = 0) -> int:
-        """Return what the disk can hold of the configured capacity.
-
-        `allocating_bytes` may have been on disk when it was measured, though still counted as unwritten.
-        """
+        """Return what the disk can hold of the capacity; `allocating_bytes` may have been on it when last measured."""
         return max(0, min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes))
 
     @property
@@ -107,10 +104,6 @@ class Space:
     def crowding_bytes(self) -> int:
         """Bytes to evict so that `min_free_bytes` and a small reserve of the filesystem are free."""
         return max(0, self.used_bytes + _MIN_FREE_BYTES - self.disk_limit_bytes)
-
-    def reserve(self) -> Reservation:
-        """Open an empty reservation."""
-        return Reservation(self)
 
 
 @dataclass(slots=True)
@@ -167,11 +160,7 @@ class Store:
 
     @classmethod
     def open(cls, root: Path, capacity: Amount, min_free: Amount, group: str | None = None) -> Self:
-        """Lock the folder and recover its contents from former runs. Blocks.
-
-        Raises CacheDirError if the folder cannot be written or another daemon holds it, CacheFormatError if a newer
-        release wrote it.
-        """
+        """Lock the folder and recover its contents. Blocks. Raises CacheDirError, CacheFormatError, DiskError."""
         layout = Layout(root.absolute())
         folder = CacheFolder.take(layout, group)
         with disk_errors(root):
@@ -261,10 +250,7 @@ class Store:
             await asyncio.to_thread(os.utime, sidecar, (used_at_s, used_at_s))
 
     async def facts(self, shard: Shard) -> Facts:
-        """Return the facts in a shard's sidecar; the first time, compare them with the tar.
-
-        Raises CorruptShardError if the two disagree, or the tar is gone; ExhaustedError.
-        """
+        """Return the sidecar's facts, compared with the tar at first. Raises CorruptShardError, ExhaustedError."""
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
         elif self.shards.get(shard.key) is shard and not self._is_there(shard.key):

@@ -20,7 +20,7 @@ from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import shard_key
 from shardcache.store.shard import Shard
-from shardcache.store.store import Space, Store, footprint_bytes
+from shardcache.store.store import Reservation, Space, Store, footprint_bytes
 from support.programs.guard import GUARD_S
 from support.shards.stores import open_store, publish, residency_of
 
@@ -163,7 +163,7 @@ def waiting(
     transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), Class.PLANNED)
     if in_hand is not None:
         transfer.waits.add(Wait(("job", 7), time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
-    reservation = Space(CAPACITY).reserve()
+    reservation = Reservation(Space(CAPACITY))
     reservation.grow(reserved_bytes)
     return KeyClaim(
         transfers=[transfer],

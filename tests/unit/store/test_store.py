@@ -333,7 +333,7 @@ class Accounting(RuleBasedStateMachine):
     @rule(target=reservations)
     def open(self) -> Reservation:
         """A transfer begins."""
-        return self.space.reserve()
+        return Reservation(self.space)
 
     @rule(reservation=reservations, size_bytes=st.integers(0, 60))
     def grow(self, reservation: Reservation, size_bytes: int) -> None:
