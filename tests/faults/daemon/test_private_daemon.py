@@ -161,6 +161,7 @@ def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
     assert not home.running()
 
 
+@pytest.mark.slow
 def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome) -> None:
     """A daemon that does not answer cannot be asked to stop; the remedy is the command that ends it."""
     assert shardcache("serve", "--private").code == 0
@@ -237,6 +238,7 @@ def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
     eventually(lambda: not home.running())
 
 
+@pytest.mark.slow
 def test_daemon_that_cannot_be_reached_keeps_its_folder(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +270,7 @@ print(pid)
 """
 
 
+@pytest.mark.slow
 def test_worker_forked_during_the_start_does_not_hold_up_the_next(root: Path, home: PrivateHome) -> None:
     """The worker of a DataLoader that another thread forks meanwhile outlives the daemon, whose successor starts."""
     ran = subprocess.run([sys.executable, "-c", FORK], stdout=subprocess.PIPE, text=True, timeout=GUARD_S, check=True)
@@ -280,6 +283,7 @@ def test_worker_forked_during_the_start_does_not_hold_up_the_next(root: Path, ho
         os.kill(int(ran.stdout), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 @pytest.mark.parametrize(
     ("variable", "error", "remedy"),
@@ -309,6 +313,7 @@ def test_full_disk_names_the_folder_to_choose(
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.slow
 def test_caches_of_bygone_credentials_are_removed(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +349,7 @@ def test_scheduler_names_the_folder_of_the_cache(
 NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 def test_relative_folder_of_the_cache_is_that_of_the_starter(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch

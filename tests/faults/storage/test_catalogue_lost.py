@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -60,113 +60,86 @@ def counted(daemon: Daemon, urls: list[str]) -> list[list[object]]:
         return rows
 
 
-def delete(catalogue: Path) -> None:
-    """No folder."""
+def _delete(catalogue: Path) -> None:
     shutil.rmtree(catalogue)
 
 
-def empty_folder(catalogue: Path) -> None:
-    """A folder with nothing in it."""
+def _overwritten(data: bytes) -> Callable[[Path], None]:
+    """Return how to make other files of all those that there are."""
+
+    def lose(catalogue: Path) -> None:
+        with suppress(FileNotFoundError):  # the daemon has noticed, and removed the folder
+            for path in catalogue.iterdir():
+                path.write_bytes(data)
+
+    return lose
+
+
+def _empty_folder(catalogue: Path) -> None:
     shutil.rmtree(catalogue)
     catalogue.mkdir()
 
 
-def empty_files(catalogue: Path) -> None:
-    """Files of no bytes."""
-    with suppress(FileNotFoundError):  # the daemon has noticed, and removed the folder
-        for path in catalogue.iterdir():
-            path.write_bytes(b"")
-
-
-def garbage(catalogue: Path) -> None:
-    """Files of nonsense."""
-    with suppress(FileNotFoundError):  # the daemon has noticed, and removed the folder
-        for path in catalogue.iterdir():
-            path.write_bytes(b"\x00garbage\xff" * 5000)
-
-
-def garbage_log(catalogue: Path) -> None:
-    """A sound database with nonsense for a write-ahead log."""
+def _garbage_log(catalogue: Path) -> None:
     (catalogue / "cache.db-wal").write_bytes(b"\x37\x7f\x06\x82" + b"\xa5" * 9000)
 
 
-def truncated(catalogue: Path) -> None:
-    """A database cut in its middle, without its log."""
+def _truncated(catalogue: Path) -> None:
     (catalogue / "cache.db-wal").unlink(missing_ok=True)
     database = catalogue / "cache.db"
     database.write_bytes(database.read_bytes()[: database.stat().st_size // 2 + 100])
 
 
-def a_file_in_its_place(catalogue: Path) -> None:
-    """A file where the folder was."""
+def _a_file_in_its_place(catalogue: Path) -> None:
     shutil.rmtree(catalogue)
     catalogue.write_text("no folder")
 
 
-def a_folder_in_its_place(catalogue: Path) -> None:
-    """A folder where the database was."""
+def _a_folder_in_its_place(catalogue: Path) -> None:
     shutil.rmtree(catalogue)
     (catalogue / "cache.db" / "more").mkdir(parents=True)
 
 
-def another_schema(catalogue: Path) -> None:
+def _another_schema(catalogue: Path) -> None:
     """A database of some other release: the same tables, other columns."""
-    shutil.rmtree(catalogue)
-    catalogue.mkdir()
-    database = sqlite3.connect(catalogue / "cache.db")
-    database.execute("CREATE TABLE Cache (name TEXT, content BLOB)")
-    database.execute("CREATE TABLE Settings (name TEXT)")
-    database.commit()
-    database.close()
+    _empty_folder(catalogue)
+    with closing(sqlite3.connect(catalogue / "cache.db")) as database:
+        database.execute("CREATE TABLE Cache (name TEXT, content BLOB)")
+        database.execute("CREATE TABLE Settings (name TEXT)")
+        database.commit()
 
 
-LOSSES = (
-    delete,
-    empty_folder,
-    empty_files,
-    garbage,
-    garbage_log,
-    truncated,
-    a_file_in_its_place,
-    a_folder_in_its_place,
-    another_schema,
-)
+WHILE_IT_RUNS = (_delete, _empty_folder, _overwritten(b""), _overwritten(b"\x00garbage\xff" * 5000), _garbage_log)
+LOSSES = (*WHILE_IT_RUNS, _truncated, _a_file_in_its_place, _a_folder_in_its_place, _another_schema)
 
 
-@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
-def test_a_lost_catalogue_costs_no_download(lose: Callable[[Path], None], daemon: Daemon, urls: list[str]) -> None:
+def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> None:
     """Versions and counts of cached shards come back from their sidecars: nothing is fetched or counted again."""
-    lose(daemon.cache_dir / "catalogue")
-    with daemon:
-        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
-        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
-        assert daemon.status()["counters"]["origin_bytes"] == 0
-    assert {path.name for path in daemon.cache_dir.iterdir()} == {
-        "shards",
-        "partial",
-        "quarantine",
-        "catalogue",
-        "format",
-    }
+    for lose in LOSSES:
+        lose(daemon.cache_dir / "catalogue")
+        with daemon:
+            assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS, lose
+            assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
+            assert daemon.status()["counters"]["origin_bytes"] == 0, lose
+        names = {path.name for path in daemon.cache_dir.iterdir()}
+        assert names == {"shards", "partial", "quarantine", "catalogue", "format"}, lose
 
 
-@pytest.mark.parametrize("lose", LOSSES[:5], ids=lambda lose: lose.__name__)
-def test_catalogue_lost_under_the_daemon_disturbs_no_reader(
-    lose: Callable[[Path], None], daemon: Daemon, urls: list[str]
-) -> None:
+def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls: list[str]) -> None:
     """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
-    with daemon:
+    daemon.start()
+    for lose in WHILE_IT_RUNS:
+        pid = daemon.pid
         assert read(daemon, urls[:1]) == [tar(0)]
         lose(daemon.cache_dir / "catalogue")
-        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
         daemon.request("POST", "/v1/evict", {"urls": urls[:1]})
-        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
-        pid = daemon.pid
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
         assert daemon.status()["pid"] == pid
         daemon.restart()
-        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
-        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
-        assert daemon.status()["counters"]["origin_bytes"] == 0
+        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS, lose
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
+        assert daemon.status()["counters"]["origin_bytes"] == 0, lose
 
 
 async def test_without_catalogue_and_store_what_is_cached_is_served(tmp_path: Path, faulty: FaultyS3) -> None:
@@ -175,7 +148,7 @@ async def test_without_catalogue_and_store_what_is_cached_is_served(tmp_path: Pa
     with Daemon(tmp_path, "--listing-ttl-s", "0", "--attempts", "2", env=faulty.env()) as daemon:
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
         await asyncio.to_thread(daemon.kill)
-        delete(daemon.cache_dir / "catalogue")
+        _delete(daemon.cache_dir / "catalogue")
         faulty.fail("0.tar", Fault.SERVER_ERROR, method="HEAD", times=1000)
         await asyncio.to_thread(daemon.start)
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
@@ -188,7 +161,7 @@ def test_counts_of_what_is_no_longer_cached_are_lost_with_it(daemon: Daemon, url
         daemon.restart()
         assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
         daemon.kill()
-        delete(daemon.cache_dir / "catalogue")
+        _delete(daemon.cache_dir / "catalogue")
         daemon.start()
         assert [row[3] for row in counted(daemon, urls)] == [None, SAMPLES, SAMPLES]
 
