@@ -81,18 +81,12 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Retry policy for requests to origins.
+    """Retry policy for requests to origins."""
 
-    Attributes:
-        attempts: maximum number of attempts, the first included.
-        counters: count retries and requests given up.
-        failing: latest failed attempt at requests under way, by url.
-    """
-
-    attempts: int
+    attempts: int  # maximum, the first included
     counters: Counters
     backoff: Backoff = BACKOFF
-    failing: dict[str, FailedAttempt] = field(default_factory=dict)
+    failing: dict[str, FailedAttempt] = field(default_factory=dict)  # the latest of requests under way, by url
 
     async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what `attempt` returns, which requests something of `url`.

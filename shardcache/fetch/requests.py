@@ -36,17 +36,13 @@ _MUCH_SOONER = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """Bytes fetched by one request: a part or several, or the whole of an object without ranges.
-
-    Attributes:
-        begun: called with each attempt's read, except those of hedged requests.
-    """
+    """Bytes fetched by one request: a part or several, or the whole of an object without ranges."""
 
     origin: Origin
     obj: RemoteObject
     parts: Parts
     claim: Claim
-    begun: Callable[[PausableRead], None]
+    begun: Callable[[PausableRead], None]  # called with each attempt's read, except those of hedged requests
 
 
 class Requests:

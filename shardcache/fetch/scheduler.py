@@ -64,29 +64,18 @@ class Pausable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals.
+    """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals."""
 
-    Attributes:
-        priority: returns the current priority.
-        origin: origin under whose concurrency limit it falls.
-        work: can be paused while the slot is held; None where nothing can.
-        arrival: a number that grows from claim to claim.
-        group: those that it queues with during an attempt.
-        granted: done once the attempt got a slot.
-        generation: that of the origin's limit when it did.
-        concurrency: slots held on its origin then, including its own.
-        paused: True if it was preempted during the attempt.
-    """
-
-    priority: Callable[[], Priority]
-    origin: str = ""
-    work: Pausable | None = None
+    priority: Callable[[], Priority]  # returns the current one
+    origin: str = ""  # under whose concurrency limit it falls
+    work: Pausable | None = None  # while the slot is held; None where nothing can be paused
     arrival: int = field(default_factory=count().__next__)
+    # of the present attempt
     group: _Group = field(init=False)
-    granted: asyncio.Future[None] = field(init=False)
-    generation: int = 0
-    concurrency: int = 0
-    paused: bool = False
+    granted: asyncio.Future[None] = field(init=False)  # done once it got a slot
+    generation: int = 0  # of the origin's limit when it did
+    concurrency: int = 0  # slots held on the origin then, including its own
+    paused: bool = False  # True if it was preempted
 
     def again(self) -> Claim:
         """Return a claim for a hedged request, with the same place among equals."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from shardcache.access.rules import AllowList
 from shardcache.checksums import Data
 from shardcache.config import OriginTable
 from shardcache.errors import ConfigError
@@ -48,10 +49,7 @@ class RemoteObject:
     """One version of one object.
 
     Attributes:
-        url: the original url.
         version: ETag or its substitute; two reads of one version return the same bytes.
-        size_bytes: size at the origin.
-        checksum: of the whole object, if the origin has one.
         ranges: True if the origin answers ranged reads of one version; otherwise the object comes as one stream.
         guarded: True if every read detects that the origin holds another version; otherwise the version has to be
             checked again after the last read.
@@ -70,45 +68,14 @@ class RemoteObject:
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
-class RedirectGuard(Protocol):
-    """Policy for redirects and links.
-
-    Attributes:
-        far_only: True if names that resolve to near addresses (`is_near`) are refused.
-    """
-
-    @property
-    def far_only(self) -> bool: ...  # noqa: D102
-
-    def check_hop(self, source: str, target: str) -> None:
-        """Raise NotAllowedError or ConfigError unless users who may fetch `source` may also fetch its `target`."""
-
-
-class Unrestricted:
-    """Policy without restrictions, for a process that reads with its own user's rights."""
-
-    far_only = False
-
-    def check_hop(self, source: str, target: str) -> None:
-        """Allow every hop."""
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Argument of every origin's constructor.
+    """Argument of every origin's constructor."""
 
-    Attributes:
-        protocol: the part of its urls before `://`.
-        table: options for its urls.
-        max_connections: maximum number of its own connections; those of `workers` are limited by the caller.
-        redirect_guard: checks its redirects and links.
-        workers: processes that read HTTP responses into files.
-    """
-
-    protocol: str
-    table: OriginTable
-    max_connections: int
-    redirect_guard: RedirectGuard
+    protocol: str  # the part of its urls before `://`
+    table: OriginTable  # options for its urls
+    max_connections: int  # of its own; those of `workers` are limited by the caller
+    redirect_guard: AllowList | None  # None for a process that reads with its own user's rights
     workers: Workers
 
 

@@ -162,7 +162,7 @@ class LocalOrigin(FsspecOrigin):
     async def _check(self, url: str) -> None:
         path = url.partition("://")[2] if "://" in url else url
         real = await asyncio.to_thread(os.path.realpath, path)
-        if real != path.rstrip("/"):
+        if self._redirect_guard is not None and real != path.rstrip("/"):
             self._redirect_guard.check_hop(url, f"file://{real}" + "/" * path.endswith("/"))
         if path.endswith("/") and not await asyncio.to_thread(os.path.isdir, real):
             raise _missing("folder", url)

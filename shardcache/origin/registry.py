@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardcache.access.rules import AllowList
 from shardcache.access.urls import S3, PlaceKind, checked, protocol_of, row_of
 from shardcache.config import OriginTable
 from shardcache.errors import (
@@ -27,7 +28,7 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.logs import SharedLogger
-from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RedirectGuard, RemoteObject, Route, Setup, Unrestricted
+from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received, Workers
@@ -37,9 +38,9 @@ _SPARE_CONNECTIONS = 8
 # A preempted part keeps its connection while another one reads.
 _CONNECTIONS_PER_SLOT = 2
 _MAX_KNOWN = 10_000
-log = SharedLogger()
-
 _DEFAULT = OriginTable.model_validate({"match": ""})
+
+log = SharedLogger()
 
 QUESTION = 0.25
 """Share of the stall time-out after which a part's owner in the tier that sends nothing is asked whether it lives, and
@@ -230,10 +231,10 @@ class Origins:
         tables: Sequence[OriginTable],
         *,
         max_connections: int,
-        redirect_guard: RedirectGuard | None = None,
+        redirect_guard: AllowList | None = None,
         stall_timeout_s: float = 20.0,
     ) -> None:
-        self._redirect_guard = redirect_guard or Unrestricted()
+        self._redirect_guard = redirect_guard
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_PER_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}

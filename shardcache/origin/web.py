@@ -147,7 +147,8 @@ class HttpOrigin(Origin):
             if location is None:
                 return answer
             target = _next(url, target, location)
-            self._redirect_guard.check_hop(url, str(target))
+            if self._redirect_guard is not None:
+                self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {_MAX_REDIRECTS} times", url=url)
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
@@ -162,7 +163,8 @@ class HttpOrigin(Origin):
                 f"unsupported proxy for web servers: {proxy}",
                 remedy="use a proxy that speaks plain HTTP, as http://host:port",
             )
-        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._redirect_guard.far_only)
+        far_only = self._redirect_guard is not None and self._redirect_guard.far_only
+        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, far_only)
 
 
 def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:

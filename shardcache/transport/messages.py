@@ -32,49 +32,31 @@ PORTS = {"http": 80, "https": 443}
 
 _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
-
-
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP/1.1 request without a body.
-
-    Attributes:
-        headers: all except Host.
-        proxy: url of the HTTP proxy to use, if any.
-        ca_file: certificates to trust for https; None for the system's.
-        far_only: refuse hosts that resolve to this node or its cloud's metadata service (`is_near`).
-        via: HOST:PORT that the request is sent to, without TLS, in place of the url's host; its Host header remains.
-    """
+    """An HTTP/1.1 request without a body."""
 
     method: str
     url: str
-    headers: Mapping[str, str]
-    proxy: str | None = None
-    ca_file: str | None = None
-    far_only: bool = False
-    via: str | None = None
+    headers: Mapping[str, str]  # all except Host
+    proxy: str | None = None  # url of the HTTP proxy to use
+    ca_file: str | None = None  # certificates to trust for https; None for the system's
+    far_only: bool = False  # refuse hosts that resolve to this node or its cloud's metadata service (`is_near`)
+    via: str | None = None  # HOST:PORT to send it to, without TLS, in place of the url's host; Host remains
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Expected body of an answer, and its destination. Any other answer is not written.
-
-    Attributes:
-        status: required status.
-        expected: permitted values by header; None permits its absence.
-        held: keep the body in memory until it is committed.
-        encoded_chunks: True if a chunked body may have a Content-Encoding; such a body may be encoded on the fly, or
-            stored encoded.
-    """
+    """Expected body of an answer, and its destination. Any other answer is not written."""
 
     parts: Parts
     status: int
-    expected: Mapping[str, Sequence[str | None]]
-    held: bool = False
-    encoded_chunks: bool = True
+    expected: Mapping[str, Sequence[str | None]]  # permitted values by header; None permits its absence
+    held: bool = False  # keep the body in memory until it is committed
+    encoded_chunks: bool = True  # a chunked body may have a Content-Encoding, be it stored so or encoded on the fly
 
 
 KEPT = frozenset({"x-shardcache-tier"})

@@ -22,38 +22,23 @@ RECORD = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class PartSums:
-    """Checksums of a part that is on disk.
-
-    Attributes:
-        index: number of the part.
-        crc32c: CRC32C of the part.
-        checksum: in the algorithm of the origin's checksum; 0 if there is none.
-    """
+    """Checksums of the part number `index`, which is on disk."""
 
     index: int
     crc32c: int
-    checksum: int
+    checksum: int  # in the algorithm of the origin's checksum; 0 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Consecutive parts of a file, filled from one body.
-
-    Attributes:
-        path: path of the file.
-        journal_path: path of the journal of finished parts; None for no journal.
-        part_bytes: size of every part but the file's last.
-        start: offset of the first byte, in the object and in the file; the start of a part.
-        size_bytes: size of the body.
-        algorithm: a checksum from `ALGORITHMS` to compute in addition to CRC32C.
-    """
+    """Consecutive parts of a file, filled from one body."""
 
     path: str
-    journal_path: str | None
-    part_bytes: int
-    start: int
-    size_bytes: int
-    algorithm: str | None = None
+    journal_path: str | None  # of the finished parts
+    part_bytes: int  # of every part but the file's last
+    start: int  # of the first byte, in the object and in the file; the start of a part
+    size_bytes: int  # of the body
+    algorithm: str | None = None  # a checksum from `ALGORITHMS` to compute in addition to CRC32C
 
     @property
     def count(self) -> int:

@@ -288,10 +288,6 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
     Args:
         silent: called when an idle connection stays silent, with the time when the request was sent.
         ping_s: interval of pings while there are requests.
-
-    Attributes:
-        requests: requests in flight.
-        up: set once it takes requests, or has ended.
     """
 
     def __init__(self, silent: Callable[[float], None], ping_s: float) -> None:
@@ -299,8 +295,8 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self._ping_s = ping_s
         self._pings = 0  # sent since its last message
         self._pinging = False
-        self.requests: dict[int, _Running] = {}
-        self.up = asyncio.Event()
+        self.requests: dict[int, _Running] = {}  # in flight
+        self.up = asyncio.Event()  # set once it takes requests, or has ended
         self.has_ended = False
         self._exited = asyncio.Event()
         self._numbers = count()
