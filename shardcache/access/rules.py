@@ -14,15 +14,10 @@ from shardcache.errors import NotAllowedError, ShardcacheError
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The user behind a request.
-
-    Attributes:
-        uid: user id.
-        gids: ids of all groups that the user is in.
-    """
+    """The user behind a request."""
 
     uid: int
-    gids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()  # ids of all groups that the user is in
 
     @property
     def is_trusted(self) -> bool:

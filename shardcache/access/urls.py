@@ -32,19 +32,12 @@ class PlaceKind(enum.Enum):
 
 
 class UrlProtocol(NamedTuple):
-    """One protocol.
+    """One protocol: its spellings in lower case, and the kind of place that its urls name."""
 
-    Attributes:
-        names: spellings, in lower case, of one and the same place; urls are compared by the first.
-        kind: decides who may use it by default, and what its urls may look like.
-        origin: module and class of the `Origin` that serves it, imported on first use.
-        package: package to install if that import fails; empty if it is the one that could not be imported.
-    """
-
-    names: tuple[str, ...]
-    kind: PlaceKind
-    origin: str = "shardcache.origin.fsspec:FsspecOrigin"
-    package: str = ""
+    names: tuple[str, ...]  # of one and the same place; urls are compared by the first
+    kind: PlaceKind  # decides who may use it by default, and what its urls may look like
+    origin: str = "shardcache.origin.fsspec:FsspecOrigin"  # module and class of the `Origin`, imported on first use
+    package: str = ""  # to install if that import fails; empty if it is the one that could not be imported
 
 
 _WRAPPERS = (

@@ -45,21 +45,14 @@ class Aliases(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A cached shard.
-
-    Attributes:
-        size_bytes: bytes that its eviction frees.
-        held: True while it is in use; it is in no queue then.
-        used_again: True if it was requested while cached, since it last arrived in the policy.
-        plan, position: the queue that it is in, and its position there; no plan while it is held or unplanned.
-    """
+    """A cached shard."""
 
     key: str
-    size_bytes: int
-    held: bool = False
-    used_again: bool = False
-    plan: ReaderPlan | None = None
-    position: int = 0
+    size_bytes: int  # that its eviction frees
+    held: bool = False  # True while it is in use; it is in no queue then
+    used_again: bool = False  # True if it was requested while cached, since it last arrived in the policy
+    plan: ReaderPlan | None = None  # the queue that it is in; none while it is held or unplanned
+    position: int = 0  # in that queue
 
 
 class Schedule(Timeline[Session]):

@@ -35,29 +35,21 @@ _BATCH = 64
 class ReaderPlan:
     """One session's plan, its position in it, its pace, and the predicted time of every further position.
 
-    Attributes:
-        seconds_per_shard: smoothed time between taking two shards, without waits.
-        job: the session's job, whose sessions are assumed to have the same pace.
-        names: the shards, in reading order.
-        cursor: the latest position that the session has taken or waits for. Earlier positions are done as far as the
-            plan is concerned, though their shards may still be in use.
-        frontier: the first position that may be missing from the cache; all from the cursor to it are cached.
-        measures: number of measurements behind `seconds_per_shard`; 0 while it is a guess.
-        start_s, pace_s: position p will be read at `start_s + pace_s * p`, as of the last `tick`; attributes rather
-            than a method, since each decision looks at every plan several times. `start_s` is NEVER after `end`.
-        steady_until_s: time until which another `tick` changes nothing.
+    Position p will be read at `start_s + pace_s * p`, as of the last `tick`: attributes rather than a method, since
+    each decision looks at every plan several times. The cursor is the latest position that the session has taken or
+    waits for. Earlier ones are done as far as the plan is concerned, though their shards may still be in use.
     """
 
-    seconds_per_shard: float
+    seconds_per_shard: float  # smoothed time between taking two shards, without waits
     _since_s: float | None  # time of the last event; None while the session waits
-    job: Hashable = None
-    names: list[str] = field(default_factory=list, init=False)
+    job: Hashable = None  # its sessions are assumed to have the same pace
+    names: list[str] = field(default_factory=list, init=False)  # the shards, in reading order
     cursor: int = field(default=0, init=False)
-    frontier: int = field(default=0, init=False)
-    measures: int = field(default=0, init=False)
-    start_s: float = field(init=False)
+    frontier: int = field(default=0, init=False)  # first that may be missing; from the cursor to it, all are cached
+    measures: int = field(default=0, init=False)  # behind `seconds_per_shard`; 0 while it is a guess
+    start_s: float = field(init=False)  # NEVER after `end`
     pace_s: float = field(init=False)
-    steady_until_s: float = field(init=False)
+    steady_until_s: float = field(init=False)  # until then, another `tick` changes nothing
     _again: list[int] = field(default_factory=list, init=False)  # for each position, the next of the same shard, or 0
     _last: dict[str, int] = field(default_factory=dict, init=False)  # last position of shards read more than once
     _waited_s: float = field(default=0.0, init=False)  # total waiting time of the session at `_since_s`
