@@ -32,16 +32,10 @@ _PEM = serialization.Encoding.PEM
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A new certificate.
+    """A new certificate."""
 
-    Attributes:
-        node: name of the node that it is for; "shared" if it is for all.
-        folder: folder that holds node.pem, node.key and ca.pem, as they belong on the node.
-        expires: end of its validity.
-    """
-
-    node: str
-    folder: Path
+    node: str  # name of the node that it is for; "shared" if it is for all
+    folder: Path  # of node.pem, node.key and ca.pem, as they belong on the node
     expires: datetime
 
 

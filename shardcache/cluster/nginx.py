@@ -330,25 +330,15 @@ def _expiry_s(tls: Tls | None) -> float | None:
 
 @dataclass(slots=True)
 class Figures:
-    """Requests that a node served as an owner since its tier was started, and its cached parts.
+    """Requests that a node served as an owner since its tier was started, and its cached parts."""
 
-    Attributes:
-        hits: requests answered from its disk.
-        misses: requests for which it asked the store.
-        refused: requests that were refused, such as those that the store did not permit.
-        from_tier_bytes: bytes of parts that it sent from its disk.
-        from_store_bytes: bytes of parts that it received from the store.
-        files: number of cached parts.
-        cached_bytes: their size.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    refused: int = 0
-    from_tier_bytes: int = 0
-    from_store_bytes: int = 0
-    files: int = 0
-    cached_bytes: int = 0
+    hits: int = 0  # requests answered from its disk
+    misses: int = 0  # requests for which it asked the store
+    refused: int = 0  # requests that were refused, such as those that the store did not permit
+    from_tier_bytes: int = 0  # of parts that it sent from its disk
+    from_store_bytes: int = 0  # of parts that it received from the store
+    files: int = 0  # number of cached parts
+    cached_bytes: int = 0  # their size
 
     def add(self, row: dict[str, object]) -> None:
         """Add one request to an owner."""

@@ -27,13 +27,9 @@ MIB = 1024 * 1024
 
 FRONT = "127.0.0.1:9080"
 OWNER_PORT = 9081
-CACHE_DIR = "/var/cache/shardcache-tier"
-RUN_DIR = "/run/shardcache-tier"
 
 PEER_NAME = "shardcache-tier"
 """Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
-
-NODE_PLACEHOLDER = "{node}"
 
 _WARNED_S = 30 * 86400.0
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -51,15 +47,10 @@ _SPACE = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node.
+    """One node."""
 
-    Attributes:
-        name: name of its files and in reports.
-        address: IP address by which the other nodes reach it.
-    """
-
-    name: str
-    address: str
+    name: str  # of its files, and in reports
+    address: str  # IP address by which the other nodes reach it
 
     @property
     def is_loopback(self) -> bool:
@@ -170,12 +161,7 @@ class Ring:
 
     def owner(self, key: str) -> str:
         """Return the address of the node that owns a key."""
-        return self._owners[self._points[self._following(key)]]
-
-    def owners(self, key: str) -> list[str]:
-        """Return all addresses, the owner first, then in the order in which they take over from it."""
-        start = self._following(key)
-        return list(dict.fromkeys(self._owners[point] for point in self._points[start:] + self._points[:start]))
+        return self._owners[self._points[bisect_left(self._points, crc32(key.encode())) % len(self._points)]]
 
     def shares(self) -> dict[str, float]:
         """Return the share of all keys that each node owns."""
@@ -185,9 +171,6 @@ class Ring:
             shares[self._owners[point]] += (point - before) / _SPACE
             before = point
         return shares
-
-    def _following(self, key: str) -> int:
-        return bisect_left(self._points, crc32(key.encode())) % len(self._points)
 
 
 def _points(address: str) -> Iterator[int]:
@@ -200,17 +183,11 @@ def _points(address: str) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One object store or web server behind the tier: the only hosts that it connects to.
+    """One object store or web server behind the tier: the only hosts that it connects to."""
 
-    Attributes:
-        scheme: "http" or "https".
-        host: its host, in lower case.
-        port: None for the scheme's own.
-    """
-
-    scheme: str
-    host: str
-    port: int | None
+    scheme: str  # "http" or "https"
+    host: str  # in lower case
+    port: int | None  # None for the scheme's own
 
     @classmethod
     def parse(cls, url: str) -> Upstream:
@@ -265,52 +242,28 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Configuration of a cluster's tier.
+    """Configuration of a cluster's tier. In paths, `{node}` stands for the node's name."""
 
-    In paths, `{node}` stands for the node's name.
-
-    Attributes:
-        nodes: all nodes; each has the same list.
-        stores: the only hosts that the tier connects to.
-        front: HOST:PORT at which nginx serves the daemon of its node.
-        owner_port: port at which nginx serves the other nodes.
-        listen: address at which it does so; None for the node's own.
-        cache_dir: folder on a local disk for the parts that a node owns, and for its logs.
-        run_dir: folder in memory (tmpfs) for permissions, which contain signed urls.
-        max_size_bytes: maximum size of the cached parts.
-        min_free_bytes: space always kept free on the cache's filesystem.
-        spread: "shard" if one node owns all parts of a shard, "part" if parts are distributed.
-        trust_s: time for which the store's permission for a signed url is cached.
-        outage_s: time for which a permission is good while the store fails.
-        stall_timeout_s: the daemon's option of that name.
-        tls: None for plain HTTP between the nodes.
-        store_ca: certificates of authorities to trust for https stores.
-        resolvers: DNS servers for the names of stores, as addresses with or without a port, those of IPv6 in brackets;
-            empty if nginx resolves the names when it starts.
-        ipv6: False for the IPv4 addresses of these names alone.
-        user: user of nginx' workers if it is started by root; None for nginx' default.
-        workers: number of nginx' worker processes.
-    """
-
-    nodes: tuple[Node, ...]
-    stores: tuple[Upstream, ...]
-    front: str = FRONT
-    owner_port: int = OWNER_PORT
-    listen: str | None = None
-    cache_dir: str = CACHE_DIR
-    run_dir: str = RUN_DIR
-    max_size_bytes: int = 100_000 * MIB
-    min_free_bytes: int = 5_000 * MIB
-    spread: Literal["shard", "part"] = "shard"
-    trust_s: int = 300
-    outage_s: int = 0
-    stall_timeout_s: float = 20.0
-    tls: Tls | None = None
-    store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    nodes: tuple[Node, ...]  # all nodes; each has the same list
+    stores: tuple[Upstream, ...]  # the only hosts that the tier connects to
+    front: str = FRONT  # HOST:PORT at which nginx serves the daemon of its node
+    owner_port: int = OWNER_PORT  # port at which nginx serves the other nodes
+    listen: str | None = None  # address at which it does so; None for the node's own
+    cache_dir: str = "/var/cache/shardcache-tier"  # folder on a local disk for the parts that a node owns, and its logs
+    run_dir: str = "/run/shardcache-tier"  # folder in memory (tmpfs) for permissions, which contain signed urls
+    max_size_bytes: int = 100_000 * MIB  # of the cached parts
+    min_free_bytes: int = 5_000 * MIB  # space always kept free on the cache's filesystem
+    spread: Literal["shard", "part"] = "shard"  # "shard" if one node owns all parts of a shard
+    trust_s: int = 300  # time for which the store's permission for a signed url is cached
+    outage_s: int = 0  # time for which a permission is good while the store fails
+    stall_timeout_s: float = 20.0  # the daemon's option of that name
+    tls: Tls | None = None  # None for plain HTTP between the nodes
+    store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")  # authorities to trust for https stores
+    # DNS servers for the names of stores, with or without a port; none if nginx resolves the names when it starts.
     resolvers: tuple[str, ...] = ()
-    ipv6: bool = True
-    user: str | None = None
-    workers: int = 4
+    ipv6: bool = True  # False for the IPv4 addresses of these names alone
+    user: str | None = None  # of nginx' workers if it is started by root; None for nginx' default
+    workers: int = 4  # number of nginx' worker processes
 
     def __post_init__(self) -> None:
         hosts = [store.authority for store in self.stores]
@@ -356,4 +309,4 @@ def expiry_warning(expires_s: float | None) -> str | None:
 
 
 def _filled(path: str, node: Node) -> Path:
-    return Path(path.replace(NODE_PLACEHOLDER, node.name)).absolute()
+    return Path(path.replace("{node}", node.name)).absolute()

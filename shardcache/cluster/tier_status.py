@@ -21,22 +21,14 @@ _LIMIT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Answer of one node.
-
-    Attributes:
-        share: share of all shards that it owns.
-        peers: its view of the cluster: `node`, `peers`, `digest`, `time_s`; None if it is down.
-        figures: what `shardcache cluster run` publishes there; None if it is down, or nginx was started otherwise.
-        clock_skew_s: its clock minus this machine's.
-        error: the reason that it is down.
-    """
+    """Answer of one node."""
 
     node: Node
-    share: float
-    peers: dict[str, Any] | None = None
-    figures: dict[str, Any] | None = None
-    clock_skew_s: float | None = None
-    error: str | None = None
+    share: float  # of all shards that it owns
+    peers: dict[str, Any] | None = None  # its view of the cluster: `node`, `peers`, `digest`, `time_s`; None if down
+    figures: dict[str, Any] | None = None  # what `shardcache cluster run` publishes; None if started otherwise, or down
+    clock_skew_s: float | None = None  # its clock minus this machine's
+    error: str | None = None  # the reason that it is down
 
     @property
     def hit_share(self) -> float | None:

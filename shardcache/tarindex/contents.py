@@ -52,15 +52,10 @@ def _check_extension(extension: str, example: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MetadataMember:
-    """The member of each sample that holds its metadata.
-
-    Attributes:
-        extension: of the member.
-        fields: of its JSON object that are metadata; empty for all.
-    """
+    """The member of each sample that holds its metadata."""
 
     extension: str
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # of its JSON object that are metadata; empty for all
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an extension that no member has."""
@@ -181,15 +176,10 @@ def _metadata_of(row: Row) -> Iterable[Metadata | None]:
 
 @dataclass(frozen=True, slots=True)
 class TokenMember:
-    """The member of each sample that holds its tokens.
-
-    Attributes:
-        extension: of the member.
-        dtype: a name of `DTYPES`, for members that are nothing but tokens; None for `.npy` files, which tell theirs.
-    """
+    """The member of each sample that holds its tokens."""
 
     extension: str = "npy"
-    dtype: str | None = None
+    dtype: str | None = None  # a name of `DTYPES`, for plain arrays; None for `.npy` files, which tell theirs
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a type that tokens cannot have."""
@@ -215,17 +205,11 @@ def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
-    """The tokens of each sample of a shard; none for samples that lack the member.
-
-    Attributes:
-        dtype: type of the tokens.
-        starts: offset of each sample's first token in the tar, in bytes.
-        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard.
-    """
+    """The tokens of each sample of a shard; none for samples that lack the member."""
 
     dtype: str
-    starts: array[int]
-    ends: array[int]
+    starts: array[int]  # offset of each sample's first token in the tar, in bytes
+    ends: array[int]  # end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard
 
     @property
     def tokens(self) -> int:

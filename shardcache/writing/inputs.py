@@ -33,29 +33,17 @@ _SAVED = ("state.json", "dataset_dict.json")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options that determine the bytes of the shards, together with the input.
+    """Options that determine the bytes of the shards, together with the input."""
 
-    Attributes:
-        shard_size_bytes: most bytes of a shard, unless one sample is larger.
-        names: names of the shards.
-        tokens: the member whose tokens to count.
-        field: of JSONL, the field that becomes a sample's text; None for whole lines.
-        pack: of JSONL, write many lines per member.
-        columns: of tables, column → extension; all columns if empty.
-        split: of a dataset with splits, the one to read.
-        classes: of folders, add the number of a sample's first-level folder as `cls`.
-        shuffle: seed of a random order, of folders and tables; None for the input's own.
-    """
-
-    shard_size_bytes: int
+    shard_size_bytes: int  # maximum of a shard, unless one sample is larger
     names: ShardNames = ShardNames()  # noqa: RUF009  # immutable
-    tokens: TokenMember | None = None
-    field: str | None = None
-    pack: bool = False
-    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    split: str | None = None
-    classes: bool = False
-    shuffle: int | None = None
+    tokens: TokenMember | None = None  # the member whose tokens to count
+    field: str | None = None  # of JSONL, the field that becomes a sample's text; None for whole lines
+    pack: bool = False  # of JSONL, write many lines per member
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of tables, column → extension; empty for all
+    split: str | None = None  # of a dataset with splits, the one to read
+    classes: bool = False  # of folders, add the number of a sample's first-level folder as `cls`
+    shuffle: int | None = None  # seed of a random order, of folders and tables; None for the input's own
 
     def recorded(self, found: Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal."""

@@ -51,21 +51,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input whose format is known.
+    """An input whose format is known."""
 
-    Attributes:
-        kind: "folder", "jsonl", "parquet" or "datasets".
-        arguments: of the `Source`, as JSON, for any process.
-        identity: short name of its contents, as far as names, sizes and modification times tell.
-        skipped: number of files that belong to no sample.
-        classes: names of the classes, by number.
-    """
-
-    kind: str
-    arguments: Json
-    identity: str
-    skipped: int = 0
-    classes: tuple[str, ...] = ()
+    kind: str  # "folder", "jsonl", "parquet" or "datasets"
+    arguments: Json  # of the `Source`, for any process
+    identity: str  # short name of its contents, as far as names, sizes and modification times tell
+    skipped: int = 0  # number of files that belong to no sample
+    classes: tuple[str, ...] = ()  # their names, by number
 
 
 def fact_of(path: Path) -> FileFact:

@@ -47,17 +47,12 @@ _EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json":
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and the member that it becomes.
-
-    Attributes:
-        extension: of the member; None if it is found out by the first bytes of a value.
-        dtype: type of the integers in a column of lists; None for other columns.
-    """
+    """A column and the member that it becomes."""
 
     name: str
     kind: ColumnKind
-    extension: str | None
-    dtype: str | None = None
+    extension: str | None  # of the member; None if it is found out by the first bytes of a value
+    dtype: str | None = None  # type of the integers in a column of lists; None for other columns
 
     def member(self, key: str, value: Any) -> tuple[str, bytes]:
         """Return extension and content. Raises SampleError, InputError."""
