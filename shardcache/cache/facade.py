@@ -14,14 +14,14 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
 from shardcache.cache.disk import Health, Scrubber
 from shardcache.cache.fetcher import Fetcher
-from shardcache.cache.manifests import Manifests, Resolved, matcher
+from shardcache.cache.manifests import Manifests, matcher
 from shardcache.cache.pins import Pin, Pins, pinned_by
 from shardcache.cache.planner import History, Planner, Revalidation
-from shardcache.cache.readers import Loader, Reader, Readers
+from shardcache.cache.readers import Readers
 from shardcache.cache.residency import Residency
 from shardcache.cache.transfers import Leasing, Prefetcher, Published, Transfers
 from shardcache.cache.views import Overview
-from shardcache.cache.waits import Transfer, Turns
+from shardcache.cache.waits import Turns
 from shardcache.cache.warming import Send, Warming, reporting
 from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
@@ -44,7 +44,7 @@ _AT_ONCE = 256  # shards or pins: a hundred thousand would block the event loop
 
 
 class Cache:
-    """One node's open cache. Its tasks run in `group` until `stop`."""
+    """One node's open cache: what reading needs, and what users ask for. Its tasks run in `group` until `stop`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Cache:
         self.layout, self.measures, self.turns = store.layout, counters.measures, Turns()
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
         history, planner = History(store.catalogue), Planner(store.shards)
-        self._manifests = Manifests(origins, downloader, history, self._allow, self.turns, ttl_s)
+        self.manifests = Manifests(origins, downloader, history, self._allow, self.turns, ttl_s)
         self._pins = Pins(store, self.turns, settings.max_pinned)
         self._residency = Residency(store, planner, self._pins, counters)
         self._health = Health(self._residency)
@@ -70,9 +70,9 @@ class Cache:
         prefetcher = Prefetcher(self._health, self._transfers, max_transfers)
         self._revalidation = Revalidation(store, origins, planner, counters, group, ttl_s)
         leasing = Leasing(self._transfers, self._health, history, self._revalidation)
-        self._readers = Readers(leasing, self.turns, settings.plan_memory)
+        self.readers = Readers(leasing, self.turns, settings.plan_memory)
         self._warming = Warming(leasing, origins, downloader, indexers, max_transfers)
-        self.overview = Overview(self._readers, prefetcher, downloader, origins)
+        self.overview = Overview(self.readers, prefetcher, downloader, origins)
 
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
@@ -93,20 +93,6 @@ class Cache:
             task.cancel()
         self._transfers.stop()
         self._revalidation.stop()
-
-    # Reading
-
-    async def resolve(self, patterns: Sequence[str], peer: Peer) -> Resolved:
-        """Return the shards that a user's patterns match. Raises any OriginError."""
-        return await self._manifests.resolve(patterns, peer)
-
-    def join(self, job: str, uid: int, loader: Loader | None = None) -> Reader:
-        """Register a newly connected reader and return it."""
-        return self._readers.add(job, uid, loader)
-
-    async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
-        """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
-        await self.turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
 
     def visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
@@ -131,7 +117,7 @@ class Cache:
     ) -> AsyncIterator[list[ShardRef]]:
         """Provide the shards that patterns match; report repeated requests for them, in the block as well."""
         async with reporting(patterns, self._downloader, send):
-            refs = (await self._manifests.resolve(patterns, peer, fresh=fresh)).refs
+            refs = (await self.manifests.resolve(patterns, peer, fresh=fresh)).refs
         async with reporting({ref.url for ref in refs}, self._downloader, send):
             yield refs
 
@@ -265,15 +251,6 @@ class Cache:
         return None
 
     # State
-
-    def reason(self, transfer: Transfer) -> str:
-        """Return a human-readable reason why a transfer has not finished yet."""
-        return self.overview.reason(transfer)
-
-    def listing_reason(self, patterns: Sequence[str]) -> str:
-        """Return a human-readable reason why patterns are not resolved yet."""
-        failed = next(filter(None, map(self._downloader.failing.get, patterns)), None)
-        return f"listing the shards; {failed}" if failed else "listing the shards"
 
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""

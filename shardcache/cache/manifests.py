@@ -69,7 +69,7 @@ class Manifests:
 
         Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
         """
-        await asyncio.to_thread(self.check, patterns, peer)
+        await asyncio.to_thread(self._check_patterns, patterns, peer)
         for pattern in patterns if fresh else ():
             self._listed.pop(pattern, None)
         refs: list[ShardRef] = []
@@ -82,8 +82,7 @@ class Manifests:
                 )
         if not refs:
             raise NotFoundError("no urls given", remedy="name at least one shard")
-        # An index file may name any url.
-        await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
+        await self.check_allowed(refs, peer)  # an index file may name any url
         filled, remembered = [], 0
         for first in range(0, len(refs), _FILLED):
             piece = refs[first : first + _FILLED]
@@ -91,7 +90,11 @@ class Manifests:
             remembered += _counted(filled[first:]) - _counted(piece)
         return Resolved(filled, remembered)
 
-    def check(self, patterns: Sequence[str], peer: Peer) -> None:
+    async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
+        """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
+        await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
+
+    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
             head = pattern[: pattern.find("/", pattern.find("://") + 3)]

@@ -185,6 +185,11 @@ class Overview:
             f"each reader needs space for shuffle_window + 1 shards, two without shuffling ({space.remedy})"
         )
 
+    def listing_reason(self, patterns: Sequence[str]) -> str:
+        """Return a human-readable reason why patterns are not resolved yet."""
+        failed = next(filter(None, map(self._downloader.failing.get, patterns)), None)
+        return f"listing the shards; {failed}" if failed else "listing the shards"
+
     def _free_bytes(self) -> int | None:
         try:
             return free_bytes(self._store.layout.root)

@@ -54,7 +54,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
         REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
         with about(job=hello["job"], uid=peer.uid):
             await asyncio.to_thread(user_name, peer.uid)  # remembered for status pages, which must not wait for it
-            reader = service.cache.join(hello["job"], peer.uid, _loader(hello))
+            reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
             place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
             log.debug("reader connected", **place)
             try:
@@ -206,7 +206,7 @@ class Session:
 
     async def _resolve(self, request_id: int, urls: list[str]) -> Json:
         self._listed = request_id, urls
-        found = await self._cache.resolve(urls, self._peer)
+        found = await self._cache.manifests.resolve(urls, self._peer)
         tokens: list[int | None] = []
         await self._cache.turns.take(found.refs, lambda some: tokens.extend(ref.tokens for ref in some))
         answer = {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
@@ -240,7 +240,7 @@ class Session:
         await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
         rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
         await self._cache.turns.take(order, lambda some: protocol.check_indices(some, known_shards + len(shards)))
-        await self._cache.check_allowed([shard.ref for shard in shards], self._peer)
+        await self._cache.manifests.check_allowed([shard.ref for shard in shards], self._peer)
         return shards, order
 
     # Leases
@@ -295,13 +295,13 @@ class Session:
     def _explain(self, of: int) -> Json:
         position, extent = self._awaited.get(of), {}
         if self._resolving.locked() and of == self._listed[0]:
-            reason = self._cache.listing_reason(self._listed[1])
+            reason = self._cache.overview.listing_reason(self._listed[1])
         elif position is None:
             reason = "the daemon has just answered"
         elif (transfer := self._reader.transfer(position)) is None:
             reason = "checking with the origin for a newer version"
         else:
-            reason = self._cache.reason(transfer)
+            reason = self._cache.overview.reason(transfer)
             if transfer.total_bytes is not None:
                 extent = {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
         return {"type": "waiting", "of": of, "reason": reason} | extent
