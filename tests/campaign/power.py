@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from campaign.harness import Result, Row
-from campaign.lives import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
+from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.base import RemoteObject
