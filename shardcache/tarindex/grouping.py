@@ -34,13 +34,7 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
         require_end: reject a tar without an end-of-archive block.
         ignore_trailing_data: accept a tar with data after that block.
 
-    Raises:
-        NotATarError: the file is not a tar.
-        TruncatedShardError: the tar ends early.
-        TrailingDataError: data follows the tar's end.
-        CorruptShardError: a header is damaged.
-        UnsupportedShardError: its lines are too many.
-        OSError: the file cannot be read.
+    Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` raises.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -63,14 +57,10 @@ def group(members: Iterable[Member]) -> Samples:
 
 
 class Grouping:
-    """Incremental grouping: members are added as they are found, and samples can be read as they become complete.
-
-    Attributes:
-        samples: the tables so far; their last sample may be incomplete.
-    """
+    """Incremental grouping: members are added as they are found, and samples can be read as they become complete."""
 
     def __init__(self) -> None:
-        self.samples = Samples()
+        self.samples = Samples()  # so far; the last one may be incomplete
         self._extensions = _Extensions(self.samples.extensions)
         self._current = b""
 
@@ -138,10 +128,8 @@ class _Extensions:
 
     def number(self, extension: bytes) -> int:
         """Return the number of an extension, given as spelt in the tar."""
-        known = self._ids.get(extension)
-        return self._learn(extension) if known is None else known
-
-    def _learn(self, extension: bytes) -> int:
+        if (known := self._ids.get(extension)) is not None:
+            return known
         lowered = extension.decode("utf-8", "surrogateescape").lower()
         number = self._ids_of_lowered.setdefault(lowered, len(self._names))
         if number == len(self._names):
@@ -175,12 +163,8 @@ _PIECE_BYTES = 1024 * 1024
 def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int = MAX_LINES) -> Iterator[Member]:
     """Yield the members of a tar, with each that holds lines replaced by its lines, without their line feeds.
 
-    Keys count on from the member's own; an empty line is counted, and left out.
-
-    Args:
-        read: source of the tar's bytes; its exceptions pass through.
-        url: url for error messages.
-    Raises UnsupportedShardError for more lines, and what the iterable raises.
+    Keys count on from the member's own; an empty line is counted, and left out. Raises UnsupportedShardError for more
+    lines, and what `members` and `read`, the source of the tar's bytes, raise.
     """
     count = 0
     for member in members:

@@ -95,25 +95,16 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Samples:
-    """The samples of one tar, as flat tables.
+    """The samples of one tar, as flat tables."""
 
-    Attributes:
-        starts, ends: for each member, the offsets in the tar, in bytes, of its start and end (exclusive).
-        extension_ids: for each member, the index of its extension in `extensions`.
-        member_ends: for each complete sample, the end (exclusive) of its members.
-        keys, key_ends: all keys, concatenated, and the end of each.
-        extensions: lower-cased, each once, in order of appearance.
-        faults: sample → its fault, and the index of the extension at fault.
-    """
-
-    starts: array[int] = field(default_factory=lambda: array("Q"))
-    ends: array[int] = field(default_factory=lambda: array("Q"))
-    extension_ids: array[int] = field(default_factory=lambda: array("I"))
-    member_ends: array[int] = field(default_factory=lambda: array("Q"))
-    keys: bytearray = field(default_factory=bytearray)
-    key_ends: array[int] = field(default_factory=lambda: array("Q"))
-    extensions: list[str] = field(default_factory=list)
-    faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)
+    starts: array[int] = field(default_factory=lambda: array("Q"))  # of each member, offset in the tar, in bytes
+    ends: array[int] = field(default_factory=lambda: array("Q"))  # of each member, likewise, exclusive
+    extension_ids: array[int] = field(default_factory=lambda: array("I"))  # of each member, its index in `extensions`
+    member_ends: array[int] = field(default_factory=lambda: array("Q"))  # of each complete sample's members, exclusive
+    keys: bytearray = field(default_factory=bytearray)  # all of them, concatenated
+    key_ends: array[int] = field(default_factory=lambda: array("Q"))  # of each key
+    extensions: list[str] = field(default_factory=list)  # lower-cased, each once, in order of appearance
+    faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)  # sample → its fault, the extension's index
 
     def __len__(self) -> int:
         return len(self.key_ends)
@@ -156,8 +147,7 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
     Args:
         header: the header that `read_header` will return; its `size_bytes` is the size of the tar.
 
-    Raises:
-        OSError: the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
@@ -185,10 +175,7 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the JSON header of a sidecar, without reading its tables. Blocks.
-
-    Raises CorruptShardError if the file is damaged or truncated, OSError if it cannot be read.
-    """
+    """Return the JSON header of a sidecar, without its tables. Blocks. Raises CorruptShardError, OSError."""
     with open(path, "rb") as file:
         return _read_head(file, path)[0]
 
@@ -227,12 +214,9 @@ class TarIndex:
     """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
 
     The tables are those of `Samples`; every offset lies within the tar's `size_bytes`.
-
-    Attributes:
-        header: the sidecar's JSON header.
     """
 
-    header: dict[str, Any]
+    header: dict[str, Any]  # the sidecar's
     starts: Table
     ends: Table
     extension_ids: Table
@@ -244,10 +228,7 @@ class TarIndex:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map and check a sidecar. Blocks.
-
-        Raises CorruptShardError if it is damaged, OSError if it cannot be read.
-        """
+        """Map and check a sidecar. Blocks. Raises CorruptShardError if it is damaged, OSError."""
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
             begin = file.tell()

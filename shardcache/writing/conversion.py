@@ -46,19 +46,13 @@ async def convert(
     tables: Sequence[OriginTable] = (),
     progress: Progress = lambda _event: None,
 ) -> Json:
-    """Write files, folders or a dataset to shards with an index, and return a summary.
+    """Write files, folders or a dataset to shards with an index, by `workers` processes, and return a summary.
 
     A run that was interrupted is resumed: shards that its journal names are kept if they are still there, in the same
     size and version. The index is written when all shards are there.
 
-    Args:
-        names: the input, as for `recognize`.
-        workers: number of processes.
-
-    Raises:
-        ConfigError: an option is wrong, or the destination holds other shards, or those of other input or settings.
-        InputError, SampleError: the input cannot be read or written.
-        OriginError, DiskError: a shard cannot be stored.
+    Raises ConfigError for a wrong option, or a destination with shards of others, other input or settings; InputError,
+    SampleError if the input cannot be read or written; OriginError, DiskError if a shard cannot be stored.
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-listing-") as scratch:
         async with Destination(destination, tables) as target:
@@ -191,7 +185,6 @@ class _Conversion:
 
 
 async def _start(setup: tuple[object, ...]) -> Process:
-    """Start a process. Raises CacheError."""
     # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.writing.conversion", str(os.getpid()))
     try:

@@ -60,10 +60,7 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> Inp
     Args:
         scratch: folder for listings, which has to stay while the input is read.
 
-    Raises:
-        ConfigError: the formats are unknown or mixed, or an option does not apply to them.
-        InputError: something cannot be read.
-        MissingPackageError: the format needs a package that is not installed.
+    Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError; MissingPackageError.
     """
     if remote := next((name for name in names if "://" in name), None):
         raise ConfigError("inputs are local files", url=remote, remedy="download them first")

@@ -37,15 +37,11 @@ _NUMBER = re.compile(r"%0?\d*d")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: its key, and the extension and content of each member, in the order in which they are written.
-
-    Attributes:
-        count: number of samples that readers will find in it: more than one in lines (`tarindex.grouping`).
-    """
+    """One sample: its key, and the extension and content of each member, in the order in which they are written."""
 
     key: str
     members: tuple[tuple[str, bytes], ...]
-    count: int = 1
+    count: int = 1  # of samples that readers will find in it: more than one in lines (`tarindex.grouping`)
 
     @property
     def size_bytes(self) -> int:
@@ -179,22 +175,18 @@ _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + 8 * 0x20 + sum(_AFTER_SUM)
 
 @dataclass(slots=True)
 class Cut:
-    """The samples of one shard: where the first and the last lie in the input, their number, and their size in the tar.
-
-    The size is exact if the input gives exact sizes.
-    """
+    """The samples of one shard: where the first and the last lie in the input, and their number."""
 
     first: Any
     last: Any
     samples: int
-    size_bytes: int
+    size_bytes: int  # in the tar; exact if the input gives exact sizes
 
 
 def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[Cut]:
-    """Yield shards of at most `shard_size_bytes`, each as full as it may be; a larger sample is a shard by itself.
+    """Cut samples, given size and position of each, to shards of at most `shard_size_bytes`, as full as they may be.
 
-    Args:
-        samples: size in the tar, in bytes, and position of each sample.
+    A larger sample is a shard by itself.
     """
     shard: Cut | None = None
     for size_bytes, position in samples:
@@ -260,10 +252,9 @@ class Journal:
 
 
 def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
-    """Return the journal of an interrupted run with the same settings.
+    """Return the journal of an interrupted run.
 
-    Raises ConfigError, naming the settings, if they or the input have changed: the new shards must not mix with the
-    old.
+    Raises ConfigError if settings, which it names, or the input have changed: new shards must not mix with the old.
     """
     remedy = "empty the destination, or choose another"
     try:

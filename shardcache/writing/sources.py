@@ -114,11 +114,7 @@ _LISTING, _OFFSETS, _SIZES = "listing.jsonl", "offsets", "sizes"
 
 
 class FolderSource:
-    """The samples of folders, in the order of a listing that `list_folders` has made; a position is a number.
-
-    Args:
-        listing: the folder of the listing.
-    """
+    """The samples of folders, in the order of the listing that `list_folders` made; a position is a number."""
 
     def __init__(self, listing: str) -> None:
         self._listing = Path(listing)
@@ -151,9 +147,7 @@ def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, clas
         scratch: an empty folder for the listing, which has to stay.
         classes: add a member `cls` to each sample: the number of its folder among all first-level folders, sorted.
 
-    Raises:
-        ConfigError: folders have the same name, or a sample is below no class, or in a loop of links.
-        InputError: a folder cannot be read, or there is no sample.
+    Raises ConfigError for folders of one name, a sample below no class, a loop of links; InputError.
     """
     names = [root.resolve().name for root in roots]
     if len(set(names)) < len(names):

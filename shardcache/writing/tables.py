@@ -84,10 +84,7 @@ class Column:
 
 
 def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[Column]:
-    """Return the columns to write.
-
-    Args:
-        wanted: column → extension; if empty, all columns, as `<column>.<kind>`.
+    """Return the columns to write: those of `wanted`, column → extension, or all, as `<column>.<kind>`.
 
     Raises ConfigError for a column that does not exist, or whose name is no extension.
     """
@@ -159,10 +156,13 @@ class _Table(ABC):
     """Rows in blocks; a position is (place of the block, row in it). A sample's key is its row's number.
 
     With a seed, the blocks come in random order, and the rows of each, too; each is then in memory as a whole.
+
+    Args:
+        blocks: the numbers of the rows of each.
     """
 
     def __init__(self, blocks: list[range], seed: int | None) -> None:
-        self._blocks = blocks  # numbers of the rows of each
+        self._blocks = blocks
         self._seed = seed
         if seed is not None:
             random.Random(seed).shuffle(self._blocks)
@@ -210,13 +210,7 @@ class _Table(ABC):
 
 
 class Parquet(_Table):
-    """The rows of parquet files, one after another, counted from 0 through all files; a block is a row group.
-
-    Args:
-        files: facts of each file.
-        columns: column → extension; all columns if empty.
-        seed: the seed of the order, or None for that of the files.
-    """
+    """The rows of parquet files, one after another, counted from 0 through all files; a block is a row group."""
 
     def __init__(self, files: Sequence[Sequence[Any]], columns: Mapping[str, str], seed: int | None) -> None:
         self._wanted = columns
@@ -259,9 +253,6 @@ class HuggingFace(_Table):
 
     Args:
         name: folder of a dataset written by `save_to_disk`, or `hf:` and a name on the hub.
-        split: the split, if there are several.
-        columns: column → extension; all columns if empty.
-        seed: the seed of the order, or None for the dataset's own.
     """
 
     def __init__(self, name: str, split: str | None, columns: Mapping[str, str], seed: int | None) -> None:

@@ -41,12 +41,7 @@ _CONNECTIONS = 8
 
 
 class ShardFile:
-    """A local tar that grows by samples. Raises DiskError if the file cannot be written.
-
-    Attributes:
-        path: where it lies; an older file there is replaced.
-        samples: number of samples so far.
-        tokens: number of tokens so far, if they are counted; else None.
+    """A local tar that grows by samples; replaces an older file. Raises DiskError if it cannot be written.
 
     Args:
         member: the member whose tokens to count.
@@ -54,8 +49,8 @@ class ShardFile:
 
     def __init__(self, path: Path, member: TokenMember | None = None) -> None:
         self.path = path
-        self.samples = 0
-        self.tokens = None if member is None else 0
+        self.samples = 0  # so far
+        self.tokens = None if member is None else 0  # so far, if they are counted
         self._member = member
         self._last_key: str | None = None
         with _writing(path):
@@ -106,8 +101,7 @@ class Destination:
         url: the folder: a path or a url, relative paths included.
         tables: `[[origin]]` tables for its access.
 
-    Raises:
-        ConfigError: the url is malformed, or cannot be written to.
+    Raises ConfigError for a url that is malformed, or cannot be written to.
     """
 
     def __init__(self, url: str, tables: Sequence[OriginTable]) -> None:
@@ -129,10 +123,7 @@ class Destination:
             self._folder.cleanup()
 
     def draft(self, name: str) -> Path:
-        """Return the local path where an object is made before it is stored: next to it, if the destination is local.
-
-        Raises DiskError if the folder cannot be made.
-        """
+        """Return the local path where an object is made: next to it, if the destination is local. Raises DiskError."""
         if self._folder is not None:
             return Path(self._folder.name) / name
         folder = Path(local_path(self.url) or self.url)
@@ -158,10 +149,7 @@ class Destination:
         return await read_object(origin, await origin.stat(self.url + name), Flow())
 
     async def store_shard(self, shard: ShardFile, name: str) -> Stored:
-        """Store a finished shard under its name, and remove the file.
-
-        Raises AccessDeniedError, ConfigError; OriginUnavailableError after several attempts.
-        """
+        """Store a finished shard, and remove the file. Raises the origin's errors, some after several attempts."""
         stored = await self._store(shard.path, name)
         return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
 
@@ -173,10 +161,8 @@ class Destination:
         await self._store(draft, name)
 
     async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
-        """Store the index of the shards, by name and in their order.
-
-        Names are relative. Versions are left out for local files, whose version changes when they are copied elsewhere.
-        """
+        """Store the index of the shards, in their order, with relative names."""
+        # Without versions of local files, which change when they are copied elsewhere.
         rows = [
             ShardRef(self.url + name, None if self._is_local else version, size_bytes, samples, tokens)
             for name, (size_bytes, version, samples, tokens) in shards
