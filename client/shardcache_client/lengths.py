@@ -29,8 +29,7 @@ from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, who
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.order.rounds import permutation
-from shardcache_client.ranks.agreement import Agreement
-from shardcache_client.ranks.distributed import MeetingPlace
+from shardcache_client.ranks.distributed import Agreement, MeetingPlace
 from shardcache_client.topology import Ranks, Topology
 
 log = logging.getLogger("shardcache")

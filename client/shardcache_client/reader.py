@@ -12,23 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here
 from shardcache.tarindex import Row
-from shardcache_client.arguments import (
-    DAEMONS,
-    FUNCTION,
-    NAMES,
-    OTHER_WORDS,
-    PATH,
-    SECONDS,
-    TEXT,
-    URLS,
-    Accepts,
-    check_global_batches,
-    checked,
-    flag,
-    instance,
-    one_of,
-    whole,
-)
+from shardcache_client import arguments
 from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import SessionPool, resolve
@@ -56,48 +40,48 @@ log = logging.getLogger("shardcache")
 
 
 def _zero_copy(value: Any) -> Any:
-    return value if isinstance(value, bool | str) else NAMES.converted(value)
+    return value if isinstance(value, bool | str) else arguments.NAMES.converted(value)
 
 
 def _decode(value: Any) -> Any:
-    is_table = isinstance(value, Mapping) and NAMES.converted(value)
-    return value if is_table or isinstance(value, str) else FUNCTION.converted(value)
+    is_table = isinstance(value, Mapping) and arguments.NAMES.converted(value)
+    return value if is_table or isinstance(value, str) else arguments.FUNCTION.converted(value)
 
 
 def _missing(value: Any) -> Any:
-    return value if isinstance(value, Mapping) else one_of("error", "skip").converted(value)
+    return value if isinstance(value, Mapping) else arguments.one_of("error", "skip").converted(value)
 
 
 ARGUMENTS = {
-    "urls": URLS,
-    "shuffle": flag("; shuffle_window is the number of shards whose samples are mixed"),
-    "shuffle_window": whole(0),
-    "seed": whole().or_none("None, for a random one"),
-    "canonical_nodes": whole(1),
-    "even": one_of("pad", "drop", None),
-    "samples_per_epoch": whole(1).or_none(),
-    "epochs": whole(1).or_none(),
-    "batch_size": whole(1),
-    "global_batch_size": whole(1).or_none(),
-    "tokens": instance("TokenBlocks(length)", TokenBlocks).or_none(),
-    "decode": Accepts(
+    "urls": arguments.URLS,
+    "shuffle": arguments.flag("; shuffle_window is the number of shards whose samples are mixed"),
+    "shuffle_window": arguments.whole(0),
+    "seed": arguments.whole().or_none("None, for a random one"),
+    "canonical_nodes": arguments.whole(1),
+    "even": arguments.one_of("pad", "drop", None),
+    "samples_per_epoch": arguments.whole(1).or_none(),
+    "epochs": arguments.whole(1).or_none(),
+    "batch_size": arguments.whole(1),
+    "global_batch_size": arguments.whole(1).or_none(),
+    "tokens": arguments.instance("TokenBlocks(length)", TokenBlocks).or_none(),
+    "decode": arguments.Accepts(
         'the name of an image decoder, a table such as {"jpg": "rgb8"}, or a function', _decode
     ).or_none(),
-    "members": NAMES.or_none("None for all"),
-    "missing": Accepts('"error", "skip", or a dict of default values', _missing),
-    "on_error": Accepts(ANY_HANDLER, handler_of),
-    "job": TEXT.or_none(),
-    "socket": PATH.or_none(),
-    "rank": whole(0).or_none(),
-    "world_size": whole(1).or_none(),
-    "mesh": Accepts(
+    "members": arguments.NAMES.or_none("None for all"),
+    "missing": arguments.Accepts('"error", "skip", or a dict of default values', _missing),
+    "on_error": arguments.Accepts(ANY_HANDLER, handler_of),
+    "job": arguments.TEXT.or_none(),
+    "socket": arguments.PATH.or_none(),
+    "rank": arguments.whole(0).or_none(),
+    "world_size": arguments.whole(1).or_none(),
+    "mesh": arguments.Accepts(
         'the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to', MeshRanks.of
     ).or_none(),
-    "timeout_s": SECONDS,
-    "partial_reads": flag(),
-    "daemon": DAEMONS,
-    "fallback": one_of("error", "private"),
-    "zero_copy": Accepts("True, False, or extensions of members", _zero_copy),
+    "timeout_s": arguments.SECONDS,
+    "partial_reads": arguments.flag(),
+    "daemon": arguments.DAEMONS,
+    "fallback": arguments.one_of("error", "private"),
+    "zero_copy": arguments.Accepts("True, False, or extensions of members", _zero_copy),
 }
 
 
@@ -117,7 +101,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
     Raises the errors of `ShardDataset`.
     """
 
-    @checked(OTHER_WORDS, **ARGUMENTS)
+    @arguments.checked(arguments.OTHER_WORDS, **ARGUMENTS)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -148,7 +132,9 @@ class ShardReader(Selecting, EpochReader[T_co]):
         zero_copy: bool | str | Collection[str] = False,
     ) -> None:
         if global_batch_size is not None:
-            check_global_batches(global_batch_size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes)
+            arguments.check_global_batches(
+                global_batch_size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes
+            )
         if tokens is not None and zero_copy:
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
         choice = DaemonChoice.of(socket, daemon, fallback)
@@ -222,7 +208,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
                 f"a {type(self).__name__} has no samples by number; write {numbers or f'.indexed()[{number!r}]'}"
             )
 
-    @checked(function=FUNCTION)
+    @arguments.checked(function=arguments.FUNCTION)
     def map(self, function: Callable[[T_co], U]) -> ShardReader[U]:
         """Return a dataset that yields `function(item)` for each item of this one.
 
@@ -231,7 +217,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         """
         return cast(ShardReader[U], self._derived(pipeline=self._settings.pipeline.then(function)))
 
-    @checked(function=FUNCTION)
+    @arguments.checked(function=arguments.FUNCTION)
     def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields the items of this one for which `function(item)` is true.
 
@@ -262,7 +248,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
             notes.pop("loaded", None)  # states to resume from are of the dataset that this one is selected from
         return derived
 
-    @checked(window=whole(1))
+    @arguments.checked(window=arguments.whole(1))
     def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number, in the order of `urls`, whatever `shuffle` says.
 

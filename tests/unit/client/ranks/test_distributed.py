@@ -23,8 +23,7 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed
-from shardcache_client.ranks.agreement import Agreement
-from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, StoreAddress
+from shardcache_client.ranks.distributed import Agreement, KeyValueStore, MeetingPlace, StoreAddress
 from shardcache_client.ranks.torch_group import TorchRankGroup, share
 from shardcache_client.topology import Ranks
 
