@@ -149,8 +149,11 @@ class Session:
                 request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
                 if "id" in request.fields:
                     request_id = take(message, "id", int)
-                async with self._in_order(message):
-                    request.check(message)
+                request.check(message)
+                is_plan = message.get("type") in ("plan", "extend")
+                async with self._planning:  # all requests wait for the plan that was sent before them
+                    answer = await self._answer(message, request_id or 0) if is_plan else None
+                if not is_plan:
                     answer = await self._answer(message, request_id or 0)
             except ShardcacheError as exn:
                 answer = {"type": "error", "error": exn.to_json()}
@@ -167,17 +170,6 @@ class Session:
         except ConnectionError:
             log.debug("reader disconnected before its answer")
             self._gone = True
-
-    @asynccontextmanager
-    async def _in_order(self, message: Json) -> AsyncIterator[None]:
-        """Make other requests wait for the plan that was sent before them."""
-        if message.get("type") in ("plan", "extend"):
-            async with self._planning:
-                yield
-        else:
-            async with self._planning:
-                pass
-            yield
 
     async def _answer(self, message: Json, request_id: int) -> Json | None:
         match message.get("type"):
