@@ -18,9 +18,8 @@ from shardcache.origin.registry import Origins
 from support.programs import cli
 from support.programs.daemon import Daemon
 from support.programs.zygote import Zygote
-from support.stores.buckets import Bucket, fresh_bucket, use_aws
+from support.stores.buckets import Bucket, MotoS3, fresh_bucket, use_aws
 from support.stores.faulty_s3 import FaultyS3
-from support.stores.moto_s3 import MotoS3
 from support.stores.seaweedfs import SeaweedFS
 
 # Options of the daemon, credentials and places of stores, proxies, ranks set by a launcher, a service

@@ -31,7 +31,7 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.programs.zygote import Zygote
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 PART_BYTES = 64 * 1024
 FLAGS = ("--part-size", str(PART_BYTES), "--listing-ttl-s", "0", "--log-format", "json")

@@ -9,7 +9,7 @@ import pytest
 
 from support.programs.downloads import Rig
 from support.stores.buckets import use_aws
-from support.stores.gauged_s3 import GaugedS3
+from support.stores.faulty_s3 import GaugedS3
 
 
 @pytest.fixture

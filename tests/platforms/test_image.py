@@ -21,7 +21,7 @@ from support.platforms.images import BuiltImage, build, why_not_built
 from support.platforms.pods import Node, Pod, why_not
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 WHY_NOT = why_not() or why_not_built()
 WHY_NO_NETWORK = sandbox.why_not() or network.why_not()

@@ -16,7 +16,7 @@ from support.platforms.images import HostImage
 from support.platforms.pods import Container, Node, Pod, check_confined, why_not
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 WHY_NOT = why_not()
 

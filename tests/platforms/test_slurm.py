@@ -17,7 +17,7 @@ from support.platforms.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, why
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

@@ -13,7 +13,7 @@ import pytest
 from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 UNIT, SOCKET = "shardcache.service", "/run/shardcache/shardcache.sock"
 AT = "/opt/shardcache"

@@ -15,7 +15,7 @@ from support.network.ports import free_port
 from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 UNIT = "shardcache-tier.service"
 AT = "/opt/shardcache"

@@ -22,7 +22,7 @@ from support.programs.examples import (
     run_ranks,
     torchrun,
 )
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 pytestmark = pytest.mark.slow
 

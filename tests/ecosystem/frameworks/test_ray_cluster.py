@@ -24,7 +24,7 @@ from support.programs.daemon import Daemon  # noqa: E402
 from support.programs.examples import EXAMPLES  # noqa: E402
 from support.programs.guard import GUARD_S  # noqa: E402
 from support.shards.tars import make_tar, random_samples  # noqa: E402
-from support.stores.moto_s3 import MotoS3  # noqa: E402
+from support.stores.buckets import MotoS3  # noqa: E402
 
 SHARDS, SAMPLES = 8, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]

@@ -35,7 +35,7 @@ from support.programs.examples import (
     run_ranks,
     torchrun,
 )
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 SHARDS = "s3://bucket/train/{0..6}.tar"
 INDEX = "s3://bucket/train.json"

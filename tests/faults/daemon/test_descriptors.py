@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from campaign.disks import SHARDS, CacheRig
 from shardcache.errors import ExhaustedError, ShardcacheError, from_json
 from shardcache.server.connections import Acceptor, Limits
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import HandshakeError
-from support.disks.cache_rig import SHARDS, CacheRig
 from support.network.other_user import needs_root, open_folder
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, Spawn, eventually

@@ -25,7 +25,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import transport_workers
 from support.programs.zygote import Zygote
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from campaign import disks
+from campaign.disks import CacheRig
 from campaign.harness import Row, rows
 from shardcache.cache.disk import Health
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
@@ -23,7 +24,6 @@ from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk import disk_errors
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
 from shardcache.tarindex import Samples, write
-from support.disks.cache_rig import CacheRig
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import eventually

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from campaign.disks import flip
+from campaign.disks import SAMPLES, CacheRig, flip
 from shardcache.cache.disk import Health, Scrubber, ScrubProgress
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import Layout
 from shardcache.store.shard import Scrub, Shard
 from shardcache.store.store import Store
 from shardcache_client import ShardDataset
-from support.disks.cache_rig import SAMPLES, CacheRig
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
 from support.shards.stores import PIECE_BYTES, open_store, publish, residency_of

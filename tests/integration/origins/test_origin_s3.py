@@ -32,9 +32,8 @@ from shardcache.origin.registry import Origins
 from shardcache.transport.workers import Flow, nothing
 from support.programs.downloads import PART, Rig
 from support.stores import aws_env
-from support.stores.buckets import Bucket, read_range, read_whole, use_aws
+from support.stores.buckets import REGION, Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
-from support.stores.moto_s3 import REGION
 
 DATA = bytes(range(256)) * 400
 

@@ -14,8 +14,7 @@ from shardcache.errors import AccessDeniedError, ConfigError, OriginError, Origi
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
-from support.network.forward_proxy import ForwardProxy
-from support.network.scripted_server import Reply, ScriptedServer, answer, cut_record, head
+from support.network.scripted_server import ForwardProxy, Reply, ScriptedServer, answer, cut_record, head
 from support.programs.downloads import Rig
 from support.stores import aws_env
 from support.stores.buckets import use_aws

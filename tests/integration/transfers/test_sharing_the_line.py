@@ -9,7 +9,7 @@ import pytest
 
 from shardcache.fetch.scheduler import WAITING, OriginLoad, Priority
 from support.programs.downloads import PART, Rig
-from support.stores.gauged_s3 import GaugedS3
+from support.stores.faulty_s3 import GaugedS3
 
 MIB = 1024 * 1024
 # More than the kernels of both sides hold back while nobody reads.

@@ -28,7 +28,7 @@ from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.processes import kill_tree
 from support.shards.tars import make_tar
-from support.stores.moto_s3 import MotoS3
+from support.stores.buckets import MotoS3
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 TRAINING = (5, 11, 3, 8, 1, 13, 6)

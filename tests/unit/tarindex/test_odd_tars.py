@@ -24,13 +24,17 @@ from support.shards.odd_tars import (
     SPARSE_TARS,
     TRAILING_DATA,
     archive,
+    by_arrival,
+    by_index,
+    by_number,
+    by_webdataset,
     gnu_long,
+    going_on,
     header,
     member,
     padded,
     records,
 )
-from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
 
 A = member(b"a.jpg", b"1" * 700)
 B = member(b"b.jpg", b"2" * 700)

@@ -14,8 +14,17 @@ from webdataset.tariterators import base_plus_ext
 from shardcache.errors import SampleError
 from shardcache.tarindex import Fault, TarIndex, fault_of, index_tar, write
 from shardcache.tarindex.grouping import split_name
-from support.shards.odd_tars import Row, formats, members, pack_rows
-from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
+from support.shards.odd_tars import (
+    Row,
+    by_arrival,
+    by_index,
+    by_number,
+    by_webdataset,
+    formats,
+    going_on,
+    members,
+    pack_rows,
+)
 from support.shards.tars import pack
 
 URL = "s3://bucket/train-000000.tar"
