@@ -18,7 +18,7 @@ from shardcache.access.urls import store_of
 from shardcache.checksums import ALGORITHMS, combined
 from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, OutdatedError, ShardChangedError
-from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS, Hedging
+from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS
 from shardcache.fetch.reads import Bandwidth, Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
@@ -224,9 +224,9 @@ class Downloader:
     ) -> None:
         self._settings = settings
         self.counters = counters
-        self.scheduler = Scheduler(settings.max_connections)
-        bandwidth, hedging = Bandwidth(settings.max_bandwidth), Hedging(hedged_share)
-        self._requests = Requests(self.scheduler, bandwidth, hedging, counters, settings.stall_timeout_s)
+        self.scheduler = Scheduler(settings.max_connections, hedged_share)
+        bandwidth = Bandwidth(settings.max_bandwidth)
+        self._requests = Requests(self.scheduler, bandwidth, counters, settings.stall_timeout_s)
         self._etags = Etags()
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
@@ -341,8 +341,8 @@ class Downloader:
         """Return how many parts a request may fetch: larger ones cost less, smaller ones reach more connections."""
         if not download.obj.ranges:
             return missing
-        origin = store_of(download.obj.url)
-        bytes_per_s = self.scheduler.connection_bytes_per_s(origin)
+        origin = self.scheduler.origin(store_of(download.obj.url))
+        bytes_per_s = origin.link.connection_bytes_per_s
         if not download.obj.joinable or bytes_per_s is None:
             return 1
         connections = min(self._settings.shard_connections, self.scheduler.share(origin))

@@ -48,9 +48,6 @@ MIN_STALL_SHARE = 0.04
 LOOK_AGAIN = 1.1
 """While the other parts are as slow as a late one, it is looked at again after a tenth more of its time."""
 
-# Origins remembered: those used last.
-_MAX_ORIGINS = 64
-
 
 class Aimd:
     """Concurrency limit that grows by one after a round of successes and halves when the origin throttles.
@@ -70,9 +67,14 @@ class Aimd:
     def __repr__(self) -> str:
         return f"<Aimd {self.limit} of {self._maximum}, generation {self.generation}>"
 
+    @property
+    def is_lowered(self) -> bool:
+        """True while the origin accepts fewer requests than it may get."""
+        return self.limit < self._maximum
+
     def succeeded(self, generation: int) -> None:
         """Record an answered request; one sent under another limit says nothing about this one."""
-        if generation != self.generation or self.limit == self._maximum:
+        if generation != self.generation or not self.is_lowered:
             return
         self._successes += 1
         if self._successes >= self.limit:
@@ -137,49 +139,41 @@ class _Times:
         return self.sorted_s[math.ceil(share * len(self.sorted_s)) - 1]
 
 
-@dataclass(slots=True)
-class _History:
-    """Times of an origin's parts by size, and the hedged requests that these allow."""
-
-    times: defaultdict[int, _Times] = field(default_factory=lambda: defaultdict(_Times))
-    credit: float = 0.0
-    tries: int = _TRIES
-
-
 class Hedging:
-    """Part times of each origin, and the second requests for late parts that they allow.
+    """Part times of an origin, and the second requests for late parts that they allow.
 
     After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request for
     the slowest one per cent of answers removes the latency tail at the cost of about one per cent more requests. While
     too few parts of a size are known, smaller ones are compared with, as if time grew with size.
 
     Args:
-        share: maximum share of an origin's parts whose request is hedged; 0 for none.
+        share: maximum share of the parts whose request is hedged; 0 for none.
     """
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
         self._share = share
-        self._origins: dict[str, _History] = {}  # the one used last is at the end
+        self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by size
+        self._credit = 0.0
+        self._tries = _TRIES
 
     def __repr__(self) -> str:
-        return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
+        return f"<Hedging {self._share:.0%} of requests, {self._credit:.1f} now>"
 
-    def took(self, origin: str, size_bytes: int, time_s: float, parts: int = 1) -> None:
+    def took(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
         """Record the time from the first request for some parts to their arrival, whichever request brought them."""
-        known = self._known(origin)
-        known.times[size_bytes.bit_length()].add(time_s)
-        known.credit = min(_MAX_CREDIT, known.credit + parts * self._share)
+        self._times[size_bytes.bit_length()].add(time_s)
+        self._credit = min(_MAX_CREDIT, self._credit + parts * self._share)
 
-    def patience_s(self, origin: str, size_bytes: int) -> float | None:
+    def patience_s(self, size_bytes: int) -> float | None:
         """Return the time after which a part may be late; None while too few times are known."""
-        if not self._share or (similar := self._similar(origin, size_bytes)) is None:
+        if not self._share or (similar := self._similar(size_bytes)) is None:
             return None
         times, ratio = similar
         late_s = ratio * min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
         return max(_MIN_PATIENCE_S, late_s)
 
     def due_s(
-        self, origin: str, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
+        self, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
     ) -> float:
         """Return the time after which a second request is likely to bring a part sooner than the first.
 
@@ -191,7 +185,7 @@ class Hedging:
         """
         if others_bytes_per_s:
             again_s = size_bytes / max(median(others_bytes_per_s), 1.0)
-        elif (similar := self._similar(origin, size_bytes)) is not None:
+        elif (similar := self._similar(size_bytes)) is not None:
             times, ratio = similar
             again_s = ratio * times.percentile_s(0.5)
         else:
@@ -199,10 +193,10 @@ class Hedging:
         left_bytes = max(1, size_bytes - received_bytes)
         return min(max(patience_s, again_s * received_bytes / left_bytes), _MAX_PATIENCE * patience_s)
 
-    def usual_s(self, origin: str, size_bytes: int, stall_timeout_s: float) -> float:
+    def usual_s(self, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which the origin usually sends a part, itself or by way of the tier."""
-        known = self._known(origin).times.get(size_bytes.bit_length())
-        usual_s = _UNKNOWN * stall_timeout_s if known is None else known.percentile_s(0.5)
+        times = self._times.get(size_bytes.bit_length())
+        usual_s = _UNKNOWN * stall_timeout_s if times is None else times.percentile_s(0.5)
         return max(MIN_STALL_SHARE * stall_timeout_s, usual_s)
 
     def left_s(
@@ -232,37 +226,27 @@ class Hedging:
         expected_s = elapsed_s * size_bytes / received_bytes
         return expected_s - elapsed_s if expected_s >= _MEDIANS * usual_s else None
 
-    def spend(self, origin: str, parts: int = 1) -> bool:
+    def spend(self, parts: int = 1) -> bool:
         """Return whether one more hedged request of `parts` parts is allowed, and count it."""
-        known = self._known(origin)
-        is_allowed = known.credit >= parts
-        known.credit -= parts * is_allowed
+        is_allowed = self._credit >= parts
+        self._credit -= parts * is_allowed
         return is_allowed
 
-    def tries(self, origin: str) -> bool:
+    def tries(self) -> bool:
         """Return whether a request to a tier whose owner seems slow may be hedged, and count it until it has `won`."""
-        known = self._known(origin)
-        if not self._share or not known.tries:
-            return self.spend(origin)
-        known.tries -= 1
+        if not self._share or not self._tries:
+            return self.spend()
+        self._tries -= 1
         return True
 
-    def won(self, origin: str) -> None:
+    def won(self) -> None:
         """Record that a request was hedged with good reason."""
-        known = self._known(origin)
-        known.tries = min(_TRIES, known.tries + 1)
+        self._tries = min(_TRIES, self._tries + 1)
 
-    def _known(self, origin: str) -> _History:
-        known = self._origins[origin] = self._origins.pop(origin, _History())
-        if len(self._origins) > _MAX_ORIGINS:
-            del self._origins[next(iter(self._origins))]
-        return known
-
-    def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
+    def _similar(self, size_bytes: int) -> tuple[_Times, int] | None:
         """Return the times to compare a request with, and the factor for its size; None if too few are known."""
-        times = self._known(origin).times
         for doublings in range(MAX_PARTS.bit_length()):  # from a single part to the largest request
-            similar = times.get(size_bytes.bit_length() - doublings)
+            similar = self._times.get(size_bytes.bit_length() - doublings)
             if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
                 return similar, 2**doublings
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shardcache.errors import OriginBusyError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.fetch.estimates import LOOK_AGAIN, MIN_STALL_SHARE, Hedging
+from shardcache.fetch.estimates import LOOK_AGAIN, MIN_STALL_SHARE
 from shardcache.fetch.reads import Bandwidth, PausableRead, StalledError
 from shardcache.fetch.scheduler import Claim, Scheduler
 from shardcache.metrics import Counters
@@ -48,15 +47,12 @@ class RequestSpan:
 class Requests:
     """Sends requests as slots, bandwidth and hedging allow, and counts received bytes."""
 
-    def __init__(
-        self, scheduler: Scheduler, bandwidth: Bandwidth, hedging: Hedging, counters: Counters, stall_timeout_s: float
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, bandwidth: Bandwidth, counters: Counters, stall_timeout_s: float) -> None:
         self.scheduler = scheduler
-        self.hedging = hedging
         self.counters = counters
         self.stall_timeout_s = stall_timeout_s
         self._bandwidth = bandwidth
-        self._reads: defaultdict[str, set[PausableRead]] = defaultdict(set)  # by origin
+        self._reads: dict[PausableRead, str] = {}  # in flight, with their origins
 
     async def fetch(self, span: RequestSpan) -> list[PartSums]:
         """Fetch bytes and return the checksums of their parts once they are written.
@@ -73,17 +69,17 @@ class Requests:
             return await self._from_origin(span) if sums is None else sums
 
     async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
-        origin, size_bytes = span.claim.origin, span.parts.size_bytes
+        hedging, size_bytes = self.scheduler.origin(span.claim.origin).hedging, span.parts.size_bytes
         with self.reading(span, span.claim, self._count) as read:
             span.begun(read)
-            patience_s = self.hedging.patience_s(origin, size_bytes) if span.obj.ranges else None
+            patience_s = hedging.patience_s(size_bytes) if span.obj.ranges else None
             first = self._read(span, read, None)
             if patience_s is None:
                 sums, is_first = await first, True
             else:
                 sums, is_first = await race(first, patience_s, partial(self._second, span, read, patience_s))
         self.scheduler.took(span.claim, size_bytes, read.worked.elapsed_s)
-        self.hedging.took(origin, size_bytes, read.worked.elapsed_s, span.parts.count)
+        hedging.took(size_bytes, read.worked.elapsed_s, span.parts.count)
         if not is_first:
             self.counters.hedged_bytes += read.received_bytes
         assert sums is not None
@@ -94,7 +90,7 @@ class Requests:
 
         The request needs no slot of its own: the one to the tier, which has a slot, is none to the origin.
         """
-        if self.scheduler.is_throttled(span.claim.origin):
+        if self.scheduler.origin(span.claim.origin).aimd.is_lowered:
             return None
 
         async def commit() -> bool:
@@ -113,19 +109,18 @@ class Requests:
         grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
         read = PausableRead(span.obj.url, self.stall_timeout_s, count, span.parts.size_bytes, grant, prompt=prompt)
         claim.work = read
-        self._reads[claim.origin].add(read)
+        self._reads[read] = claim.origin
         try:
             yield read
         finally:
             claim.work = None
-            self._reads[claim.origin].discard(read)
-            if not self._reads[claim.origin]:
-                del self._reads[claim.origin]
+            del self._reads[read]
             self._bandwidth.settle(read.credit_bytes)
 
     def other_rates(self, origin: str, read: PausableRead) -> list[float]:
         """Return the rates of an origin's other parts in flight."""
-        return [other.rate_bytes_per_s for other in self._reads[origin] - {read} if other.received_bytes]
+        others = (other for other, place in self._reads.items() if place == origin and other is not read)
+        return [other.rate_bytes_per_s for other in others if other.received_bytes]
 
     def observe(self, place: str, read: PausableRead) -> None:
         """Record the time of a finished read from an origin or the tier."""
@@ -137,16 +132,16 @@ class Requests:
         self, span: RequestSpan, first: PausableRead, patience_s: float, end_first: Commit
     ) -> list[PartSums] | None:
         """Send a hedged request once it is likely to bring the bytes sooner than the first."""
-        origin, size_bytes = span.claim.origin, span.parts.size_bytes
+        origin = self.scheduler.origin(span.claim.origin)
 
         def due_s() -> float:
-            rates = self.other_rates(origin, first)
-            return self.hedging.due_s(origin, size_bytes, patience_s, first.received_bytes, rates)
+            rates = self.other_rates(origin.name, first)
+            return origin.hedging.due_s(span.parts.size_bytes, patience_s, first.received_bytes, rates)
 
         await first.worked.reaches(patience_s)
         while (look_s := due_s()) > (elapsed_s := first.worked.elapsed_s):
             await first.worked.reaches(max(look_s, LOOK_AGAIN * elapsed_s))
-        if self.scheduler.is_throttled(origin) or not self.hedging.spend(origin, span.parts.count):
+        if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None
         claim = span.claim.again()
         return await self._again(span, claim, self.scheduler.hold(claim), end_first)
@@ -237,9 +232,8 @@ class _TierRequests:
         self._span = span
         self._origin = origin
         self._tier = tier
-        self._hedging, self._counters = requests.hedging, requests.counters
-        self._stall_timeout_s = requests.stall_timeout_s
-        self._place, self._size_bytes = span.claim.origin, span.parts.size_bytes
+        self._hedging, self._counters = requests.scheduler.origin(span.claim.origin).hedging, requests.counters
+        self._stall_timeout_s, self._size_bytes = requests.stall_timeout_s, span.parts.size_bytes
 
     async def fetch(self) -> list[PartSums] | None:
         """Return the checksums of the bytes; None if the origin has to be requested.
@@ -288,7 +282,7 @@ class _TierRequests:
             return None
         sums = sums_of(answer, self._span.obj)
         if answer.headers.get("x-shardcache-tier") != "HIT":  # then the time is the object store's
-            self._hedging.took(self._place, self._size_bytes, self._read.worked.elapsed_s)
+            self._hedging.took(self._size_bytes, self._read.worked.elapsed_s)
         return sums
 
     def _repeats(self, exn: OriginError) -> bool:
@@ -353,7 +347,7 @@ class _TierRequests:
 
     @property
     def _usual_s(self) -> float:
-        return self._hedging.usual_s(self._place, self._size_bytes, self._stall_timeout_s)
+        return self._hedging.usual_s(self._size_bytes, self._stall_timeout_s)
 
     @property
     def _next_question_s(self) -> float:
@@ -361,7 +355,7 @@ class _TierRequests:
 
     def _left_s(self) -> float | None:
         """Return the time that the request will still take, if that is much longer than usual; else None."""
-        read, rates = self._read, self._requests.other_rates(self._place, self._read)
+        read, rates = self._read, self._requests.other_rates(self._span.claim.origin, self._read)
         return self._hedging.left_s(
             self._size_bytes, read.received_bytes, read.worked.elapsed_s, self._usual_s, rates, self._stall_timeout_s
         )
@@ -392,14 +386,14 @@ class _TierRequests:
             if await end_first():
                 raise _SlowOwnerError
             return None
-        if not (self._hedging.spend(self._place) if asking.done() else self._hedging.tries(self._place)):
+        if not (self._hedging.spend() if asking.done() else self._hedging.tries()):
             return None
         asked_s = time.monotonic()
         limit_s = max(_MUCH_SOONER * left_s, self._usual_s)
         sums = await self._requests.sooner(self._span, limit_s, end_first)
         if sums is not None:
-            self._hedging.took(self._place, self._size_bytes, time.monotonic() - asked_s)
+            self._hedging.took(self._size_bytes, time.monotonic() - asked_s)
             if owner and not asking.done():  # the store has sent all of it before the owner has answered a question
-                self._hedging.won(self._place)
+                self._hedging.won()
                 self._tier.slow_owners.add(owner, time.monotonic())
         return sums

@@ -14,7 +14,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
-from shardcache.fetch.estimates import Aimd, Link
+from shardcache.fetch.estimates import HEDGED_SHARE, Aimd, Hedging, Link
 
 WAITING = 0
 """The most urgent class: a reader has nothing to read until this part arrives."""
@@ -112,11 +112,12 @@ class OriginLoad:
 
 
 @dataclass(slots=True, eq=False)
-class _OriginState:
-    """State of one origin."""
+class OriginState:
+    """State of one origin, and what is known of it."""
 
     name: str
     aimd: Aimd
+    hedging: Hedging
     link: Link = field(default_factory=Link)
     held: int = 0  # slots
     cleared: bool = False  # True while claims that no reader waits for are paused for one that is `alone`
@@ -137,7 +138,7 @@ class _Group:
     """Claims of one download on one origin."""
 
     ask: Callable[[], Priority]
-    origin: _OriginState
+    origin: OriginState
     priority: Priority  # what `ask` returned last
     queued: list[Claim] = field(default_factory=list)  # first come first
     count: int = 0  # of claims that wait or hold a slot
@@ -168,15 +169,17 @@ class Scheduler:
 
     Args:
         count: slots of all origins together, and the initial limit of each origin.
+        hedged_share: see `Hedging`.
 
     Attributes:
         pauses: number of times that a claim was preempted, or paused for one that is `alone`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, hedged_share: float = HEDGED_SHARE) -> None:
         self._count = count
+        self._hedged_share = hedged_share
         self._groups: dict[tuple[Callable[[], Priority], str], _Group] = {}
-        self._origins: dict[str, _OriginState] = {}  # the one used last is at the end
+        self._origins: dict[str, OriginState] = {}  # the one used last is at the end
         self._holding: dict[Claim, None] = {}
         self._paused: dict[Claim, None] = {}  # queued again, until they get another slot
         self._round_robin = RoundRobin()
@@ -193,28 +196,29 @@ class Scheduler:
         latest = list(self._origins.values())[-_MAX_ORIGINS:]
         return [OriginLoad(one.name, one.held, one.aimd.limit, one.aimd.generation) for one in latest]
 
-    def is_throttled(self, origin: str) -> bool:
-        """Return whether an origin currently accepts fewer requests than there are slots."""
-        return origin in self._origins and self._origins[origin].aimd.limit < self._count
+    def origin(self, name: str) -> OriginState:
+        """Return the state of an origin, now the one used last; unused ones beyond `_MAX_ORIGINS` are forgotten."""
+        origin = self._origins.pop(name, None) or OriginState(name, Aimd(self._count), Hedging(self._hedged_share))
+        self._origins[name] = origin
+        if (excess := len(self._origins) - _MAX_ORIGINS) > 0:
+            used = {origin, *(group.origin for group in self._groups.values())}
+            for unused in [one for one in self._origins.values() if one not in used][:excess]:
+                del self._origins[unused.name]
+        return origin
 
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record the size and read time of a part that arrived while `claim` held its slot."""
-        if (origin := self._origins.get(claim.origin)) is not None:
-            origin.link.took(size_bytes, time_s, (claim.concurrency + origin.held) / 2)
+        origin = self.origin(claim.origin)
+        origin.link.took(size_bytes, time_s, (claim.concurrency + origin.held) / 2)
         if claim.priority in self._alone_until_s:
             if not self._is_alone(claim.priority):
                 self._ask_again_s = 0.0  # its precedence had expired, and begins again
             self._prolong(claim.priority)
 
-    def connection_bytes_per_s(self, origin: str) -> float | None:
-        """Return the rate at which a connection to an origin reads lately; None while unknown."""
-        return self._origins[origin].link.connection_bytes_per_s if origin in self._origins else None
-
-    def share(self, origin: str) -> int:
+    def share(self, origin: OriginState) -> int:
         """Return the number of connections to an origin that each of its downloads can have at the same time."""
-        downloads = sum(group.origin.name == origin for group in self._groups.values())
-        usable = self._origins[origin].usable if origin in self._origins else self._count
-        return max(1, usable // max(1, downloads))
+        downloads = sum(group.origin is origin for group in self._groups.values())
+        return max(1, origin.usable // max(1, downloads))
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
@@ -248,20 +252,10 @@ class Scheduler:
         claim.granted, claim.paused = asyncio.get_running_loop().create_future(), False
         ask, priority = claim.priority, claim.priority()
         if (group := self._groups.get((ask, claim.origin))) is None:
-            group = self._groups[ask, claim.origin] = _Group(ask, self._use(claim.origin), priority)
+            group = self._groups[ask, claim.origin] = _Group(ask, self.origin(claim.origin), priority)
         claim.group, group.priority = group, priority
         group.count += 1
         group.enqueue(claim)
-
-    def _use(self, name: str) -> _OriginState:
-        """Remember an origin as the one used last, and forget unused ones beyond `_MAX_ORIGINS`."""
-        origin = self._origins.pop(name) if name in self._origins else _OriginState(name, Aimd(self._count))
-        self._origins[name] = origin
-        if (excess := len(self._origins) - _MAX_ORIGINS) > 0:
-            used = {origin, *(group.origin for group in self._groups.values())}
-            for unused in [one for one in self._origins.values() if one not in used][:excess]:
-                del self._origins[unused.name]
-        return origin
 
     def _leave(self, claim: Claim) -> None:
         group = claim.group
@@ -343,7 +337,7 @@ class Scheduler:
 
         return rank
 
-    def _victims(self, origin: _OriginState | None) -> list[Claim]:
+    def _victims(self, origin: OriginState | None) -> list[Claim]:
         """Return the claims that may be paused, of one origin or of all."""
         return [
             claim
@@ -364,7 +358,7 @@ class Scheduler:
         elif claim.work is not None:
             claim.work.resume()
 
-    def _pause_one(self, origin: _OriginState | None) -> bool:
+    def _pause_one(self, origin: OriginState | None) -> bool:
         """Pause the least urgent claim of an origin, or of all; return whether there was one."""
 
         def urgency(claim: Claim) -> tuple[int, float, int]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partialmethod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,6 +60,11 @@ def _without_rank(*places: int) -> Callable[[], None]:
 def _method(owner: Any, name: str, trivial: Any) -> Callable[[], None]:
     """Return what replaces a method or property by a trivial one."""
     return lambda: setattr(owner, name, trivial)
+
+
+def _begin_rich(hedging: estimates.Hedging, begin: Callable[..., None], *given: float) -> None:
+    begin(hedging, *given)
+    hedging._credit = estimates._MAX_CREDIT
 
 
 def _no_alone() -> None:
@@ -139,7 +144,7 @@ def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
     os.dup2(log, 2)
     # As after the first minutes of reading.
     estimates._MIN_OBSERVED = 8
-    estimates._History = partial(estimates._History, credit=estimates._MAX_CREDIT)  # type: ignore[misc, assignment]
+    estimates.Hedging.__init__ = partialmethod(_begin_rich, estimates.Hedging.__init__)  # type: ignore[method-assign, assignment]
     MECHANISMS[mechanism]()
     where = {"cache_dir": folder / "cache", "capacity": "10GB", "min_free": "0", "socket": folder / "socket"}
     daemon.serve(Settings.load({**where, "part_size": PART_BYTES, "log_level": "warning"}))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shardcache.fetch.estimates import Aimd, Hedging, Link
 
 SIZE = 8 * 1024 * 1024
-STORE = "s3://bucket"
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -88,7 +87,7 @@ def taught(times_s: list[float], *, share: float = 0.02, size_bytes: int = SIZE)
     """Return hedging after parts that took some times."""
     hedging = Hedging(share)
     for time_s in times_s:
-        hedging.took(STORE, size_bytes, time_s)
+        hedging.took(size_bytes, time_s)
     return hedging
 
 
@@ -107,8 +106,8 @@ def test_a_part_is_late_after_the_time_that_one_of_a_hundred_takes(
 ) -> None:
     """In whatever order the times came; without a share, nothing is ever late."""
     random.Random(1).shuffle(times_s)
-    assert taught(times_s).patience_s(STORE, SIZE) == patience_s
-    assert taught(times_s, share=0).patience_s(STORE, SIZE) is None
+    assert taught(times_s).patience_s(SIZE) == patience_s
+    assert taught(times_s, share=0).patience_s(SIZE) is None
 
 
 @given(st.integers(0, 2**32), st.integers(1001, 1300))
@@ -117,16 +116,15 @@ def test_only_the_last_thousand_parts_count(seed: int, count: int) -> None:
     draw = random.Random(seed)
     times_s = [draw.uniform(0.1, 100) for _ in range(count)]
     last_s = sorted(times_s[-1000:])
-    assert taught(times_s).patience_s(STORE, SIZE) == min(last_s[989], 5 * last_s[499])
+    assert taught(times_s).patience_s(SIZE) == min(last_s[989], 5 * last_s[499])
 
 
-def test_a_part_is_compared_with_parts_of_its_size_and_store() -> None:
-    """The small last part of a shard says nothing about the others, nor one store about another."""
+def test_a_part_is_compared_with_parts_of_its_size() -> None:
+    """The small last part of a shard says nothing about the others."""
     hedging = taught([1.0] * 100)
-    assert hedging.patience_s(STORE, SIZE // 16) is None
-    assert hedging.patience_s(STORE, 16 * SIZE) is None
-    assert hedging.patience_s("s3://other", SIZE) is None
-    assert hedging.patience_s(STORE, SIZE + SIZE // 2) == 1.0
+    assert hedging.patience_s(SIZE // 16) is None
+    assert hedging.patience_s(16 * SIZE) is None
+    assert hedging.patience_s(SIZE + SIZE // 2) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -144,27 +142,27 @@ def test_a_late_part_is_hedged_when_a_second_request_is_likely_to_be_sooner(
     received_bytes: int, others: list[float], due_s: float
 ) -> None:
     """Judged by the rates of the other parts in flight."""
-    assert taught([1.0] * 100).due_s(STORE, SIZE, 1.0, received_bytes, others) == pytest.approx(due_s)
+    assert taught([1.0] * 100).due_s(SIZE, 1.0, received_bytes, others) == pytest.approx(due_s)
 
 
 def test_a_few_of_a_hundred_requests_are_hedged_and_no_more() -> None:
     """At 2 % every fiftieth part earns one second request, and a long time of peace no great store of them."""
     hedging = taught([1.0] * 200)
-    assert [hedging.spend(STORE) for _ in range(5)] == [True] * 4 + [False]
+    assert [hedging.spend() for _ in range(5)] == [True] * 4 + [False]
     rich = taught([1.0] * 100_000)
-    assert sum(rich.spend(STORE) for _ in range(100)) == 8
+    assert sum(rich.spend() for _ in range(100)) == 8
 
 
 def test_requests_for_several_parts_are_first_compared_with_single_ones() -> None:
     """They may take as many times as long until enough of their own size are known, and earn and cost as much."""
     hedging = taught([1.0] * 100)
-    assert hedging.patience_s(STORE, 4 * SIZE) == 4.0
-    assert hedging.due_s(STORE, 4 * SIZE, 4.0, 3 * SIZE, []) == pytest.approx(12.0)
+    assert hedging.patience_s(4 * SIZE) == 4.0
+    assert hedging.due_s(4 * SIZE, 4.0, 3 * SIZE, []) == pytest.approx(12.0)
     for _ in range(100):
-        hedging.took(STORE, 4 * SIZE, 2.0, parts=4)
-    assert hedging.patience_s(STORE, 4 * SIZE) == 2.0
-    assert hedging.patience_s(STORE, SIZE) == 1.0
-    assert [hedging.spend(STORE, 4), hedging.spend(STORE, 4), hedging.spend(STORE, 1)] == [True, True, False]
+        hedging.took(4 * SIZE, 2.0, parts=4)
+    assert hedging.patience_s(4 * SIZE) == 2.0
+    assert hedging.patience_s(SIZE) == 1.0
+    assert [hedging.spend(4), hedging.spend(4), hedging.spend(1)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -193,13 +191,13 @@ def test_a_part_from_the_tier_is_late_if_it_will_take_five_times_as_long_as_othe
 def test_hedges_of_the_tier_begin_with_two_and_cost_nothing_if_they_win() -> None:
     """A slow owner is found before a hundred parts have come, and a slow object store is not asked for many twice."""
     hedging = taught([1.0] * 50)
-    assert [hedging.tries(STORE) for _ in range(4)] == [True, True, True, False]
-    hedging.won(STORE)
-    assert hedging.tries(STORE) and not hedging.spend(STORE)
+    assert [hedging.tries() for _ in range(4)] == [True, True, True, False]
+    hedging.won()
+    assert hedging.tries() and not hedging.spend()
 
 
 def test_a_fifth_of_the_stall_timeout_is_usual_where_nothing_is_known() -> None:
     """And what takes milliseconds is never late."""
-    assert Hedging().usual_s(STORE, SIZE, 20.0) == 4.0
-    assert taught([0.01]).usual_s(STORE, SIZE, 20.0) == pytest.approx(0.8)
-    assert taught([1.0, 3.0, 3.0]).usual_s(STORE, SIZE, 20.0) == 3.0
+    assert Hedging().usual_s(SIZE, 20.0) == 4.0
+    assert taught([0.01]).usual_s(SIZE, 20.0) == pytest.approx(0.8)
+    assert taught([1.0, 3.0, 3.0]).usual_s(SIZE, 20.0) == 3.0

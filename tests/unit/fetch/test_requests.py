@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
-from shardcache.fetch.estimates import Hedging
 from shardcache.fetch.reads import Bandwidth
 from shardcache.fetch.requests import Requests, RequestSpan, race
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
@@ -71,12 +70,11 @@ class Desk:
 
     def __init__(self, *reads: Read, slots: int = 4, seen: int = 200) -> None:
         self.origin = Script(*reads)
-        self.slots = Scheduler(slots)
-        self.hedging = Hedging(share=0.02)
+        self.slots = Scheduler(slots, hedged_share=0.02)
         for _ in range(seen):
-            self.hedging.took(STORE, OBJ.size_bytes, 0.001)
+            self.slots.origin(STORE).hedging.took(OBJ.size_bytes, 0.001)
         self.counters = Counters()
-        self.requests = Requests(self.slots, Bandwidth(None), self.hedging, self.counters, 60.0)
+        self.requests = Requests(self.slots, Bandwidth(None), self.counters, 60.0)
 
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""

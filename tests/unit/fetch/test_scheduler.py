@@ -355,15 +355,15 @@ def check(users: Users, count: int) -> None:
 async def test_an_origin_that_refused_is_throttled_until_it_takes_all_again() -> None:
     """It alone, and from its first refusal on."""
     slots, claim = Scheduler(2), Claim(lambda: PLANNED, "s3://b")
-    assert not slots.is_throttled("s3://b")
+    assert not slots.origin("s3://b").aimd.is_lowered
     with pytest.raises(OriginBusyError):
         async with slots.hold(claim):
             raise OriginBusyError("too busy")
-    assert slots.is_throttled("s3://b")
-    assert not slots.is_throttled("s3://other")
+    assert slots.origin("s3://b").aimd.is_lowered
+    assert not slots.origin("s3://other").aimd.is_lowered
     async with slots.hold(claim):
         pass
-    assert not slots.is_throttled("s3://b")
+    assert not slots.origin("s3://b").aimd.is_lowered
 
 
 async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
