@@ -125,12 +125,6 @@ def free_bytes(path: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def total_bytes(path: Path) -> int:
-    """Return the size in bytes of the filesystem of `path`."""
-    stat = os.statvfs(path)
-    return stat.f_blocks * stat.f_frsize
-
-
 def is_open_elsewhere(path: Path) -> bool:
     """Return True if another process may have `path` open or mapped; False if the filesystem cannot tell."""
     # Readers that lost their connection keep their mapping: their shard counts as used until it can be freed.

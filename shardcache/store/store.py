@@ -18,17 +18,9 @@ import structlog
 from shardcache import tarindex
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
+from shardcache.store import disk
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.disk import (
-    damage_errors,
-    disk_errors,
-    free_bytes,
-    fsync_path,
-    is_open_elsewhere,
-    total_bytes,
-    unlink_quietly,
-)
 from shardcache.store.folder import (
     SIDECAR,
     TAR,
@@ -163,12 +155,13 @@ class Store:
         """Lock the folder and recover its contents. Blocks. Raises CacheDirError, CacheFormatError, DiskError."""
         layout = Layout(root.absolute())
         folder = CacheFolder.take(layout, group)
-        with disk_errors(root):
+        with disk.disk_errors(root):
             for parent in (layout.shards, layout.root):
                 # A power loss must not remove a bucket with its shards; a failing disk can still be served from.
                 with contextlib.suppress(OSError):
-                    fsync_path(parent)
-            total = total_bytes(layout.root)
+                    disk.fsync_path(parent)
+            stat = os.statvfs(layout.root)
+            total = stat.f_blocks * stat.f_frsize
             space = Space(capacity.of(total), min_free.of(total))
             if warning := capacity.excess(total):
                 log.warning(warning, remedy="lower --capacity, or set a share of the filesystem such as 80%")
@@ -189,7 +182,7 @@ class Store:
 
     def measured(self) -> Space:
         """Return the accounting, after measuring what other files on the disk leave to the cache. Raises DiskError."""
-        self.space.measure(free_bytes(self.layout.root))
+        self.space.measure(disk.free_bytes(self.layout.root))
         return self.space
 
     # Arriving shards
@@ -219,18 +212,18 @@ class Store:
 
     def _publish(self, key: str, tar_path: Path, sidecar_path: Path) -> int:
         tar, sidecar = self.layout.tar(key), self.layout.sidecar(key)
-        with disk_errors(tar_path):
+        with disk.disk_errors(tar_path):
             try:
-                fsync_path(tar_path)
+                disk.fsync_path(tar_path)
                 sidecar_bytes = sidecar_path.stat().st_size
                 for path in (sidecar_path, tar_path):
                     path.chmod(_SHARD_MODE)
                 sidecar_path.rename(sidecar)
                 tar_path.rename(tar)
-                fsync_path(self.layout.bucket(key))
+                disk.fsync_path(self.layout.bucket(key))
             except OSError:
                 with contextlib.suppress(OSError):
-                    unlink_quietly(tar, sidecar)  # published midway, they would not be accounted for
+                    disk.unlink_quietly(tar, sidecar)  # published midway, they would not be accounted for
                 raise
         partials.discard(self.layout, key)
         return sidecar_bytes
@@ -265,7 +258,7 @@ class Store:
     def _read_facts(self, shard: Shard) -> Facts:
         path = self.layout.sidecar(shard.key)
         try:
-            with damage_errors(path):
+            with disk.damage_errors(path):
                 facts = Facts.from_json(tarindex.read_header(path))
         except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
             raise CorruptShardError(f"the sidecar {path} cannot be read ({exn})") from exn
@@ -351,13 +344,13 @@ class Store:
 
     def _quarantine(self, shard: Shard) -> Leftover:
         aside = self.layout.quarantine / (shard.key + TAR)
-        with disk_errors(aside):
+        with disk.disk_errors(aside):
             if self.layout.tar(shard.key).exists():
                 self.layout.tar(shard.key).rename(aside)
             if self.layout.sidecar(shard.key).exists():
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
             for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
-                fsync_path(folder)  # a power loss must not undo the renames
+                disk.fsync_path(folder)  # a power loss must not undo the renames
         return quarantined(aside)
 
     # Changes to the folder by others
@@ -381,9 +374,9 @@ class Store:
 
 def _unlink_unless_open(paths: Sequence[Path]) -> bool:
     # Unlinking an open file would not free its bytes, and they would not be accounted for.
-    with disk_errors(paths[0]):
+    with disk.disk_errors(paths[0]):
         with contextlib.suppress(FileNotFoundError):
-            if is_open_elsewhere(paths[0]):
+            if disk.is_open_elsewhere(paths[0]):
                 return False
-        unlink_quietly(*paths)
+        disk.unlink_quietly(*paths)
     return True

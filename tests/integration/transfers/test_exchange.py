@@ -7,6 +7,7 @@ import http.client
 import io
 import random
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,6 +81,12 @@ class Rig:
     def fetch(self, server: ScriptedServer) -> Answer:
         """Return the answer."""
         return self.begin(server).result()
+
+    def use_up(self, gate: Gate) -> None:
+        """Wait until a request has used up its credit."""
+        while not gate.used_up:
+            assert self.progress.wait(30)
+            self.progress.clear()
 
     def close(self) -> None:
         """End every thread."""
@@ -211,14 +218,18 @@ def test_chunks_that_end_too_early_are_an_error(rig: Rig) -> None:
     assert rig.written == BLANK
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
-    scheme: str, rig: Rig, tmp_path: Path
-) -> None:
-    """Bytes after the body might be taken for the next answer; over TLS they may be deciphered already."""
+@pytest.fixture(params=["http", "https"])
+def context(request: pytest.FixtureRequest, rig: Rig, tmp_path: Path) -> ssl.SSLContext | None:
+    """A server's TLS, which the rig trusts, or none."""
     authority = Authority(tmp_path / "authority")
     rig.ca_file = str(authority.ca_file)
-    context = authority.server() if scheme == "https" else None
+    return authority.server() if request.param == "https" else None
+
+
+def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
+    context: ssl.SSLContext | None, rig: Rig
+) -> None:
+    """Bytes after the body might be taken for the next answer; over TLS they may be deciphered already."""
     too_much = answer(DATA + answer(BLANK), length=len(DATA))
     with ScriptedServer(too_much, answer(DATA), context=context) as server:
         assert rig.fetch(server).sums
@@ -227,12 +238,8 @@ def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
         assert (rig.written, server.connections) == (DATA, 2)
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_unrequested_answer_is_ignored(scheme: str, rig: Rig, tmp_path: Path) -> None:
+def test_unrequested_answer_is_ignored(context: ssl.SSLContext | None, rig: Rig) -> None:
     """As a proxy might send that mixes up its connections: it comes together with the end of another one."""
-    authority = Authority(tmp_path / "authority")
-    rig.ca_file = str(authority.ca_file)
-    context = authority.server() if scheme == "https" else None
     first, extra = answer(b"", status="404 Not Found"), answer(b"", status="500 Odd")
     mixed_up = first + b"x" * (io.DEFAULT_BUFFER_SIZE - len(first)) + extra  # what is buffered goes with the first
     with ScriptedServer(answer(DATA), mixed_up, answer(DATA), context=context) as server:
@@ -322,10 +329,17 @@ def test_parts_before_a_cut_are_recorded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
-@pytest.mark.parametrize(("file", "number"), [("/dev/full", errno.ENOSPC), ("/nowhere/a.part", errno.ENOENT)])
-def test_file_that_cannot_be_written_has_its_own_error(file: str, number: int, held: bool, rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("what", "file", "number"),
+    [
+        ("path", "/dev/full", errno.ENOSPC),
+        ("path", "/nowhere/a.part", errno.ENOENT),
+        ("journal", "/dev/full", errno.ENOSPC),
+    ],
+)
+def test_file_that_cannot_be_written_has_its_own_error(what: str, file: str, number: int, held: bool, rig: Rig) -> None:
     """Neither the server's nor the connection's, whether the body was kept in memory or not."""
-    rig.path = Path(file)
+    setattr(rig, what, Path(file))
     with ScriptedServer(answer(DATA)) as server:
         asked = rig.begin(server, held=held)
         rig.gate.commit()
@@ -334,23 +348,13 @@ def test_file_that_cannot_be_written_has_its_own_error(file: str, number: int, h
     assert failed.value.cause.errno == number
 
 
-def test_journal_that_cannot_be_written_has_its_own_error(rig: Rig) -> None:
-    """As the file itself."""
-    rig.journal = Path("/dev/full")
-    with ScriptedServer(answer(DATA)) as server, pytest.raises(PartFileError) as failed:
-        rig.fetch(server)
-    assert failed.value.cause.errno == errno.ENOSPC
-
-
 def test_no_more_is_read_than_there_is_credit_for(rig: Rig) -> None:
     """The read rests when that is used up, and continues from there."""
     with ScriptedServer(answer(DATA)) as server:
         asked = rig.begin(server, limit_bytes=10_000)
         for limit_bytes in (10_000, 10_001, 60_000):
             rig.gate.resume(limit_bytes)
-            while not rig.gate.used_up:
-                assert rig.progress.wait(30)
-                rig.progress.clear()
+            rig.use_up(rig.gate)
             assert rig.gate.received_bytes == limit_bytes
         rig.gate.resume(ENDLESS)
         assert asked.result().sums
@@ -366,9 +370,7 @@ def test_a_paused_request_is_not_sent_and_a_paused_body_not_read(rig: Rig) -> No
         assert rig.fetch(other).sums is None
         assert (server.connections, gate.received_bytes) == (0, 0)
         gate.resume(1000)
-        while not gate.used_up:
-            assert rig.progress.wait(30)
-            rig.progress.clear()
+        rig.use_up(gate)
         gate.pause()
         gate.resume(ENDLESS)
         assert asked.result().sums

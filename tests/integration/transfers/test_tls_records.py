@@ -68,6 +68,14 @@ def read_all(sock: TlsSocket, sizes: Callable[[], int]) -> tuple[bytes, int]:
         largest = max(largest, count)
 
 
+def read_exactly(sock: TlsSocket, size_bytes: int) -> bytes:
+    """Return that many bytes."""
+    memory, filled = memoryview(bytearray(size_bytes)), 0
+    while filled < len(memory):
+        filled += sock.fill(memory[filled:])
+    return bytes(memory)
+
+
 def test_openssl_is_reached_from_here() -> None:
     """Else the tests below, and users, have the slow way without noticing."""
     assert tls._openssl() is not None
@@ -110,13 +118,10 @@ def test_ends_are_noticed(way: str, authority: Authority) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
     with connected(authority, reset) as sock:
-        memory, filled = memoryview(bytearray(300 * KIB)), 0
-        while filled < len(memory):
-            filled += sock.fill(memory[filled:])
-        assert memory == DATA[: 300 * KIB]
+        assert read_exactly(sock, 300 * KIB) == DATA[: 300 * KIB]
         may_end.set()
         with suppress(OSError):
-            assert sock.fill(memory) == 0
+            assert sock.fill(memoryview(bytearray(KIB))) == 0
 
 
 def test_a_forged_record_is_an_error(way: str, authority: Authority) -> None:
@@ -166,11 +171,8 @@ def test_unread_bytes_are_reported(way: str, authority: Authority) -> None:
         may_end.wait()
 
     with connected(authority, serve) as sock:
-        memory, filled = memoryview(bytearray(64 * KIB)), 0
         sock.setblocking(True)
-        while filled < len(memory):
-            filled += sock.fill(memory[filled:])
-        assert memory == DATA[: 64 * KIB]
+        assert read_exactly(sock, 64 * KIB) == DATA[: 64 * KIB]
         sock.settimeout(10)
         assert sock.recv(1) == b"x"
         assert sock.pending() == 9

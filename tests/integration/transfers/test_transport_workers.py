@@ -41,8 +41,6 @@ HANGS = Reply(b"", Ending.HANG)
 class Credit(Flow):
     """A flow that pauses when its credit is used up, and continues when a test says so."""
 
-    prompt = False
-
     def __init__(self, credit_bytes: float = math.inf) -> None:
         self.credit_bytes = credit_bytes
         self.received_bytes = 0
@@ -64,9 +62,6 @@ class Credit(Flow):
             self._may_read.clear()
             if self._rest is not None:
                 self._rest()
-
-    def written(self, size_bytes: int) -> None:
-        """As `Flow.written`."""
 
     async def ready(self) -> None:
         """As `Flow.ready`."""
