@@ -145,14 +145,6 @@ class StorePlace:
         self._due.clear()
         self._former.clear()
 
-    def store_through_proxy(self, key: str, body: bytes) -> None:
-        with closing(_client(self._server, self.proxy.endpoint_url)) as client:
-            client.put_object(Bucket=_BUCKET, Key=key, Body=body)
-
-    def stored(self, key: str) -> bytes:
-        body: bytes = self._server.client.get_object(Bucket=_BUCKET, Key=key)["Body"].read()
-        return body
-
     def evict(self) -> None:
 
         def empty() -> bool:

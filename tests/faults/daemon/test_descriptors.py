@@ -77,13 +77,9 @@ def connect(daemon: Daemon, count: int, stack: ExitStack) -> tuple[list[RawSessi
     return sessions, refusals
 
 
-@pytest.mark.parametrize(
-    "files", [256, pytest.param(64, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)]
-)
-def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(
-    tmp_path: Path, shard: Path, files: int
-) -> None:
+def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_path: Path, shard: Path) -> None:
     """Of twice as many readers as files, the refusals are typed, and a place that is given back is taken again."""
+    files = 256
     with Daemon(tmp_path, spawn=limited(files)) as daemon:
         with ExitStack() as stack:
             sessions, refusals = connect(daemon, 2 * files, stack)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import select
 import shutil
 import signal
@@ -18,10 +17,8 @@ import pytest
 from campaign import kills, power
 from campaign.harness import Result, Row, rows
 from campaign.kills import FLAGS, GONE, Ground, audit, fetch, look
-from campaign.power import BLOCK_BYTES, Chance, Disk, File
-from shardcache.store.folder import FORMAT, PART
-from support.disks.shim import HAS_CC, Action, Call, Op, Shim
-from support.programs.cli import shardcache
+from shardcache.store.folder import PART
+from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import transport_workers
 from support.programs.zygote import Zygote
@@ -55,15 +52,6 @@ def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
         (daemon.cache_dir / "shards" / "00" / "stray.idx").write_bytes(b"x")
         kinds = {kind for kind, _ in audit(daemon, story.source, found)}
     assert kinds == {"lost", "wrong"}
-
-
-def test_newer_folder_ends_the_start_with_a_remedy(tmp_path: Path) -> None:
-    """`serve` exits 1 with the error's remedy, and leaves the folder as it is."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "format").write_text(f"{FORMAT + 1}\n")
-    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", "--min-free", "0", socket=tmp_path / "s")
-    assert ran.code == 1 and f"has format {FORMAT + 1}" in ran.err and "What to do: start the newer release" in ran.err
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["format"]
 
 
 def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) -> None:
@@ -143,36 +131,3 @@ def test_missing_flush_would_be_noticed(suffix: str, lived: Ground, tmp_path: Pa
     careless = [call for call in record.calls if not (call.op is Op.FSYNC and call.path.endswith(suffix))]
     power.examine(lived.zygote, story, replace(record, calls=careless), result, step=37, daemons=0)
     assert result.wrong
-
-
-def chance(seed: int) -> Chance:
-    """Return one way in which a power cut may go."""
-    return Chance(random.Random(seed))
-
-
-def test_flushed_bytes_last_and_others_may_not() -> None:
-    """In the model of a file, a block has any of its contents since the last flush, and a flushed one no other."""
-    file = File()
-    file.write(0, b"a" * BLOCK_BYTES)
-    file.flush()
-    file.write(BLOCK_BYTES - 1, b"bb")
-    states = {file.after(chance(seed)) for seed in range(200)}
-    assert {len(state) for state in states} == {BLOCK_BYTES, BLOCK_BYTES + 1}
-    assert b"a" * BLOCK_BYTES in states
-    assert b"a" * (BLOCK_BYTES - 1) + b"bb" in states
-    assert all(state[:16] == b"a" * 16 or state[0] != ord("a") for state in states)
-    file.flush()
-    assert {file.after(chance(seed)) for seed in range(50)} == {b"a" * (BLOCK_BYTES - 1) + b"bb"}
-
-
-def test_rename_may_be_seen_at_either_end_until_the_folder_is_flushed(tmp_path: Path) -> None:
-    """In the model of a folder, each name leads to any of what it led to since the last flush."""
-    (tmp_path / "old").write_bytes(b"x")
-    (tmp_path / "f").mkdir()
-    disk = Disk(tmp_path)
-    disk.do(Call(Op.RENAME, f"{tmp_path}/old", f"{tmp_path}/f/new", 0, 0, 0, b""))
-    seen = {frozenset(disk.after(chance(seed))) for seed in range(100)}
-    assert seen == {frozenset({"old"}), frozenset({"f/new"}), frozenset({"old", "f/new"}), frozenset()}
-    disk.do(Call(Op.FSYNC, f"{tmp_path}/f", "", 0, 0, 0, b""))
-    assert all("f/new" in disk.after(chance(seed)) for seed in range(100))
-    assert set(disk.certain()) == {"f/new"}

@@ -71,19 +71,6 @@ def test_dripping_store_is_an_error_in_the_end(place: StorePlace, result: Result
     place.recover(result, failures)
 
 
-def test_status_counts_hedged_requests(place: StorePlace) -> None:
-    """They stand with the other counters."""
-    counters = place.daemon.status()["counters"]
-    assert counters["origin_bytes"] >= counters["hedged_bytes"] >= 0 <= counters["hedges"]
-
-
-def test_bodies_pass_through_the_proxy(place: StorePlace) -> None:
-    """Uploads through the proxy arrive as sent, signature and all: it changes only what it is told to."""
-    body = bytes(range(256)) * 1000
-    place.store_through_proxy("through.tar", body)
-    assert place.stored("through.tar") == body
-
-
 DATA = random.Random(9).randbytes(3 * PART + 999)
 
 # A web server has no checksum that would tell.
