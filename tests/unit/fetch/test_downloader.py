@@ -1,0 +1,196 @@
+"""Downloads: which errors are followed by another attempt, checksums of wholes from their parts, ETags as MD5s."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from awscrt import checksums
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.checksums import ALGORITHMS, combined
+from shardcache.errors import (
+    AccessDeniedError,
+    CorruptShardError,
+    NotFoundError,
+    OriginUnavailableError,
+    ShardcacheError,
+    ShardChangedError,
+)
+from shardcache.fetch.download import Backoff, Etags, Retry, refetch
+from shardcache.metrics import Counters
+from shardcache.origin.base import MD5, Checksum, RemoteObject
+from support.programs.guard import GUARD_S
+
+URL = "s3://b/a.tar"
+BUSY = OriginUnavailableError("busy", url=URL, remedy="wait")
+REPLACED, CORRUPT, MISSING = ShardChangedError("replaced"), CorruptShardError("corrupt"), NotFoundError("missing")
+
+
+class Script:
+    """Raises what it is given, one after the other, then returns "done"."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    async def __call__(self) -> str:
+        """Take the next step."""
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+def retry(counters: Counters) -> Retry:
+    """Return a policy of three attempts without pauses."""
+    return Retry(3, counters, Backoff(base_s=0, cap_s=0))
+
+
+async def test_unavailable_origins_are_requested_again() -> None:
+    """Failures fewer than the attempts stay invisible, but counted."""
+    script, counters = Script(BUSY, BUSY), Counters()
+    assert await retry(counters).call(URL, script) == "done"
+    assert (script.calls, counters.retries) == (3, 2)
+
+
+async def test_the_last_attempts_error_says_how_many_there_were() -> None:
+    """The same kind of error, with url and remedy kept."""
+    script = Script(*[BUSY] * 5)
+    with pytest.raises(OriginUnavailableError, match=r"busy.*after 3 attempts") as failed:
+        await retry(Counters()).call(URL, script)
+    assert (script.calls, failed.value.url, failed.value.remedy) == (3, URL, "wait")
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("no"), MISSING, REPLACED])
+async def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
+    """Denied, missing and replaced objects are asked for once."""
+    script, counters = Script(error), Counters()
+    with pytest.raises(type(error)):
+        await retry(counters).call(URL, script)
+    assert (script.calls, counters.retries) == (1, 0)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True), st.floats(0.001, 10), st.floats(0.001, 100))
+def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
+    failures: int, uniform: float, base_s: float, cap_s: float
+) -> None:
+    """Full jitter: anything from nothing to min(cap, base x 2^(failures - 1))."""
+    backoff = Backoff(base_s, cap_s)
+    bound_s = backoff.bound_s(failures)
+    assert 0 == backoff.pause_s(failures, 0.0) <= backoff.pause_s(failures, uniform) <= bound_s <= cap_s
+    assert backoff.bound_s(failures + 1) in (bound_s, 2 * bound_s, cap_s)
+    assert backoff.bound_s(1) == min(base_s, cap_s)
+
+
+@pytest.mark.parametrize(
+    ("failures", "calls", "error"),
+    [
+        ([REPLACED, REPLACED], 3, None),
+        ([REPLACED, CORRUPT], 3, None),
+        ([REPLACED, REPLACED, REPLACED, REPLACED], 3, REPLACED),
+        ([CORRUPT], 2, None),
+        ([CORRUPT, CORRUPT], 2, CORRUPT),
+        ([MISSING], 1, MISSING),
+    ],
+)
+async def test_a_replaced_object_is_fetched_three_times_and_a_corrupt_one_twice(
+    failures: list[ShardcacheError], calls: int, error: ShardcacheError | None
+) -> None:
+    """At most; any other error is raised at once."""
+    script = Script(*failures)
+    if error is None:
+        assert await refetch(script)() == "done"
+    else:
+        with pytest.raises(type(error), match=error.message):
+            await refetch(script)()
+    assert script.calls == calls
+
+
+WHOLE = {"crc32c": checksums.crc32c, "crc32": zlib.crc32, "crc64nvme": checksums.crc64nvme}
+
+
+@pytest.mark.parametrize("algorithm", WHOLE)
+@given(data=st.binary(max_size=200), part_bytes=st.integers(1, 64))
+def test_the_whole_follows_from_its_parts(algorithm: str, data: bytes, part_bytes: int) -> None:
+    """However the bytes are cut into parts, the checksum is that of all of them in one."""
+    parts = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
+    sums = [ALGORITHMS[algorithm](part, 0) for part in parts]
+    assert combined(algorithm, sums, part_bytes, len(data)) == WHOLE[algorithm](data)
+
+
+def test_the_algorithms_are_the_standard_ones() -> None:
+    """Known answers for "123456789", from the CRC catalogue."""
+    known = {"crc32c": 0xE3069283, "crc32": 0xCBF43926, "crc64nvme": 0xAE8B14860A799888}
+    assert {name: ALGORITHMS[name](b"56789", ALGORITHMS[name](b"1234", 0)) for name in known} == known
+
+
+DATA = b"some shard"
+DIGEST = 0xE7B9F083B0A5CFD1BF090A8654A00825
+
+
+def obj(name: str = "a.tar", *, etag: int = 5, bucket: str = "bucket") -> RemoteObject:
+    """Return an object of which the ETag is all that is known."""
+    return RemoteObject(f"s3://{bucket}/{name}", f"{etag:032x}", len(DATA), Checksum(MD5, etag))
+
+
+def test_a_differing_etag_is_damage_where_another_was_an_md5() -> None:
+    """Every time, however often the same bytes come."""
+    etags = Etags()
+    etags.judge(obj(), 5, 5)
+    for _ in range(3):
+        with pytest.raises(CorruptShardError, match="MD5"):
+            etags.judge(obj("b.tar"), 5, 6)
+
+
+def test_other_bytes_the_second_time_are_damage() -> None:
+    """Something changes them on the way, whatever the ETag is; bytes of one version say nothing of the next one's."""
+    etags = Etags()
+    for etag, found in ((5, 6), (5, 7), (5, 8), (6, 8)):
+        with pytest.raises(CorruptShardError):
+            etags.judge(obj(etag=etag), etag, found)
+
+
+def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
+    """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
+    script = (
+        "import contextlib, test_downloader\n"
+        "etags = test_downloader.Etags()\n"
+        "with contextlib.suppress(test_downloader.CorruptShardError):\n"
+        "    etags.judge(test_downloader.obj(), 5, 6)\n"
+        "etags.judge(test_downloader.obj(), 5, 6)\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert ran.stdout == ""
+    assert ran.stderr == "the origin's ETags are not MD5s; no longer comparing them (origin=s3://bucket)\n"
+
+
+async def test_a_store_whose_etags_are_something_else_costs_no_reading(tmp_path: Path) -> None:
+    """Once that is known, files there are not read again, and those of other stores are."""
+    etags = Etags()
+    with pytest.raises(CorruptShardError, match="verify_etag = false"):
+        etags.judge(obj(), 5, 6)
+    etags.judge(obj(), 5, 6)
+    await etags.verify(obj("b.tar"), tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        await etags.verify(obj(bucket="other"), tmp_path / "missing")
+
+
+async def test_the_bytes_of_the_file_are_what_counts(tmp_path: Path) -> None:
+    """The digest is that of the whole file; an object with a real checksum, or none, is left alone."""
+    etags, path = Etags(), tmp_path / "a.part"
+    path.write_bytes(DATA)
+    with pytest.raises(CorruptShardError, match=f"{DIGEST:032x}"):
+        await etags.verify(obj(), path)
+    await etags.verify(obj(etag=DIGEST), path)
+    path.write_bytes(DATA[::-1])
+    for checksum in (None, Checksum("crc32", DIGEST)):
+        await etags.verify(RemoteObject("s3://bucket/a.tar", "1", len(DATA), checksum), path)
+    with pytest.raises(CorruptShardError):
+        await etags.verify(obj(etag=DIGEST), path)
