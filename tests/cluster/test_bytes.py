@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from support.cluster.cluster import MBIT_PER_S, NOTHING, ONCE, Cluster
-from support.cluster.node import Dataset, Node, empty
-from support.cluster.tier import Tier
+from support.cluster.node import Dataset, empty
 
-Filled = tuple[list[Node], Tier]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 6])
-def test_without_a_tier_the_store_sends_everything_once_per_node(cluster: Cluster, small: Dataset, count: int) -> None:
+def test_without_a_tier_the_store_sends_everything_once_per_node(cluster: Cluster, small: Dataset) -> None:
     """That is what a tier is for, and shows that bytes are counted."""
-    with cluster.nodes(count) as nodes:
-        assert cluster.fetch(nodes, small) == pytest.approx(count, rel=0.02)
+    with cluster.nodes(3) as nodes:
+        assert cluster.fetch(nodes, small) == pytest.approx(3, rel=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_any_number_of_nodes_costs_one_copy(cluster: Cluster, small: Dataset, count: int) -> None:
     """The store sends each byte once."""
@@ -30,14 +25,12 @@ def test_any_number_of_nodes_costs_one_copy(cluster: Cluster, small: Dataset, co
         assert 0.99 <= cluster.fetch(nodes, small) <= ONCE
 
 
-@pytest.mark.slow
 def test_nodes_that_fetch_in_different_orders_share_one_copy(cluster: Cluster, dataset: Dataset) -> None:
     """They ask for different parts at a time."""
     with cluster.tiered(3) as (nodes, _):
         assert 0.99 <= cluster.fetch(nodes, dataset, shuffled(dataset, 3)) <= ONCE
 
 
-@pytest.mark.slow
 def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Dataset) -> None:
     """Parts take longer than the stall time-out; nodes wait, because the owners live, and no request fails."""
     cluster.store.host.limit(20)
@@ -50,27 +43,12 @@ def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Da
         cluster.store.host.limit(MBIT_PER_S)
 
 
-@pytest.fixture(scope="class")
-def filled(cluster: Cluster, dataset: Dataset) -> Iterator[Filled]:
-    """Three nodes that have fetched the dataset."""
+def test_evicted_shards_come_from_the_tier_which_survives_kill_9(cluster: Cluster, dataset: Dataset) -> None:
+    """Nodes whose caches have been emptied fetch nothing from the store; nor after SIGKILL to every nginx."""
     with cluster.tiered(3) as (nodes, tier):
         cluster.fetch(nodes, dataset)
-        yield nodes, tier
-
-
-@pytest.mark.slow
-class TestFilledTier:
-    """The tier of nodes that have fetched everything."""
-
-    def test_evicted_shards_come_from_the_tier(self, cluster: Cluster, dataset: Dataset, filled: Filled) -> None:
-        """Nodes whose caches have been emptied fetch everything again, and nothing from the store."""
-        nodes, _ = filled
         empty(nodes)
         assert cluster.fetch(nodes, dataset) <= NOTHING
-
-    def test_the_tier_survives_kill_9(self, cluster: Cluster, dataset: Dataset, filled: Filled) -> None:
-        """The same after SIGKILL to every process of nginx on every node."""
-        nodes, tier = filled
         empty(nodes)
         for node in nodes:
             tier[node].kill()
@@ -79,7 +57,6 @@ class TestFilledTier:
         assert cluster.fetch(nodes, dataset) <= NOTHING
 
 
-@pytest.mark.slow
 def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Cluster, dataset: Dataset) -> None:
     """A fourth node takes over a quarter of the shards; when it leaves, the others still have them."""
     with cluster.tiered(4) as (nodes, tier):
@@ -93,7 +70,6 @@ def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Clu
         assert cluster.fetch(nodes[:3], dataset) <= NOTHING
 
 
-@pytest.mark.slow
 def test_a_set_larger_than_a_cache_is_sent_once(cluster: Cluster, dataset: Dataset) -> None:
     """Three epochs of nodes that each have room for two thirds of it."""
     middle = len(dataset) // 2

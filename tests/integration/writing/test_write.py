@@ -21,7 +21,6 @@ import pytest
 
 from shardcache.cli.common import FAILED, USAGE
 from shardcache.tarindex import index_tar, key_of
-from shardcache.writing import ShardWriter
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -431,18 +430,3 @@ def test_a_saved_dataset_becomes_samples(tmp_path: Path) -> None:
     assert shardcache(*command).json["written"] == 0
     assert shardcache("write", tmp_path / "saved" / "train", tmp_path / "whole", "--shuffle", "1").code == 0
     assert len(samples(tmp_path / "whole")) == 4
-
-
-def test_rows_of_a_stream_are_written_by_a_program(tmp_path: Path) -> None:
-    """As the documentation has it: files that are not decoded are written as they are, of a stream and of a dataset."""
-    datasets = pytest.importorskip("datasets", reason="needs pip install 'shardcache[datasets]'")
-    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
-    saved = datasets.Dataset.from_dict(
-        {"image": [{"bytes": JPEG, "path": None}] * 3, "caption": ["é", "", "c"]}, features=features
-    )
-    for name, found in (("stream", saved.to_iterable_dataset()), ("dataset", saved)):
-        with ShardWriter(tmp_path / name) as writer:
-            for number, one in enumerate(found.cast_column("image", datasets.Image(decode=False))):
-                writer.write({"__key__": f"{number:09d}", "jpg": one["image"]["bytes"], "txt": one["caption"]})
-        texts = ("é".encode(), b"", b"c")
-        assert samples(tmp_path / name) == {f"{n:09d}": {"jpg": JPEG, "txt": text} for n, text in enumerate(texts)}

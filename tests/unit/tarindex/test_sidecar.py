@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shardcache.errors import CorruptShardError, NotATarError
+from shardcache.errors import CorruptShardError
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.tarindex import Fault, Samples, TarIndex, index_tar, key_of, read_header, write
 from support.shards.tars import make_tar, pack, random_samples
@@ -114,17 +113,6 @@ def test_offsets_of_any_size_fit(sidecar: Path) -> None:
     )  # fmt: skip
 
 
-def test_indexing_a_shard_completes_the_header(tmp_path: Path) -> None:
-    """The sidecar's header is the one given, with the number of samples."""
-    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
-    tar.write_bytes(make_tar(random_samples(5), format=tarfile.PAX_FORMAT))
-    header = {"size_bytes": tar.stat().st_size, "samples": 0}
-    indexed = index_shard(IndexRequest(str(tar), str(sidecar), header, URL, True, 1 << 20))
-    assert read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": indexed.samples}
-    assert (indexed.written, indexed.sidecar_bytes) == (True, sidecar.stat().st_size)
-    assert len(TarIndex.open(sidecar)) == 5
-
-
 def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     """The worker says how large it would be instead, and exactly that much is enough."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
@@ -135,12 +123,3 @@ def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     assert not sidecar.exists()
     assert index_shard(replace(request, allowed_bytes=refused.sidecar_bytes)).written
     assert sidecar.stat().st_size == refused.sidecar_bytes
-
-
-def test_sidecar_is_written_for_tars_alone(tmp_path: Path) -> None:
-    """The error of the walk passes through, and nothing is left behind."""
-    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
-    tar.write_bytes(b"<html>" * 200)
-    with pytest.raises(NotATarError):
-        index_shard(IndexRequest(str(tar), str(sidecar), {"size_bytes": 1200}, URL, True, 1 << 20))
-    assert not sidecar.exists()

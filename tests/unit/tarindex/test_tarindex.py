@@ -172,23 +172,6 @@ def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
         assert samples == 6 or at + 4096 >= end, f"{samples} of 6 samples with a hole at byte {at}"
 
 
-@pytest.mark.parametrize(
-    ("content", "hint"),
-    [
-        (b"<?xml version='1.0'?><Error>" + b" " * 1000, "<?xml"),
-        (b"\x1f\x8b" + bytes(1000), "gzip data"),
-        (b"\x28\xb5\x2f\xfd" + b"z" * 1000, "zstd data"),
-        (b"\x1f\x8b" + bytes(100), "gzip data"),
-        (b"short", "5 bytes"),
-    ],
-)
-def test_file_that_is_not_a_tar_says_what_it_is(path: Path, content: bytes, hint: str) -> None:
-    """An error page, compressed data under a plain name, and a stub each get a message of their own."""
-    path.write_bytes(content)
-    with pytest.raises(NotATarError, match=hint.replace("?", r"\?")):
-        index_tar(path, URL)
-
-
 def test_an_empty_file_is_truncated_and_an_empty_archive_is_not(path: Path) -> None:
     """Nothing at all is an upload that failed; blocks of zeros are a tar without members."""
     path.write_bytes(b"")
