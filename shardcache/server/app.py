@@ -45,39 +45,30 @@ _TCP_LIMITS = Limits(_TCP_CONNECTIONS, _TCP_CONNECTIONS, limit_s=60.0)
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
 
 
-class Token:
-    """A secret, kept only as its hash."""
+def _token_hash(path: Path) -> bytes:
+    """Return the hash of the token in a file, without surrounding white space.
 
-    def __init__(self, text: str) -> None:
-        self._hash = _hash(text)
+    Raises ConfigError if the file cannot be read, others may read or write it, or the token is too short.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exn:
+        raise ConfigError(f"cannot read the token file: {exn}", remedy="correct --http-token-file") from None
+    if mode & _OTHERS:
+        raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
+    if len(text) < _MIN_TOKEN_CHARS or not text.isascii() or not text.isprintable():
+        raise ConfigError(
+            f"{path} does not hold a token of at least {_MIN_TOKEN_CHARS} printable ASCII characters",
+            remedy=f"openssl rand -hex 32 > {path}",
+        )
+    return _hash(text)
 
-    def __repr__(self) -> str:
-        return "<Token>"
 
-    @classmethod
-    def read(cls, path: Path) -> Token:
-        """Read the token from a file, without surrounding white space.
-
-        Raises ConfigError if the file cannot be read, others may read or write it, or the token is too short.
-        """
-        try:
-            mode, text = path.stat().st_mode, path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as exn:
-            raise ConfigError(f"cannot read the token file: {exn}", remedy="correct --http-token-file") from None
-        if mode & _OTHERS:
-            raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
-        if len(text) < _MIN_TOKEN_CHARS or not text.isascii() or not text.isprintable():
-            raise ConfigError(
-                f"{path} does not hold a token of at least {_MIN_TOKEN_CHARS} printable ASCII characters",
-                remedy=f"openssl rand -hex 32 > {path}",
-            )
-        return cls(text)
-
-    def is_in(self, request: web.Request) -> bool:
-        """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
-        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-        # Hashes have one length: the comparison's time reveals nothing.
-        return hmac.compare_digest(_hash(text.strip()), self._hash) and scheme.lower() == "bearer"
+def _carries(request: web.Request, token_hash: bytes) -> bool:
+    """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    # Hashes have one length: the comparison's time reveals nothing.
+    return hmac.compare_digest(_hash(text.strip()), token_hash) and scheme.lower() == "bearer"
 
 
 def _hash(text: str) -> bytes:
@@ -89,7 +80,7 @@ class Listener:
     """Bound sockets of one `--http HOST:PORT`, one for each address of the host."""
 
     sockets: tuple[socket.socket, ...] = ()
-    token: Token | None = None  # that requests must carry; None on the loopback without a token file
+    token_hash: bytes | None = None  # of the token that requests must carry; None without a token file
 
 
 @contextmanager
@@ -104,16 +95,16 @@ def listening(http: str | None, token_file: Path | None, handed: tuple[socket.so
         return
     if http is not None and handed:
         raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
-    token = None if token_file is None else Token.read(token_file)
+    token_hash = None if token_file is None else _token_hash(token_file)
     addresses = _addresses(http) if http is not None else [sock.getsockname()[:2] for sock in handed]
-    if token is None and not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
+    if token_hash is None and not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
         raise ConfigError(
             f"{http or addresses} can be reached from other machines, but there is no token",
             remedy="set --http-token-file, or listen on 127.0.0.1",
         )
     with ExitStack() as bound:
         sockets = handed if http is None else (_bind(http, address) for address in addresses)
-        yield Listener(tuple(bound.enter_context(sock) for sock in sockets), token)
+        yield Listener(tuple(bound.enter_context(sock) for sock in sockets), token_hash)
 
 
 def _addresses(http: str) -> list[tuple[str, int]]:
@@ -140,7 +131,7 @@ def _bind(http: str, address: tuple[str, int]) -> socket.socket:
 
 # The application
 
-TOKEN: web.AppKey[Token | None] = web.AppKey("TOKEN")
+TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
 
 
 @asynccontextmanager
@@ -152,7 +143,7 @@ async def serving(
     `limits` returns those of the socket. Yields the Drain, which lets requests in progress finish; after that, the
     socket still answers health and status.
     """
-    app = _application(Service(cache, limits), listener.token)
+    app = _application(Service(cache, limits), listener.token_hash)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     assert runner.server is not None
@@ -168,10 +159,10 @@ async def serving(
         app[SERVICE].writer.shutdown(wait=False)
 
 
-def _application(service: Service, token: Token | None) -> web.Application:
+def _application(service: Service, token_hash: bytes | None) -> web.Application:
     app = web.Application(middlewares=[errors_as_json, _guard, _admit])
     app[SERVICE] = service
-    app[TOKEN] = token
+    app[TOKEN_HASH] = token_hash
     app.on_response_prepare.append(_harden)
     app.add_routes(routes)
     app.router.add_get("/metrics", metrics)
@@ -205,12 +196,11 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Pass requests from the Unix socket; over TCP, only those that read what is public there."""
     if _is_local(request):
         return await handler(request)
-    token = request.app[TOKEN]
-    refusal = _refusal(request, token)
-    if refusal is not None:
+    token_hash = request.app[TOKEN_HASH]
+    if (refusal := _refusal(request, token_hash)) is not None:
         return refusal
     # With the token, a client has the daemon's own rights; without one, it is any user who can log in to the node.
-    request[PEER] = _NOBODY if token is None else Peer(os.getuid())
+    request[PEER] = _NOBODY if token_hash is None else Peer(os.getuid())
     return await handler(request)
 
 
@@ -226,12 +216,12 @@ def _is_local(request: web.Request) -> bool:
     return socket_of(request).family == socket.AF_UNIX
 
 
-def _refusal(request: web.Request, token: Token | None) -> web.Response | None:
+def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | None:
     # The dashboard's static files hold no data, and a browser loads them without a token.
     is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
-    if token is None and not _is_loopback_name(request.host):
+    if token_hash is None and not _is_loopback_name(request.host):
         return _refused(403, f"{request.host!a} is not a loopback name of this node")
-    if token is not None and not is_page and not token.is_in(request):
+    if token_hash is not None and not is_page and not _carries(request, token_hash):
         return _refused(401, "requests over TCP need the token", {"WWW-Authenticate": "Bearer"})
     if request.method not in ("GET", "HEAD"):
         return _refused(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
