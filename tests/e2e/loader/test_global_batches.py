@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError
 from shardcache_client import Mixture, ShardDataset, ignore_and_continue
 from support.programs.daemon import Daemon
-from support.shards.tars import make_tar, random_samples
+from support.shards.tars import make_tar, random_samples, write_indexed
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = [
@@ -40,21 +40,10 @@ MORE = ("mixture", (2, 2), (8, 0))
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
-def write(folder: Path, first: int) -> str:
-    """Write shards whose first key has this number; return the url of their index."""
-    folder.mkdir(exist_ok=True)
-    for number, count in enumerate(COUNTS):
-        tar = make_tar(random_samples(count, {"bin": 200}, first=first + sum(COUNTS[:number])))
-        (folder / f"{number}.tar").write_bytes(tar)
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
-    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{folder}/index.json"
-
-
 @pytest.fixture(scope="module")
 def train(folder: Path) -> list[str]:
     """The indexes of two sources."""
-    return [write(folder / "a", 0), write(folder / "b", 500)]
+    return [write_indexed(folder / "a", COUNTS), write_indexed(folder / "b", COUNTS, first=500)]
 
 
 @pytest.fixture
@@ -167,7 +156,7 @@ def test_after_the_last_global_batch_comes_the_next_epoch(make: Make) -> None:
 
 def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_path: Path) -> None:
     """The reader that skips it goes on with its next samples; the global batches before it are the same."""
-    url = write(tmp_path, 0)
+    url = write_indexed(tmp_path, COUNTS)
     samples = random_samples(41, {"bin": 200}, first=56)
     (tmp_path / "3.tar").write_bytes(make_tar([*samples[:20], samples[20], *samples[20:]]))
     options: dict[str, Any] = {"global_batch_size": GLOBAL, "on_error": ignore_and_continue, "socket": daemon.socket}

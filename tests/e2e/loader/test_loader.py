@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
+import os
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache.errors import ConfigError, MissingMemberError
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client import ShardDataset, ignore_and_continue
 from shardcache_client.loader import ShardLoader
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
-from support.shards.tars import make_tar, write_indexed
+from support.programs.processes import children
+from support.shards.tars import BATCH, COUNTS, KEYS, Make, make_tar
 
-# The machine may have fewer CPUs than a test has workers.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-COUNTS = (5, 11, 3, 8, 1, 13, 6)
-KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
-BATCH = 4
-
-Make = Callable[..., ShardDataset]
-
-
-@pytest.fixture(scope="module")
-def train(folder: Path) -> Path:
-    """The folder of shards with uneven counts, and of their index file."""
-    write_indexed(folder / "train", COUNTS)
-    return folder / "train"
-
-
-@pytest.fixture
-def make(daemon: Daemon, train: Path) -> Make:
-    """A function that makes the dataset anew, as each process of a job would."""
-
-    def make_dataset(url: str = f"file://{train}/index.json", **options: Any) -> ShardDataset:
-        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "socket": daemon.socket}
-        return ShardDataset(url, **chosen | options)
-
-    return make_dataset
+# The machine may have fewer CPUs than a test has workers; torchdata 0.11 with torch 2.13.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
 
 
 def load(dataset: ShardDataset, workers: int, **options: Any) -> ShardLoader:
@@ -140,9 +124,9 @@ def test_other_workers_and_ranks_share_what_is_left(make: Make, workers: int) ->
         assert left.total() <= len(KEYS) + ranks + 1  # padding
 
 
-def test_uncounted_shards_resume_exactly_too(make: Make, train: Path, folder: Path) -> None:
+def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
     """The workers' own states know how far they are; no count is needed, and no torchdata."""
-    pattern = f"file://{train}/{{0..{len(COUNTS) - 1}}}.tar"
+    pattern = f"file://{folder}/train/{{0..{len(COUNTS) - 1}}}.tar"
 
     def uncounted(name: str) -> Daemon:
         (folder / name).mkdir()
@@ -180,7 +164,7 @@ def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
         dataset.loader(batch_size=8, shuffle=True)
     train, evaluate = load(dataset, 0), dataset.loader(batch_size=8, num_workers=0, collate_fn=list)
     part, _ = dataset.split(0.5, 0.5)
-    assert (dataset.batch_size, part.batch_size, len(train), len(evaluate)) == (1, 1, 12, 6)
+    assert (dataset.batch_size, part.batch_size, len(train), len(evaluate)) == (BATCH, BATCH, 12, 6)
     whole = keys_of(iter(load(make(), 0)))
     read = []
     for batch in train:
@@ -189,7 +173,7 @@ def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
             assert sorted(chain(*keys_of(iter(evaluate)))) == KEYS
     assert keys_of(read) == whole
     assert (dataset.epoch, train.epoch, evaluate.epoch) == (0, 1, 2)
-    assert make(batch_size=BATCH).loader(num_workers=0).batch_size == BATCH
+    assert make().loader(num_workers=0).batch_size == BATCH
     singles = make().loader(batch_size=None, num_workers=0)
     assert len(singles) == len(list(singles)) == len(KEYS)
 
@@ -277,14 +261,14 @@ def test_a_used_loader_can_be_sent_to_another_process(make: Make, method: str) -
     assert len(list(batches)) == 7
 
 
-def test_a_member_that_some_samples_lack_is_named(make: Make, train: Path) -> None:
+def test_a_member_that_some_samples_lack_is_named(make: Make, tmp_path: Path) -> None:
     """Not collate's KeyError: the error says which sample of which shard."""
     samples = [{"__key__": "a", "jpg": b"1", "cls": b"0"}, {"__key__": "b", "jpg": b"2"}]
-    (train / "lacking.tar").write_bytes(make_tar(samples))
-    loader = make(f"file://{train}/lacking.tar", shuffle=False).loader(batch_size=2, num_workers=1)
+    (tmp_path / "lacking.tar").write_bytes(make_tar(samples))
+    loader = make(f"file://{tmp_path}/lacking.tar", shuffle=False).loader(batch_size=2, num_workers=1)
     with pytest.raises(MissingMemberError, match="'b' has no member 'cls'") as caught:
         list(loader)
-    assert caught.value.url == f"file://{train}/lacking.tar"
+    assert caught.value.url == f"file://{tmp_path}/lacking.tar"
 
 
 def test_frameworks_leave_it_alone(make: Make) -> None:
@@ -296,3 +280,124 @@ def test_frameworks_leave_it_alone(make: Make) -> None:
     assert (loader.num_workers, loader.prefetch_factor, loader.drop_last) == (2, 3, False)
     with pytest.raises(AttributeError, match="no attribute 'sampler'"):
         _ = loader.sampler
+
+
+# Where something goes wrong, or comes at an unusual moment
+
+
+def load_keys(dataset: ShardDataset, workers: int, **options: Any) -> ShardLoader[list[str]]:
+    """Return a loader of lists of keys."""
+    return dataset.loader(num_workers=workers, collate_fn=keys_in, **options)
+
+
+def keys_in(samples: list[dict[str, Any]]) -> list[str]:
+    """Return the keys of a batch."""
+    return [sample["__key__"] for sample in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make, tmp_path: Path, workers: int) -> None:
+    """A loop that begins again reads samples again."""
+    mended = tmp_path / "mended"
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if not mended.exists():
+            raise ValueError("not yet")
+        return sample
+
+    loader = load_keys(make(decode=decode), workers)
+    with pytest.raises(DecodeError, match="not yet"):
+        next(iter(loader))
+    mended.touch()
+    assert sorted(chain(*loader)) == KEYS
+    assert sorted(chain(*loader)) == KEYS
+
+
+def test_loader_resumes_where_a_worker_was_killed(make: Make) -> None:
+    """The kill is an error; the state of before it has every other sample, read by new workers."""
+    loader, before = load_keys(make(), 2, prefetch_factor=1), {*children(os.getpid())}
+    batches = iter(loader)
+    taken = list(islice(batches, 3))
+    workers = {*children(os.getpid())} - before
+    assert len(workers) == 2
+    os.kill(workers.pop(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
+        taken.extend(batches)
+    loader.load_state_dict(loader.state_dict())
+    assert sorted(chain(*taken, *loader)) == KEYS
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool) -> None:
+    """Not when garbage happens to be collected, which may be in a process forked since."""
+    before = {*children(os.getpid())}
+    gc.disable()
+    try:
+        loader = load_keys(make(), 2, persistent_workers=persistent)
+        batches = iter(loader)
+        next(batches)
+        assert {*children(os.getpid())} > before
+        del batches, loader
+        assert {*children(os.getpid())} == before
+    finally:
+        gc.enable()
+
+
+def test_a_state_is_not_taken_by_a_worker_of_an_iteration_given_up(make: Make) -> None:
+    """Not even if that worker is so slow that it begins after the state was loaded; that iteration can be read on."""
+    whole = list(load_keys(make(), 2))
+    begun = load_keys(make(), 2)
+    list(islice(begun, 5))
+    state, gate = begun.state_dict(), multiprocessing.Event()
+
+    def wait(worker: int) -> None:
+        if worker == 1:
+            gate.wait(GUARD_S)
+
+    loader = load_keys(make(), 2, worker_init_fn=wait)
+    given_up = iter(loader)
+    assert next(given_up) == whole[0]
+    gate.set()
+    loader.load_state_dict(state)
+    assert list(loader) == whole[5:]
+    assert list(given_up) == whole[1:]
+
+
+def test_ranks_out_of_step_need_the_states_of_all(make: Make) -> None:
+    """With `in_order=False`, one rank does not know which workers' batches another has taken."""
+    loaders = [load_keys(make(rank=rank, world_size=2), 2, in_order=False) for rank in range(2)]
+    taken = [list(islice(loader, 3)) for loader in loaders]
+    states = [loader.state_dict() for loader in loaders]
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        alone = load_keys(make(), 0)
+        alone.load_state_dict(states[0])
+        list(alone)
+    loader = load_keys(make(), 0)
+    loader.load_state_dict(states)
+    read = Counter(chain(*chain(*taken), *loader))
+    assert sorted(read) == KEYS
+    assert read.total() <= len(KEYS) + 1  # padding
+
+
+def test_global_batches_come_in_order(make: Make) -> None:
+    """`in_order=False` would give other batches than the dataset promises, and a state that skips some."""
+    with pytest.raises(ConfigError, match="in_order=False"):
+        load_keys(make(batch_size=1, global_batch_size=8), 2, in_order=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1, "global_batch_size": 8}])
+def test_other_ranks_resume_after_the_end_of_a_stateful_loaders_epoch(
+    make: Make, workers: int, options: dict[str, Any]
+) -> None:
+    """With the next epoch: not with what is left of the last one, which is nothing."""
+    dataset = make(rank=0, world_size=2, **options)
+    loader = StatefulDataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=keys_in)
+    list(loader)
+    state = loader.state_dict()
+    for ranks in (1, 2):
+        resumed = [make(rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+        for each in resumed:
+            each.load_state_dict(state)
+            assert each.epoch == 1
+        assert {sample["__key__"] for each in resumed for sample in each} == set(KEYS)

@@ -22,7 +22,7 @@ from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
-from support.shards.tars import make_tar, random_samples
+from support.shards.tars import make_tar, random_samples, write_indexed
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -40,17 +40,12 @@ Make = Callable[..., Mixture]
 
 def write(folder: Path, name: str, *, bad: int | None = None) -> str:
     """Write a source, perhaps with a shard whose third sample is broken; return the url of its index."""
-    (folder / name).mkdir(exist_ok=True)
-    first = FIRST[name]
-    for number, count in enumerate(COUNTS[name]):
-        samples = random_samples(count, {"bin": 50}, first=first)
-        if number == bad:
-            samples.insert(2, samples[2])  # two members of one name
-        (folder / name / f"{number}.tar").write_bytes(make_tar(samples))
-        first += count
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS[name])]
-    (folder / name / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{folder}/{name}/index.json"
+    url = write_indexed(folder / name, COUNTS[name], first=FIRST[name])
+    if bad is not None:
+        samples = random_samples(COUNTS[name][bad], {"jpg": 50}, first=FIRST[name] + sum(COUNTS[name][:bad]))
+        samples.insert(2, samples[2])  # two members of one name
+        (folder / name / f"{bad}.tar").write_bytes(make_tar(samples))
+    return url
 
 
 @pytest.fixture(scope="module")

@@ -82,11 +82,11 @@ def write_shards(
     return paths
 
 
-def write_indexed(folder: Path, counts: Sequence[int]) -> str:
-    """Write shards with so many samples each, keyed by their number, and an index file; return its url."""
-    folder.mkdir()
+def write_indexed(folder: Path, counts: Sequence[int], *, first: int = 0) -> str:
+    """Write shards with so many samples each, keyed by their number from `first` on, and an index; return its url."""
+    folder.mkdir(exist_ok=True)
     for number, count in enumerate(counts):
-        samples = random_samples(count, {"jpg": 50}, first=sum(counts[:number]))
+        samples = random_samples(count, {"jpg": 50}, first=first + sum(counts[:number]))
         (folder / f"{number}.tar").write_bytes(make_tar(samples))
     rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
