@@ -243,10 +243,9 @@ class Cache:
         try:
             with self._residency.retained(shard):
                 await self._store.check(shard)
-        except CorruptShardError as exn:
-            await self._health.found(shard, exn)
-            return exn
-        except ExhaustedError as exn:
+        except (CorruptShardError, ExhaustedError) as exn:
+            if isinstance(exn, CorruptShardError):
+                await self._health.found(shard, exn)
             return exn
         return None
 

@@ -40,19 +40,19 @@ class Pin:
     size_bytes: int  # in the cache; an estimate until it is cached
     uids: frozenset[int]  # the users who pinned it
 
-    def to_row(self) -> list[object]:
-        """Return the pin's line in the file, as a JSON array."""
-        return [self.url, self.key, self.size_bytes, sorted(self.uids)]
+    def to_line(self) -> str:
+        """Return the pin's line in the file, a JSON array."""
+        return json.dumps([self.url, self.key, self.size_bytes, sorted(self.uids)]) + "\n"
 
     @classmethod
-    def from_row(cls, row: list[object]) -> Pin:
-        """Build from the output of `to_row`. Raises ValueError or TypeError if it is malformed."""
-        url, key, size_bytes, uids = row
-        if not (isinstance(url, str) and isinstance(key, str) and is_key(key)):
-            raise ValueError("not a pin")
-        if not (type(size_bytes) is int and size_bytes >= 0 and isinstance(uids, list) and uids):
-            raise ValueError("not a pin")
-        return cls(url, key, size_bytes, frozenset(map(int, uids)))
+    def from_line(cls, line: bytes) -> Pin | None:
+        """Return the pin of a line; None if it is damaged."""
+        with contextlib.suppress(ValueError):
+            match json.loads(line):
+                case [str(url), str(key), int(size_bytes), [*uids]] if is_key(key) and size_bytes >= 0 and uids:
+                    if all(type(uid) is int for uid in uids):
+                        return cls(url, key, size_bytes, frozenset(uids))
+        return None
 
 
 class Pins:
@@ -251,7 +251,7 @@ def read_pins(layout: Layout) -> list[Pin]:
         with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
             layout.pins.rename(aside)
         return []
-    pins = [pin for line in lines if (pin := _pin(line)) is not None]
+    pins = [pin for line in lines if (pin := Pin.from_line(line)) is not None]
     if len(pins) < len(lines):
         log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
         with contextlib.suppress(OSError, CacheError):  # a disk that cannot be written: the next start logs it again
@@ -260,15 +260,7 @@ def read_pins(layout: Layout) -> list[Pin]:
     return pins
 
 
-def _pin(line: bytes) -> Pin | None:
-    try:
-        return Pin.from_row(json.loads(line))
-    except (ValueError, TypeError):
-        return None
-
-
 def write_pins(layout: Layout, pins: Iterable[Pin]) -> None:
     """Replace the pin file. Blocks. Raises DiskError, which leaves the old file intact."""
     with disk_errors(layout.pins):
-        lines = (f"{json.dumps(pin.to_row())}\n" for pin in pins)
-        replace_file(layout.pins, layout.unfinished(layout.pins), lines)
+        replace_file(layout.pins, layout.unfinished(layout.pins), (pin.to_line() for pin in pins))

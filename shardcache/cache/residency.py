@@ -184,9 +184,7 @@ class Residency:
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
             check_progress(claim, self.claims.values(), self.leased, self.store.space)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN_S):
-                await self.changed.wait()
+        await self.changed.wait(LOOK_AGAIN_S)
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""

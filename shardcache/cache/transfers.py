@@ -211,9 +211,7 @@ class Prefetcher:
             except ShardcacheError as exn:  # the cache disk failed: each reader gets its own error
                 log.error("cannot prefetch", cause=exn.message)
                 pause_s = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._residency.changed.wait()
+            await self._residency.changed.wait(pause_s)
 
     def _start_all(self) -> float | None:
         """Start what can be started now; return in how many seconds to try again if nothing changes, or None.

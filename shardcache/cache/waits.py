@@ -11,13 +11,13 @@ corrupt shard.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -46,9 +46,11 @@ class Signal:
         self.count = 0  # of calls of `notify`
         self._event = asyncio.Event()
 
-    async def wait(self) -> None:
-        """Wait for the next `notify`."""
-        await self._event.wait()
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Wait for the next `notify`, or `limit_s`, if given."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._event.wait()
 
     def notify(self) -> None:
         """Wake all waiters."""
@@ -335,7 +337,7 @@ class KeyClaim:
             return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
         return Priority(self.klass, next_use_s())
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self, wanted_bytes: int = 0, behind: KeyClaim | None = None) -> Iterator[None]:
         """Mark the claim as waiting for space, or for another claim's turn to end."""
         previous = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
