@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLateError
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,23 +94,20 @@ class CacheRig:
 
     def accounts(self) -> tuple[int, int]:
         """Return how many bytes the daemon says are used, and how many the files take, once nothing is under way."""
-        begun_s = time.monotonic()
-        while True:
-            status = self.daemon.status()
-            told, kept = int(status["cache"]["used_bytes"]), self.kept_bytes()
-            if (told == kept and not status["transfers"]) or time.monotonic() - begun_s > LIMIT_S / 4:
-                return told, kept
-            time.sleep(0.02)
+        with suppress(TimeoutError):
+            eventually(lambda: len(set(self._accounts())) == 1 and not self.daemon.status()["transfers"], limit_s=60.0)
+        return self._accounts()
+
+    def _accounts(self) -> tuple[int, int]:
+        return int(self.daemon.status()["cache"]["used_bytes"]), self.kept_bytes()
 
     def kept_bytes(self) -> int:
         """Return what the files of shards take, published, arriving and set aside."""
-        folders = [self.daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
         sizes = []
-        for path in (path for folder in folders for path in folder.rglob("*")):
-            try:
-                sizes.append(path.stat().st_size if path.is_file() else 0)
-            except FileNotFoundError:  # it went meanwhile
-                continue
+        for name in ("shards", "partial", "quarantine"):
+            for path in (self.daemon.cache_dir / name).rglob("*.*"):
+                with suppress(FileNotFoundError):  # it went meanwhile
+                    sizes.append(path.stat().st_size)
         return sum(sizes)
 
 
@@ -149,11 +146,11 @@ class Trial:
     def recover(self, number: int, story: str) -> None:
         """Ask until it comes; then all has to be as before the fault."""
         begun_s = time.monotonic()
-        while not self.ask(number, f"{story}, afterwards"):
-            if time.monotonic() - begun_s > LIMIT_S:
-                self._result.fail("hangs", f"{story}: no recovery; {self._rig.disk()}")
-                return
-            time.sleep(0.05)
+        try:
+            eventually(lambda: self.ask(number, f"{story}, afterwards"), limit_s=LIMIT_S)
+        except TimeoutError:
+            self._result.fail("hangs", f"{story}: no recovery; {self._rig.disk()}")
+            return
         self._result.recovery_s.append(time.monotonic() - begun_s)
         self.settle(story)
 

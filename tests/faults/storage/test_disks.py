@@ -50,6 +50,15 @@ def ill(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
         yield rig, shim
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
+    """A daemon with two shards cached, and a disk that is well."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0) and rig.read(1)
+        yield rig, shim
+
+
 @needs_cc
 def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, Shim]) -> None:
     """`degraded` with cause and remedy, under HTTP 200 and in the page for people; `ok` once the disk is mended."""
@@ -91,51 +100,45 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
 
 @needs_cc
 @pytest.mark.parametrize("suffix", [TAR, SIDECAR])
-def test_verify_sets_aside_what_the_disk_cannot_read(tmp_path: Path, suffix: str) -> None:
+def test_verify_sets_aside_what_the_disk_cannot_read(two: tuple[CacheRig, Shim], suffix: str) -> None:
     """A bad sector under one file is damage of that shard, and no failure of the disk: it is fetched again."""
-    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
-    with CacheRig(tmp_path, env=shim.env()) as rig:
-        assert rig.read(0) and rig.read(1)
-        bad = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
-        shim.arm(Action.FAIL, times=FOR_EVER, ops=(Op.READ,), match=bad.name, error=errno.EIO)
-        events = [json.loads(line) for line in rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines()]
-        assert [event["error"]["code"] for event in events if event.get("ok") is False] == ["corrupt"], events
-        assert (rig.disk()["state"], len(rig.daemon.shards())) == ("ok", 1)
-        shim.disarm()
-        assert rig.read(0) and rig.read(1)
-        assert len(rig.daemon.shards()) == 2
+    rig, shim = two
+    bad = min((rig.daemon.cache_dir / "shards").rglob(f"*{suffix}"))
+    shim.arm(Action.FAIL, times=FOR_EVER, ops=(Op.READ,), match=bad.name, error=errno.EIO)
+    events = [json.loads(line) for line in rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines()]
+    assert [event["error"]["code"] for event in events if event.get("ok") is False] == ["corrupt"], events
+    assert (rig.disk()["state"], len(rig.daemon.shards())) == ("ok", 1)
+    shim.disarm()
+    assert rig.read(0) and rig.read(1)
+    assert len(rig.daemon.shards()) == 2
 
 
 @needs_cc
 @pytest.mark.parametrize("suffix", [TAR, SIDECAR])
-def test_lack_of_resources_condemns_no_shard(tmp_path: Path, suffix: str) -> None:
+def test_lack_of_resources_condemns_no_shard(two: tuple[CacheRig, Shim], suffix: str) -> None:
     """Errors of the process or the system say nothing about the file that it wanted to open."""
-    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
-    with CacheRig(tmp_path, env=shim.env()) as rig:
-        assert rig.read(0) and rig.read(1)
-        rig.daemon.restart()  # sidecars are read again
-        file = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
-        for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN):
-            shim.arm(Action.FAIL, ops=(Op.OPEN,), match=file.name, error=number)
-            events = map(json.loads, rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines())
-            errors = [event["error"]["code"] for event in events if "error" in event]
-            assert errors == ([] if number == errno.EINTR else ["exhausted"]), errno.errorcode[number]
-            assert shim.acted == 1
-            status = rig.daemon.status()
-            assert (status["counters"]["corrupt"], status["cache"]["shards"], status["disk"]["state"]) == (0, 2, "ok")
-        assert rig.read(0) and rig.read(1)
+    rig, shim = two
+    rig.daemon.restart()  # sidecars are read again
+    file = min((rig.daemon.cache_dir / "shards").rglob(f"*{suffix}"))
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN):
+        shim.arm(Action.FAIL, ops=(Op.OPEN,), match=file.name, error=number)
+        events = map(json.loads, rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines())
+        errors = [event["error"]["code"] for event in events if "error" in event]
+        assert errors == ([] if number == errno.EINTR else ["exhausted"]), errno.errorcode[number]
+        assert shim.acted == 1
+        status = rig.daemon.status()
+        assert (status["counters"]["corrupt"], status["cache"]["shards"], status["disk"]["state"]) == (0, 2, "ok")
+    assert rig.read(0) and rig.read(1)
 
 
 @needs_cc
-def test_list_that_lack_of_resources_ends_says_so(tmp_path: Path) -> None:
+def test_list_that_lack_of_resources_ends_says_so(two: tuple[CacheRig, Shim]) -> None:
     """After its first lines, too: the last is the error, and not that of a list that is complete."""
-    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
-    with CacheRig(tmp_path, env=shim.env()) as rig:
-        assert rig.read(0) and rig.read(1)
-        rig.daemon.restart()
-        shim.arm(Action.FAIL, at=2, ops=(Op.OPEN,), match=SIDECAR, error=errno.EMFILE)
-        first, last = map(json.loads, rig.daemon.request("GET", "/v1/shards").splitlines())
-        assert ("url" in first, last["event"], last["error"]["code"]) == (True, "failed", "exhausted")
+    rig, shim = two
+    rig.daemon.restart()
+    shim.arm(Action.FAIL, at=2, ops=(Op.OPEN,), match=SIDECAR, error=errno.EMFILE)
+    first, last = map(json.loads, rig.daemon.request("GET", "/v1/shards").splitlines())
+    assert ("url" in first, last["event"], last["error"]["code"]) == (True, "failed", "exhausted")
 
 
 @needs_cc
