@@ -107,20 +107,20 @@ def test_a_value_of_another_type_is_named(field: str, value: object) -> None:
     assert refused.value.url == "s3://b/index.json" and "shardcache index" in refused.value.remedy
 
 
+INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]}
+
+
 @pytest.mark.parametrize(
-    ("more", "reason"),
-    [({"datasets": [{"source_url": "s3://b/more.json"}]}, "further datasets"), ({"wids_version": 2}, "wids_version 2")],
+    ("data", "reason"),
+    [
+        *((data, "not an index") for data in (b"", b"[]", b"{}", b"\xff", b"null")),
+        *((b'{"shardlist": %b}' % shards, "not an index") for shards in (b"[1]", b"3")),
+        (json.dumps(INDEX | {"datasets": [{"source_url": "s3://b/more.json"}]}).encode(), "further datasets"),
+        (json.dumps(INDEX | {"wids_version": 2}).encode(), "wids_version 2"),
+    ],
 )
-def test_an_index_that_stands_for_more_is_refused(more: dict[str, object], reason: str) -> None:
-    """Half of a dataset would be lost in silence."""
-    index = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]} | more
-    with pytest.raises(OriginError, match=reason):
-        parse_index("s3://b/index.json", json.dumps(index).encode())
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"shardlist": [1]}', b'{"shardlist": 3}', b"\xff", b"null"])
-def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes) -> None:
-    """Any other JSON, or none, says what an index looks like."""
-    with pytest.raises(OriginError) as refused:
+def test_file_that_is_not_an_index_is_an_error_with_a_remedy(data: bytes, reason: str) -> None:
+    """Any other JSON, or none, says what an index looks like; half of a dataset would be lost in silence."""
+    with pytest.raises(OriginError, match=reason) as refused:
         parse_index("s3://b/index.json", data)
     assert "shardlist" in refused.value.remedy
