@@ -116,8 +116,8 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "cache": _path(tier.cache(node)),
         "run": _path(tier.run(node)),
         "keys_mib": max(_MIN_KEYS_MIB, math.ceil(2 * tier.max_size_bytes / _PART_BYTES / _KEYS_PER_MIB)),
-        "max_size": _mebibytes(tier.max_size_bytes),
-        "min_free": _mebibytes(tier.min_free_bytes),
+        "max_size": f"{max(1, tier.max_size_bytes // MIB)}m",
+        "min_free": f"{max(1, tier.min_free_bytes // MIB)}m",
         "permitted_s": max(tier.trust_s, 1),
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
@@ -146,12 +146,9 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
         "stores": [
-            {
-                "pattern": _host_pattern(store),
-                "url": f"{store.scheme}://{groups.get(store, '$http_host')}",
-                "host": store.host,
-            }
+            {"pattern": _host_pattern(store), "url": f"{store.scheme}://{group}", "host": store.host}
             for store in tier.stores
+            for group in (groups.get(store, "$http_host"),)
         ],
         "addresses": [{"group": group, "server": store.server} for store, group in groups.items()],
         "https": [store_ca] if any(store.scheme == "https" for store in tier.stores) else [],
@@ -170,10 +167,6 @@ def _path(path: Path) -> str:
     if _SPECIAL.search(text):
         raise ConfigError("nginx cannot use a path with $, quotes or line breaks", url=text, remedy="choose another")
     return text
-
-
-def _mebibytes(value_bytes: int) -> str:
-    return f"{max(1, value_bytes // MIB)}m"
 
 
 class NodeTier:
@@ -282,14 +275,11 @@ class NodeTier:
         fresh.chmod(0o644)  # for nginx's workers
         fresh.replace(self._run / _STATUS_FILE)
 
-    def _stamps(self) -> list[tuple[int, int] | None]:
-        stamps: list[tuple[int, int] | None] = []
+    def _stamps(self) -> list[tuple[int, int]]:
+        stamps: list[tuple[int, int]] = []
         for path in self._watched:
-            try:
-                found = path.stat()
-                stamps.append((found.st_mtime_ns, found.st_ino))
-            except OSError:  # being replaced
-                stamps.append(None)
+            with suppress(OSError):  # being replaced
+                stamps.append(((found := path.stat()).st_mtime_ns, found.st_ino))
         return stamps
 
 

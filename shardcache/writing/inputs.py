@@ -12,20 +12,8 @@ from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
 from shardcache.tarindex import TokenMember
+from shardcache.writing import sources
 from shardcache.writing.shards import ShardNames
-from shardcache.writing.sources import (
-    HUB,
-    LINE_SUFFIXES,
-    FolderSource,
-    Input,
-    Json,
-    JsonLines,
-    Source,
-    fact_of,
-    list_folders,
-    missing,
-    unreadable,
-)
 
 _PARQUET = (".parquet",)
 _SAVED = ("state.json", "dataset_dict.json")
@@ -45,14 +33,14 @@ class WriteOptions:
     classes: bool = False  # of folders, add the number of a sample's first-level folder as `cls`
     shuffle: int | None = None  # seed of a random order, of folders and tables; None for the input's own
 
-    def recorded(self, found: Input) -> Json:
+    def recorded(self, found: sources.Input) -> sources.Json:
         """Return everything that the bytes of the shards depend on, for the journal."""
         tokens = None if self.tokens is None else str(self.tokens)
         values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
         return {"input": f"{found.kind} {found.identity}", **values}
 
 
-def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> Input:
+def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
     """Return the input of these files, folders or one dataset. Blocks: folders are listed.
 
     Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files stands for these.
@@ -72,27 +60,27 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> Inp
     _check(kind, options)
     table = {"columns": dict(options.columns), "seed": options.shuffle}
     if kind == "folder":
-        return list_folders(list(map(Path, paths)), scratch, seed=options.shuffle, classes=options.classes)
+        return sources.list_folders(list(map(Path, paths)), scratch, seed=options.shuffle, classes=options.classes)
     if kind == "datasets":
         if len(paths) > 1:
             raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
-        arguments: Json = {"name": paths[0], "split": options.split, **table}
+        arguments: sources.Json = {"name": paths[0], "split": options.split, **table}
         with _needing(kind):
             from shardcache.writing.tables import HuggingFace
 
-            return Input(kind, arguments, HuggingFace(**arguments).identity)
-    facts = [fact_of(Path(path)) for path in paths]
+            return sources.Input(kind, arguments, HuggingFace(**arguments).identity)
+    facts = [sources.fact_of(Path(path)) for path in paths]
     identity = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
     arguments = {"files": facts, **(table if kind == "parquet" else {"field": options.field, "pack": options.pack})}
-    return Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16])
+    return sources.Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16])
 
 
-def open_source(kind: str, arguments: Mapping[str, Any]) -> Source:
+def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
     """Return the source of an input. Blocks. Raises InputError, ConfigError, MissingPackageError."""
     if kind == "folder":
-        return FolderSource(**arguments)
+        return sources.FolderSource(**arguments)
     if kind == "jsonl":
-        return JsonLines(**arguments)
+        return sources.JsonLines(**arguments)
     with _needing(kind):
         from shardcache.writing.tables import HuggingFace, Parquet
 
@@ -114,28 +102,30 @@ def _needing(extra: str) -> Iterator[None]:
 def _files_of(name: str) -> list[str]:
     """Return the files that a folder of nothing else stands for; else the name itself."""
     path = Path(name)
-    if name.startswith(HUB) or not path.is_dir():
+    if name.startswith(sources.HUB) or not path.is_dir():
         return [name]
     try:
         inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
     except OSError as exn:
-        raise unreadable(exn, path) from exn
-    is_files = any(all(entry.name.endswith(suffixes) for entry in inside) for suffixes in (_PARQUET, LINE_SUFFIXES))
+        raise sources.unreadable(exn, path) from exn
+    is_files = any(
+        all(entry.name.endswith(suffixes) for entry in inside) for suffixes in (_PARQUET, sources.LINE_SUFFIXES)
+    )
     return [str(entry) for entry in inside] if inside and is_files else [name]
 
 
 def _kind(name: str) -> str:
     path = Path(name)
-    if name.startswith(HUB) or any((path / marker).exists() for marker in _SAVED):
+    if name.startswith(sources.HUB) or any((path / marker).exists() for marker in _SAVED):
         return "datasets"
     if path.is_dir():
         return "folder"
-    if path.name.endswith(LINE_SUFFIXES):
+    if path.name.endswith(sources.LINE_SUFFIXES):
         return "jsonl"
     if path.suffix in _PARQUET:
         return "parquet"
     if not path.exists():
-        raise missing(path)
+        raise sources.missing(path)
     raise ConfigError(
         "the format of this file is unknown",
         url=name,
