@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.errors import DaemonError
-from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV, SYSTEM_SOCKET, socket_path
+from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV, SYSTEM_SOCKET, may_exist, socket_path
 from shardcache.unix_socket import connected, credentials
 
 # The variables from which object stores' clients take credentials, endpoints and proxies, and shardcache its options.
@@ -45,7 +45,7 @@ def node_has_daemon(env: Mapping[str, str] = os.environ) -> bool:
     """Return True if somebody set up a daemon for this node, running or not, or runs one at this user's own socket."""
     if env.get(SOCKET_ENV) or env.get(CONFIG_ENV):
         return True
-    if any(map(_exists, (DEFAULT_CONFIG, SYSTEM_SOCKET.parent))):
+    if any(map(may_exist, (DEFAULT_CONFIG, SYSTEM_SOCKET.parent))):
         return True
     with suppress(DaemonError):  # a folder in which another user's daemon might listen
         return is_listening(socket_path(env=env))
@@ -232,10 +232,3 @@ def _folder(env: Mapping[str, str]) -> Path:
     shared = Path("/tmp")  # anyone may write there: see `secured`
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"shardcache-private-{os.geteuid()}"
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return True

@@ -326,7 +326,7 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
         return Path(explicit)
     if env.get(SOCKET_ENV):
         return Path(env[SOCKET_ENV])
-    if _exists(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
+    if may_exist(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
     runtime = env.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "shardcache" if runtime else _user_tmp()
@@ -361,7 +361,7 @@ def local_path(url: str) -> str | None:
     return path if path.startswith("/") else None
 
 
-def _exists(path: Path) -> bool:
+def may_exist(path: Path) -> bool:
     """Return True if the file exists, or its folder denies this user access: connecting then reports the reason."""
     try:
         return path.exists()

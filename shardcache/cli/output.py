@@ -21,6 +21,8 @@ from rich.text import Text
 
 from shardcache.units import size
 
+Json = dict[str, Any]
+
 # Wider than any url: a pipe has no edge to wrap at.
 _PIPE_COLUMNS = 10_000
 
@@ -93,45 +95,53 @@ class ByteProgress:
     def __exit__(self, *_exc: object) -> None:
         self._progress.stop()
 
-    def update(self, event: dict[str, Any]) -> None:
+    def update(self, event: Json) -> None:
         """Show the event's `done_bytes`, `total_bytes`, `done_shards` and `shards`."""
         if "done_shards" in event:
             self._progress.update(self._task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
         self._progress.update(self._task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
 
 
-def follow(
-    events: Iterable[dict[str, Any]], console: Console, label: str, *, each_shard: bool = False
-) -> tuple[dict[str, Any], int]:
-    """Show the progress of long work over shards, and each failure; return its `done` event and the failure count.
+def follow(events: Iterable[Json], console: Console, label: str, *, each_shard: bool = False) -> tuple[Json, int]:
+    """Show the progress of long work over shards, each failure as it occurs, and each distinct remedy once at the end.
+
+    Returns the work's `done` event and the number of failures.
 
     Args:
         each_shard: True to print a line per shard if there is no terminal for a progress bar.
     """
-    failures = FailureList(console)
+    failures: list[Json] = []
+
+    def fail(error: Json, url: str | None = None) -> None:
+        failures.append(error)
+        where = error.get("url") or url
+        text = f"{where}: {error['message']}" if where else error["message"]
+        console.print(Text("failed  ", style="red").append(text, style="default"))
+
     with ByteProgress(console, label) as bar:
         for event in events:
             match event["event"]:
                 case "start" | "resolved" | "progress":
                     bar.update(event)
                 case "shard" if event.get("ok") is False:
-                    failures.add(event["error"], event["url"])
+                    fail(event["error"], event["url"])
                 case "shard" if each_shard and not console.is_terminal:
                     line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
                     console.print(line, markup=False)
                 case "retrying":
                     console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
                 case "error":
-                    failures.add(event["error"])
+                    fail(event["error"])
                 case "done":
                     done = event
-    failures.explain()
+    for remedy in dict.fromkeys(error["remedy"] for error in failures if error.get("remedy")):
+        console.print(f"  What to do: {remedy}", markup=False)
     return done, len(failures)
 
 
-def readable(event: dict[str, Any]) -> dict[str, Any]:
+def readable(event: Json) -> Json:
     """Return an event with sizes and numbers of things as people read them; `intact` are shards that did not fail."""
-    shown: dict[str, Any] = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
+    shown: Json = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
     for name, value in event.items():
         match value:
             case dict():
@@ -143,29 +153,3 @@ def readable(event: dict[str, Any]) -> dict[str, Any]:
             case _:
                 shown[name] = value
     return shown
-
-
-class FailureList:
-    """Errors of single shards: one line each as they occur, and each distinct remedy once at the end."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._count = 0
-        self._remedies: dict[str, None] = {}
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, error: dict[str, Any], url: str | None = None) -> None:
-        """Print one shard's error, in the form of `ShardcacheError.to_json`."""
-        self._count += 1
-        if error.get("remedy"):
-            self._remedies[error["remedy"]] = None
-        where = error.get("url") or url
-        text = f"{where}: {error['message']}" if where else error["message"]
-        self._console.print(Text("failed  ", style="red").append(text, style="default"))
-
-    def explain(self) -> None:
-        """Print the remedies, after the last error."""
-        for remedy in self._remedies:
-            self._console.print(f"  What to do: {remedy}", markup=False)

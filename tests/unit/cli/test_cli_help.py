@@ -1,13 +1,19 @@
-"""The command line answers at once, and says what it lacks."""
+"""The command line answers at once, describes all of its options and checks, and says what it lacks."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
+from shardcache.cli.doctor.runner import CHECKS
 from shardcache.cli.main import app
+from shardcache.cli.serve import serve
+from shardcache.config import Settings
 from support.programs.cli import shardcache
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")
@@ -47,3 +53,36 @@ def test_summaries_are_whole(columns: str) -> None:
     assert "..." not in page.partition("Commands:")[2]
     for command in app.commands.values():
         assert " ".join((command.short_help or command.help or "").split()).partition(". ")[0].rstrip(".") in page
+
+
+FLAGS = [name for name in Settings.model_fields if name != "origin"]
+
+
+def flag(name: str) -> str:
+    """Return the option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def test_serve_has_a_flag_for_each_setting() -> None:
+    """A field of Settings needs no second declaration to become a flag; tables stay in the config file."""
+    # click keeps the first help option that it makes, and for other tests that was also -h.
+    flags = {param.opts[0] for param in serve.get_params(click.Context(serve)) if "--help" not in param.opts}
+    assert flags == {"--config", "--private", "--json", *map(flag, FLAGS)}
+
+
+def test_every_setting_is_described() -> None:
+    """Help and the settings page have something to say about each option."""
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
+# Findings of checks that have several, after the first; the probe names those of the object stores.
+FURTHER = {"disk.read", "origin.credentials", "origin.speed"}
+
+
+def test_the_docs_list_every_check() -> None:
+    """The table in the docs has each check's name, in the order of the report."""
+    rows = re.findall(r"^\| (`[a-z]+\.[a-z_]+`.*?) \|", DOCS.read_text(), re.MULTILINE)
+    documented = [name for row in rows for name in re.findall(r"`(.*?)`", row)]
+    assert [name for name in documented if name not in FURTHER] == list(dict.fromkeys(name for name, _ in CHECKS))
+    assert set(documented) >= FURTHER

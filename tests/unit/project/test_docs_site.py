@@ -12,12 +12,11 @@ from pathlib import Path
 
 import click
 import pytest
-from pydantic import ByteSize
 
 import shardcache_client
 from shardcache import errors
 from shardcache.cli.main import app
-from shardcache.config import AllowRule, OriginTable, Settings
+from shardcache.config import AllowRule
 from shardcache.errors import ShardcacheError
 from support.programs.guard import GUARD_S
 
@@ -88,24 +87,6 @@ def test_every_command_and_option_is_on_its_page(site: Site) -> None:
         assert len(entry) > len(spellings) + 10
 
 
-def test_every_setting_is_on_its_page(site: Site) -> None:
-    """Each option of the daemon is there as flag, variable and key, with its description and its default."""
-    for name, field in Settings.model_fields.items():
-        flag = name.replace("_", "-")
-        what, _, default = (field.description or "").partition(" [default: ")
-        value = field.get_default(call_default_factory=False)
-        default = default.rstrip("]") or str(value.human_readable() if isinstance(value, ByteSize) else value)
-        entry = site.text("settings", flag if name != "origin" else name)
-        wanted = (
-            {what[1:]} if name == "origin" else {what[1:], f"--{flag} ", f"SHARDCACHE_{name.upper()}", f"{name} in"}
-        )
-        if name not in ("origin", "cache_dir"):  # one has no default, that of the other depends on the user
-            wanted.add(f"Default: {default.replace('`', '')}")
-        assert {each for each in wanted if each not in entry} == set(), entry
-    for name, field in OriginTable.model_fields.items():
-        assert (field.description or "")[1:] in site.text("settings", name.replace("_", "-"))
-
-
 def test_keys_of_allow_rules_are_on_the_page() -> None:
     """An `[[allow]]` table takes the keys on the page, and nothing else."""
     page = (ROOT / "docs" / "settings.md").read_text()
@@ -113,14 +94,6 @@ def test_keys_of_allow_rules_are_on_the_page() -> None:
     keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     rule = AllowRule.parse({key: "s3://a/" if key == "prefix" else [0] for key in keys})
     assert rule == AllowRule("s3://a/", frozenset({0}), frozenset({0}))
-
-
-def test_every_variable_is_on_its_page(site: Site) -> None:
-    """A variable that the code names is one that users can look up."""
-    sources = [path.read_text() for root in ("shardcache", "client") for path in (ROOT / root).rglob("*.py")]
-    named = {name for text in sources for name in re.findall(r'"(SHARDCACHE_[A-Z_]+[A-Z])"', text)}
-    assert len(named) >= 4
-    assert {name for name in named if name not in site["settings"]} == set()
 
 
 def test_every_public_name_is_on_its_page(site: Site) -> None:
