@@ -17,7 +17,7 @@ from typing import Any
 from campaign.harness import Result, Row, scaled
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.partial import Codec
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, with_window
@@ -33,6 +33,7 @@ _POSITIONS = 100_000
 _SHARD_BYTES = 600
 _SLACK_BYTES = 48 * _MIB
 _LIMIT_S = 300.0
+_HELPERS = 3  # processes that a daemon starts: two transport workers, and one that indexes
 # The longest that the daemon may owe an answer to a health check, on a machine that does other things.
 _SILENT_S = 2.0
 
@@ -54,6 +55,14 @@ class Ground:
 def ground(folder: Path, scale: float) -> Iterator[Ground]:
     plan_memory_bytes = scaled(_PLAN_MEMORY_BYTES, scale, _LEAST_PLAN_MEMORY_BYTES)
     with Daemon(folder, "--plan-memory", str(plan_memory_bytes), "--log-level", "error") as daemon:
+        eventually(lambda: len(children(daemon.pid)) >= _HELPERS)
+        seen_bytes = [0]
+
+        def has_settled() -> bool:
+            seen_bytes.append(_memory(daemon, "VmRSS"))
+            return seen_bytes[-1] == seen_bytes[-2]
+
+        eventually(has_settled, pause_s=0.3)  # what its helpers take to start is not of any input
         yield Ground(daemon, folder, plan_memory_bytes)
 
 
