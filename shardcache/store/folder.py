@@ -279,10 +279,7 @@ def quarantined(tar: Path) -> Leftover:
 
 
 def find_shards(layout: Layout) -> list[Shard]:
-    """Return every published shard, least recently used first; remove tars and sidecars without counterpart.
-
-    Raises CacheDirError if shards belong to another user, so that they could never be evicted.
-    """
+    """Return every published shard, least recently used first; remove lone files. Raises CacheDirError."""
     found: list[Shard] = []
     for folder in _buckets(layout):
         tars, sidecars = _scan(folder)
@@ -331,7 +328,7 @@ def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
 
 
 def _check_owner(others: Sequence[Path]) -> None:
-    """Raise CacheDirError if files with another owner, to judge by the first, do not reveal if they are open."""
+    """Raise CacheDirError if files with another owner do not reveal if they are open: they could never be evicted."""
     for path in others[:1]:
         try:
             is_open = ask_openness(path)
@@ -362,13 +359,9 @@ def _sweep_away(*paths: Path) -> None:
 def compare_folder(
     layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]
 ) -> tuple[list[str], list[Shard], list[Leftover]]:
-    """Compare the known shards and leftovers with the folder's contents. Raises DiskError.
+    """Return the keys of known shards and leftovers whose files are missing, and those found that are unknown.
 
-    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
-
-    Returns:
-        The keys of known shards and leftovers whose files are missing, and the shards and interrupted downloads found
-        in the folder that are unknown.
+    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder. Raises DiskError.
     """
     with disk_errors(layout.root):
         here = {shard.key: shard for bucket in _buckets(layout) for shard in _shards(*_scan(bucket))}

@@ -22,10 +22,7 @@ _TRIES = 2
 
 
 class Indexers:
-    """Runs up to `processes` processes of `shardcache.store.indexing`.
-
-    Uses plain pipes instead of multiprocessing, whose semaphores a killed daemon would leave behind in /dev/shm.
-    """
+    """Runs up to `processes` processes of `shardcache.store.indexing`."""
 
     def __init__(self, processes: int) -> None:
         self._slots = asyncio.Semaphore(processes)
@@ -51,7 +48,10 @@ class Indexers:
                     raise
                 if answer:
                     self._idle.append(process)
-                    return _parse(answer)
+                    fields: dict[str, Any] = json.loads(answer)
+                    if "error" in fields:
+                        raise from_json(fields["error"])
+                    return fields
                 await _end(process)
                 log.warning("indexing process killed", url=request.url)
         raise CacheError(
@@ -80,6 +80,7 @@ class Indexers:
 
 
 async def _start(url: str | None = None) -> Process:
+    # Plain pipes: the semaphores of multiprocessing would be left behind in /dev/shm by a killed daemon.
     # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.store.indexing", str(os.getpid()))
     try:
@@ -103,13 +104,6 @@ async def _ask(process: Process, request: str) -> bytes:
     except ConnectionError:
         return b""
     return await process.stdout.readline()
-
-
-def _parse(answer: bytes) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(answer)
-    if "error" in fields:
-        raise from_json(fields["error"])
-    return fields
 
 
 async def _end(process: Process) -> None:

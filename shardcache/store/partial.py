@@ -62,10 +62,7 @@ class Codec(enum.Enum):
     XZ = "xz"
 
     def open(self, path: Path) -> BinaryIO:
-        """Return the decompressed stream of a file, with all its members or frames concatenated.
-
-        Read it within `codec_errors`.
-        """
+        """Return the decompressed stream of a file, all members or frames in one; read it within `codec_errors`."""
         match self:
             case Codec.GZIP:
                 return cast(BinaryIO, gzip.open(path))

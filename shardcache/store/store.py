@@ -323,10 +323,7 @@ class Store:
         return removed
 
     async def quarantine(self, shard: Shard) -> None:
-        """Take a corrupt shard out of service and move it to quarantine, where it stays until its space is needed.
-
-        Raises DiskError if it cannot be moved: it then stays in place, and counts as used, until `set_aside` succeeds.
-        """
+        """Take a corrupt shard out of service, and move it, if need be later, by `set_aside`. Raises DiskError."""
         if self.shards.get(shard.key) is not shard:
             return
         del self.shards[shard.key]
@@ -334,7 +331,7 @@ class Store:
         await self.set_aside()
 
     async def set_aside(self) -> None:
-        """Move all corrupt shards to quarantine. Raises DiskError."""
+        """Move all corrupt shards to quarantine, where they stay until their space is needed. Raises DiskError."""
         async with self._setting_aside:
             for key, shard in list(self._condemned.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)
