@@ -98,11 +98,7 @@ class Pins:
         return {"shards": len(self._pins), "missing": missing, **sizes}
 
     async def add(self, wanted: Sequence[Pin]) -> set[str]:
-        """Add pins, each for the users that it names; return the urls that were not pinned before.
-
-        Raises CapacityError if the total would exceed the limit, DiskError if the pins cannot be saved; nothing has
-        changed then.
-        """
+        """Add pins; return the urls that were not pinned before. Raises CapacityError, DiskError, changing nothing."""
         async with self._changing:
             by_url = {pin.url: pin for pin in wanted}
             self._check_growth(sum(map(self._growth_bytes, by_url.values())))
@@ -110,10 +106,7 @@ class Pins:
         return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
-        """Remove one user from pins, or all users if `uid` is None; return what remains of each pin, by url.
-
-        Raises DiskError if the pins cannot be saved; nothing has changed then.
-        """
+        """Remove one user, or all, from pins; return what remains, by url. Raises DiskError, changing nothing."""
         async with self._changing:
             await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
         return {pin.url: self._pins.get(pin.url) for pin in pins}

@@ -60,17 +60,12 @@ class _Answer:
 
 
 class Planner:
-    """The schedule with a clock, the names that plans use with their keys, and the lead time that a fetch needs.
-
-    Args:
-        cached: the keys of the cached shards.
-        remembered: limit on the other names remembered; the oldest are forgotten, and the origin is asked again.
-    """
+    """The schedule with a clock, the names that plans use with their keys, and the lead time that a fetch needs."""
 
     def __init__(self, cached: Container[str] = (), remembered: int = _REMEMBERED) -> None:
         # Time before a shard's need from which its fetch may evict planned ones: the mean duration of transfers.
         self.lead_s = _GUESS_S
-        self._cached = cached
+        self._cached = cached  # keys of the cached shards, whose names are remembered beyond the limit
         self._remembered = remembered
         self._alias: dict[str, str] = {}
         self._aliases: dict[str, set[str]] = {}
@@ -174,8 +169,7 @@ class PlannedShards:
     """
 
     def __init__(self) -> None:
-        self._shards: WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]
-        self._shards = WeakValueDictionary()
+        self._shards = WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]()
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -197,11 +191,7 @@ class History:
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, store: Store) -> None:
-        """Restore lost rows from the sidecars of the published shards; lookups wait until this is done.
-
-        If several versions of a url are cached, the most recently read one is kept. Counts of shards no longer cached
-        cannot be restored.
-        """
+        """Restore lost rows from the sidecars, of each url the version read last; lookups wait until this is done."""
         async with self._rebuilding:
             if await self.catalogue.count(_KIND) >= len(store.shards):
                 return
@@ -244,10 +234,7 @@ class Revalidation:
 
     A prompt answer takes effect immediately. A slow one is awaited in the background while the cached version is
     served, and takes effect from the next lease on; until then that origin gets one such request at a time, and no
-    reader waits for it.
-
-    Args:
-        ttl_s: how long an answer stays valid.
+    reader waits for it. An answer stays valid for `ttl_s`.
     """
 
     def __init__(

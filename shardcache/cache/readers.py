@@ -267,10 +267,7 @@ class Reader:
         return lease
 
     async def release(self, number: int, *, read: bool) -> None:
-        """Release a lease, or withdraw the request for one; no-op if it has ended already.
-
-        `read`: the reader has finished the shard, even if it was evicted just after the reader opened it.
-        """
+        """Release a lease or its request; no-op if it has ended. `read`: the shard is finished, if evicted or not."""
         lease = self._leases.pop(number, None)
         if lease is None:
             return

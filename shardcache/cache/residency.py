@@ -221,10 +221,8 @@ class Residency:
     # Eviction
 
     async def evict(self, shard: Shard) -> bool:
-        """Remove a shard; False if it is leased, pinned, or still open in a process.
-
-        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
-        """
+        """Remove a shard; False if it is leased, pinned, or still open in a process."""
+        # No space can be reserved meanwhile, so the same shard cannot be re-fetched and lose its new files.
         async with self._allocating:
             return await self._evict(shard.key)
 
@@ -296,7 +294,12 @@ class Residency:
         missing, shards, parts = await asyncio.to_thread(
             compare_folder, store.layout, store.known(), tuple(store.leftovers.values())
         )
-        gone = [key for key in missing if self._forget(key)]
+        gone = 0
+        for key in missing:
+            was_served = key in store.shards
+            gone += store.forget(key)
+            if was_served:
+                self.gone(key)
         known = store.known() | self.claims.keys()  # a transfer owns the files of its key
         found = [shard for shard in shards if shard.key not in known]
         for shard in found:
@@ -307,14 +310,7 @@ class Residency:
                 store.leave(part)
         self.pins.schedule_save()  # their file may have been lost with the folder
         if gone or found:
-            log.warning("the cache folder has changed", gone=len(gone), shards_back=len(found))
-
-    def _forget(self, key: str) -> bool:
-        was_served = key in self.store.shards
-        known = self.store.forget(key)
-        if was_served:
-            self.gone(key)
-        return known
+            log.warning("the cache folder has changed", gone=gone, shards_back=len(found))
 
 
 # Deadlocks over cache space: everything cached is held by readers and transfers waiting for space. The general
@@ -323,10 +319,7 @@ class Residency:
 
 
 def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collection[Shard], space: Space) -> None:
-    """Raise if there is a deadlock and this claim, one of the `others`, is the one to give up.
-
-    Raises CapacityError, or PostponedError if no reader waits for the shard. `in_use` are all shards with leases.
-    """
+    """Raise CapacityError, or PostponedError if no reader waits for it, if this claim is to give up in a deadlock."""
     blocked = [each for each in others if each.is_blocked]
     waits = [wait for each in blocked for wait in each.reader_waits]
     if not waits or not claim.is_blocked:

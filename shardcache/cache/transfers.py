@@ -65,12 +65,7 @@ class RetryGate:
 
 
 class Transfers:
-    """Transfers in progress, by shard name. They belong to the cache and outlive the request that started them.
-
-    Args:
-        fetch: fetches a shard, `Fetcher.fetch`.
-        reconsider: called when a transfer has become more urgent.
-    """
+    """Transfers in progress, by shard name. They belong to the cache and outlive the request that started them."""
 
     def __init__(
         self,
@@ -80,7 +75,7 @@ class Transfers:
         group: asyncio.TaskGroup,
     ) -> None:
         self._fetch = fetch
-        self._reconsider = reconsider
+        self._reconsider = reconsider  # called when a transfer has become more urgent
         self._planner = residency.planner
         self._changed = residency.changed
         self._measures = residency.counters.measures
@@ -214,10 +209,7 @@ class Prefetcher:
             await self._residency.changed.wait(pause_s)
 
     def _start_all(self) -> float | None:
-        """Start what can be started now; return in how many seconds to try again if nothing changes, or None.
-
-        Some changes come without a notification: a lead time is reached, another process closes a file.
-        """
+        """Start what can be started now; return when to try again: some changes come without a notification."""
         while sum(map(self._is_ahead, self._transfers.all())) < self._max_transfers:
             now = self._planner.now
             missing = now.next_missing(self.is_cared_for)

@@ -12,7 +12,7 @@ import enum
 import itertools
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -270,20 +270,18 @@ class Overview:
     def _waits(self, visible: Visible) -> Iterator[Json]:
         """Yield, for each shard and job, the number of readers that wait for it, for how long and why."""
         for transfer in self._transfers.all():
-            readers: Counter[JobKey | None] = Counter()
-            since_s: dict[JobKey | None, float] = {}
+            since_s: defaultdict[JobKey | None, list[float]] = defaultdict(list)
             for wait in transfer.waits:
                 if wait.since_s is not None:
-                    readers[wait.client] += 1
-                    since_s[wait.client] = min(wait.since_s, since_s.get(wait.client, math.inf))
+                    since_s[wait.client].append(wait.since_s)
             url = transfer.ref.url
-            for client, count in readers.items():
+            for client, begun_s in since_s.items():
                 job, uid = client or (None, None)
                 yield {
                     "job": job,
                     "uid": uid,
-                    "readers": count,
-                    "for_s": round(time.monotonic() - since_s[client], 1),
+                    "readers": len(begun_s),
+                    "for_s": round(time.monotonic() - min(begun_s), 1),
                     "url": _shown(url, visible),
                     "reason": self.reason(transfer) if visible(url) else transfer.stages.present.value,
                 }

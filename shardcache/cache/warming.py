@@ -199,11 +199,8 @@ class Warming:
     ) -> None:
         """Report version, size and samples of each shard's present version to `send`; an exception from it aborts.
 
-        A repeated url is counted once, at its first place; `number` is that place.
-
-        Args:
-            listed: whether the versions in the refs come from a fresh listing of the origin.
-            member: count the tokens in this member, too; each shard that is not cached is fetched for that.
+        A repeated url is counted once, at its first place, `number`. `listed`: the versions in the refs come from a
+        fresh listing. With a `member`, its tokens are counted, too, for which each shard is fetched.
         """
         present = await self._present(refs, listed=listed)
         numbers = {ref.url: number for number, ref in enumerate(present)}
