@@ -1,4 +1,4 @@
-"""handover.py, acks.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
+"""handover.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardcache.store.disk import is_open_elsewhere
 from shardcache.tarindex import Samples
 from shardcache_client.files.buffers import Buffer
 from shardcache_client.files.slicing import ShardGoneError
-from shardcache_client.sharing.handover import Handover
+from shardcache_client.sharing.handover import Acks, Handover
 
 CONTENT = os.urandom(1 << 20)
 PIECE_BYTES = 5000
@@ -377,3 +377,57 @@ def send_views(handover: Handover, path: Path, pipe: Connection) -> None:
     ]
     pipe.send((bytes(ForkingPickler.dumps(views)), [bytes(view) for view in views]))
     pipe.recv()
+
+
+# Acknowledgements
+
+
+def test_freed_place_starts_over() -> None:
+    """However many are sent, only as many places are taken as there are under way; an old receipt changes nothing."""
+    acks = Acks()
+    cells = set()
+    for _ in range(100):
+        ack = acks.expect()
+        ack.hand_in()
+        assert acks.came(ack)
+        cells.add(ack.cell)
+    assert len(cells) == 1
+    newer = acks.expect()
+    ack.hand_in()
+    assert not acks.came(newer)
+
+
+def test_the_places_are_free_when_their_process_has_ended() -> None:
+    """A thousand workers one after the other take no more room than one."""
+    acks = Acks()
+    with in_child(acks.expect) as first:
+        pass
+    with in_child(acks.expect) as second:
+        assert first.cell == second.cell
+
+
+def test_the_places_are_kept_whatever_else_is_closed() -> None:
+    """The kernel's lock is not lost with another descriptor of the same file, as a process's own locks would be."""
+    acks = Acks()
+    ours = acks.expect()
+    for fd in memfds():
+        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
+    with in_child(acks.expect) as theirs:
+        assert theirs.cell != ours.cell
+
+
+def test_nothing_is_left() -> None:
+    """They have no name anywhere; their descriptors go with the object."""
+    before = memfds()
+    acks = Acks()
+    acks.expect()
+    assert len(memfds()) == len(before) + 2
+    del acks
+    assert memfds() == before
+
+
+def memfds() -> list[str]:
+    """Return this process's descriptors of files without a name, in order."""
+    fds = os.listdir("/proc/self/fd")  # noqa: PTH208
+    links = {fd: f"/proc/self/fd/{fd}" for fd in fds}
+    return sorted(fd for fd, link in links.items() if os.path.lexists(link) and "memfd" in os.readlink(link))  # noqa: PTH115
