@@ -18,16 +18,8 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations, registry
 
+from shardcache import errors
 from shardcache.access.urls import COMMON, STORES
-from shardcache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    NotFoundError,
-    OriginUnavailableError,
-    ShardcacheError,
-    ShardChangedError,
-    did_you_mean,
-)
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import error_of, size_of
 from shardcache.protocol import local_path
@@ -59,8 +51,8 @@ class FsspecOrigin(Origin):
         self._is_atomic = protocol in STORES
         if protocol not in known_implementations and protocol not in registry:
             known = sorted({*COMMON, *known_implementations})
-            raise ConfigError(
-                f"there is no filesystem for {protocol}:// urls{did_you_mean(protocol, known, 0.5)}",
+            raise errors.ConfigError(
+                f"there is no filesystem for {protocol}:// urls{errors.did_you_mean(protocol, known, 0.5)}",
                 remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
             )
         self._fs = _filesystem(protocol, dict(setup.table.storage_options))
@@ -85,8 +77,8 @@ class FsspecOrigin(Origin):
             data: bytes = await self._call("cat_file", path, **span)
         if len(data) != parts.size_bytes:
             if not obj.ranges:
-                raise ShardChangedError(f"the file has {len(data)} bytes, not {parts.size_bytes}", url=obj.url)
-            raise OriginUnavailableError(f"a read of {parts.size_bytes} bytes returned {len(data)}", url=obj.url)
+                raise errors.ShardChangedError(f"the file has {len(data)} bytes, not {parts.size_bytes}", url=obj.url)
+            raise errors.OriginUnavailableError(f"a read of {parts.size_bytes} bytes returned {len(data)}", url=obj.url)
         flow.received(len(data))
         return await commit_parts(parts, data, commit)
 
@@ -115,7 +107,7 @@ class FsspecOrigin(Origin):
                 if draft != target:
                     await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
         except NotImplementedError:
-            raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE) from None
+            raise errors.ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE) from None
         return await self.stat(url)
 
     async def close(self) -> None:
@@ -136,7 +128,9 @@ class FsspecOrigin(Origin):
 
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
         if info["type"] == "directory":
-            raise NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+            raise errors.NotFoundError(
+                "this is a folder", url=url, remedy="end the url with / to take every shard below it"
+            )
         version, size_bytes = _version(info), size_of(info.get("size"), url)
         # With nothing but the size to tell versions apart, several reads could be of several.
         return RemoteObject(url, version, size_bytes, ranges=version != str(size_bytes), guarded=False)
@@ -188,7 +182,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSy
     try:
         return cls(**options, **asynchronous, skip_instance_cache=True)
     except (TypeError, ValueError, OSError) as exn:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{protocol}:// cannot be opened with these storage_options: {exn}",
             remedy="correct the [[origin]] table in the daemon's config",
         ) from exn
@@ -220,7 +214,7 @@ def _translated(url: str) -> Iterator[None]:
     """Translate what a filesystem raises in the block."""
     try:
         yield
-    except ShardcacheError:  # NotFoundError is also an OSError
+    except errors.ShardcacheError:  # NotFoundError is also an OSError
         raise
     except _foreign() as exn:
         raise _error(exn, url) from exn
@@ -231,24 +225,26 @@ def _foreign() -> tuple[type[Exception], ...]:
     return OSError, ValueError, *loaded
 
 
-def _missing(kind: str, url: str) -> NotFoundError:
+def _missing(kind: str, url: str) -> errors.NotFoundError:
     """Return the error for a file or folder that does not exist."""
     path = local_path(url)
     remedy = path and f"check the path (ls {shlex.quote(str(Path(path).parent))}/), on the node of the daemon"
-    return NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
+    return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
 
 
-def _error(exn: Exception, url: str) -> ShardcacheError:
+def _error(exn: Exception, url: str) -> errors.ShardcacheError:
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
         return _missing("file", url)
     if isinstance(exn, PermissionError):
-        return AccessDeniedError(
+        return errors.AccessDeniedError(
             f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"
         )
     if isinstance(exn, IsADirectoryError):
-        return NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+        return errors.NotFoundError(
+            "this is a folder", url=url, remedy="end the url with / to take every shard below it"
+        )
     for name in ("status", "status_code", "code"):
         if isinstance(status := getattr(exn, name, None), int):
             return error_of(status, reason, url)
-    return OriginUnavailableError(f"the read failed: {reason}", url=url)
+    return errors.OriginUnavailableError(f"the read failed: {reason}", url=url)

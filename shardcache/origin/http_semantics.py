@@ -7,15 +7,8 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from shardcache import errors
 from shardcache.access.urls import WEB, protocol_of
-from shardcache.errors import (
-    AccessDeniedError,
-    NotFoundError,
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-    ShardChangedError,
-)
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.messages import number_in
 from shardcache.transport.workers import Flow
@@ -52,10 +45,12 @@ def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
 def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_range: str | None) -> None:
     """Raise OriginUnavailableError unless an answer has exactly the requested range."""
     if status != 206:
-        raise OriginUnavailableError(f"the origin answered a ranged read with status {status}, not 206", url=obj.url)
+        raise errors.OriginUnavailableError(
+            f"the origin answered a ranged read with status {status}, not 206", url=obj.url
+        )
     wanted, *others = content_ranges(obj, start, stop)
     if content_range not in (wanted, *others):
-        raise OriginUnavailableError(f"the origin sent {content_range!r} instead of {wanted!r}", url=obj.url)
+        raise errors.OriginUnavailableError(f"the origin sent {content_range!r} instead of {wanted!r}", url=obj.url)
 
 
 async def read_exactly(count: int, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> memoryview:
@@ -80,21 +75,21 @@ async def read_exactly(count: int, read: Callable[[int], Awaitable[bytes]], flow
         filled = end
 
 
-def wrong_length(count: int, url: str) -> OriginUnavailableError:
+def wrong_length(count: int, url: str) -> errors.OriginUnavailableError:
     """Return the error for a body that is not `count` bytes long."""
-    return OriginUnavailableError(f"the origin did not send exactly the {count} bytes requested", url=url)
+    return errors.OriginUnavailableError(f"the origin did not send exactly the {count} bytes requested", url=url)
 
 
-def no_version(url: str) -> OriginUnavailableError:
+def no_version(url: str) -> errors.OriginUnavailableError:
     """Return the error for an answer without a version."""
-    return OriginUnavailableError("the origin sent no ETag", url=url)
+    return errors.OriginUnavailableError("the origin sent no ETag", url=url)
 
 
 def size_of(stated: object, url: str) -> int:
     """Return an object's size as its origin states it. Raises OriginError if it does not, or absurdly."""
     size_bytes = number_in(stated)
     if size_bytes is None:
-        raise OriginError(
+        raise errors.OriginError(
             "the server does not state the file's size, so a truncated download could not be detected",
             url=url,
             remedy="serve it with a Content-Length header, as any file server does",
@@ -102,21 +97,21 @@ def size_of(stated: object, url: str) -> int:
     return size_bytes
 
 
-_MEANING: dict[int, type[OriginError]] = {
-    401: AccessDeniedError,
-    403: AccessDeniedError,
-    404: NotFoundError,
-    407: AccessDeniedError,
-    408: OriginUnavailableError,
-    409: OriginUnavailableError,
-    410: NotFoundError,
-    412: ShardChangedError,
-    416: OriginUnavailableError,
-    425: OriginUnavailableError,
-    429: OriginBusyError,
-    501: OriginError,
-    503: OriginBusyError,
-    505: OriginError,
+_MEANING: dict[int, type[errors.OriginError]] = {
+    401: errors.AccessDeniedError,
+    403: errors.AccessDeniedError,
+    404: errors.NotFoundError,
+    407: errors.AccessDeniedError,
+    408: errors.OriginUnavailableError,
+    409: errors.OriginUnavailableError,
+    410: errors.NotFoundError,
+    412: errors.ShardChangedError,
+    416: errors.OriginUnavailableError,
+    425: errors.OriginUnavailableError,
+    429: errors.OriginBusyError,
+    501: errors.OriginError,
+    503: errors.OriginBusyError,
+    505: errors.OriginError,
 }
 
 
@@ -127,23 +122,23 @@ _DENIED = (
 )
 
 
-def error_of(status: int, message: str, url: str) -> OriginError:
+def error_of(status: int, message: str, url: str) -> errors.OriginError:
     """Return the error for a status other than 200, 206 and 304."""
-    default = OriginUnavailableError if status >= 500 else OriginError
-    denied = _MEANING.get(status) is AccessDeniedError and protocol_of(url) in WEB
+    default = errors.OriginUnavailableError if status >= 500 else errors.OriginError
+    denied = _MEANING.get(status) is errors.AccessDeniedError and protocol_of(url) in WEB
     remedy = _ELSEWHERE if 300 <= status < 400 else _DENIED if denied else None
     return _MEANING.get(status, default)(message, url=url, remedy=remedy)
 
 
-def connection_error(reason: str, url: str) -> OriginError:
+def connection_error(reason: str, url: str) -> errors.OriginError:
     """Return the error for a connection that failed, or that there was none of: such a reason names the server."""
     named = reason.startswith(("connection refused", "no connection"))
-    return OriginUnavailableError(reason if named else f"the connection to the server failed: {reason}", url=url)
+    return errors.OriginUnavailableError(reason if named else f"the connection to the server failed: {reason}", url=url)
 
 
-def certificate_error(exn: Exception, url: str) -> OriginError:
+def certificate_error(exn: Exception, url: str) -> errors.OriginError:
     """Return the error for a server whose certificate is not trusted; a retry would not help."""
-    return OriginError(
+    return errors.OriginError(
         f"the server's certificate is not trusted: {exn}",
         url=url,
         remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for web servers), or check the "

@@ -17,16 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardcache import errors
 from shardcache.access.rules import AllowList
 from shardcache.access.urls import S3, PlaceKind, checked, protocol_of, row_of
 from shardcache.config import OriginTable
-from shardcache.errors import (
-    CacheError,
-    MissingPackageError,
-    OriginBusyError,
-    OriginUnavailableError,
-    ShardChangedError,
-)
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup
 from shardcache.transport.messages import Answer
@@ -213,10 +207,10 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
     if answer.sums is not None:
         return answer.sums
     if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:
-        raise OriginBusyError(f"the object store answered the tier with status {answer.status}", url=obj.url)
+        raise errors.OriginBusyError(f"the object store answered the tier with status {answer.status}", url=obj.url)
     if answer.status < 300:
-        raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
-    raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)
+        raise errors.ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
+    raise errors.OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)
 
 
 class Origins:
@@ -274,7 +268,7 @@ class Origins:
 
     async def prepare(self) -> None:
         """Start a transport worker before the first url comes."""
-        with contextlib.suppress(CacheError):  # raised again when a worker is needed
+        with contextlib.suppress(errors.CacheError):  # raised again when a worker is needed
             await self._workers.prepare()
 
     async def close(self) -> None:
@@ -312,7 +306,7 @@ class Deferred(Origin):
             return await origin.stat(url)
         try:
             obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
-        except OriginUnavailableError:
+        except errors.OriginUnavailableError:
             if url not in self._known:
                 raise
             return self._known[url]  # the tier may have its parts; it asks whether this version may be read
@@ -362,7 +356,7 @@ def _load(setup: Setup) -> Origin:
     except ImportError as exn:
         package = row.package or (exn.name or "").partition(".")[0]
         what = f"the Python package {package}" if package else f"a Python package ({exn})"
-        raise MissingPackageError(
+        raise errors.MissingPackageError(
             f"{setup.protocol}:// urls need {what}, which is not installed",
             remedy=f"pip install {package}" if package else "install the package for the daemon",
         ) from exn

@@ -20,16 +20,8 @@ from botocore.loaders import Loader, create_loader
 from botocore.parsers import ResponseParserError
 from s3fs import S3FileSystem
 
+from shardcache import errors
 from shardcache.config import OriginTable
-from shardcache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    NotFoundError,
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-    ShardcacheError,
-)
 from shardcache.origin.http_semantics import certificate_error, connection_error, error_of
 from shardcache.transport.connections import IDLE_S, SILENCE_S, failure, new_socket
 from shardcache.transport.messages import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
@@ -107,7 +99,7 @@ class SdkSessions:
         try:
             session = await self._borrow()
             yield session.fs
-        except ShardcacheError as exn:  # NotFoundError is also an OSError
+        except errors.ShardcacheError as exn:  # NotFoundError is also an OSError
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
@@ -283,7 +275,7 @@ class _Staying:
         return answer
 
 
-def judge(exn: Exception, url: str) -> tuple[ShardcacheError, bool]:
+def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     """Translate one of `FOREIGN`; the result is also True if reloading the credentials may help.
 
     A RuntimeError that is not about credentials is a bug, and raised again.
@@ -294,27 +286,27 @@ def judge(exn: Exception, url: str) -> tuple[ShardcacheError, bool]:
     if isinstance(cause, _STILL_EXPIRED):
         return _expired(f"the credentials cannot be renewed: {cause}", url), True
     if isinstance(cause, _NO_CREDENTIALS):
-        return AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True
+        return errors.AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True
     if isinstance(cause, boto.ClientError):
         code = _code(cause)
         return _answer_error(cause, url), code in _EXPIRED or code in _REFUSED - {"AccessDenied"}
     return _client_error(cause, url), False
 
 
-def _client_error(exn: Exception, url: str) -> ShardcacheError:
+def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if isinstance(exn, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
-        return ConfigError(str(exn), url=url, remedy=remedy)
+        return errors.ConfigError(str(exn), url=url, remedy=remedy)
     if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
-        return OriginError(f"the S3 client rejects the request: {exn}", url=url)
+        return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
     if isinstance(exn, LedAwayError):
         return error_of(exn.errno or 0, f"the origin answered with status {exn.errno}", url)
     if certificate := _cause(exn, ssl.SSLCertVerificationError):  # also a ValueError
         return certificate_error(certificate, url)
     if _cause(exn, HeadError) or _cause(exn, LineTooLong):
-        return OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
+        return errors.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
     if isinstance(exn, _NONSENSE):
-        return OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
+        return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
     if refused := _cause(exn, aiohttp.ClientConnectorError):
         return connection_error(failure(refused.os_error, f"{refused.host}:{refused.port}"), url)
     return connection_error(str(exn) or type(exn).__name__, url)
@@ -331,25 +323,25 @@ def _code(exn: boto.ClientError) -> str:
     return str(exn.response.get("Error", {}).get("Code", ""))
 
 
-def _answer_error(exn: boto.ClientError, url: str) -> ShardcacheError:
+def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     code, status = _code(exn), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     text = f"{exn.response.get('Error', {}).get('Message') or 'no reason given'} ({code}, status {status})"
     if code in _EXPIRED:
         return _expired(f"the credentials have expired: {text}", url)
     if code in _REFUSED:
         remedy = _DENIED if code == "AccessDenied" else None
-        return AccessDeniedError(f"the origin denies access: {text}", url=url, remedy=remedy)
+        return errors.AccessDeniedError(f"the origin denies access: {text}", url=url, remedy=remedy)
     if code in _BUSY:
-        return OriginBusyError(f"the origin is throttling: {text}", url=url)
+        return errors.OriginBusyError(f"the origin is throttling: {text}", url=url)
     if code in _TRANSIENT:
-        return OriginUnavailableError(f"temporary error at the origin: {text}", url=url)
+        return errors.OriginUnavailableError(f"temporary error at the origin: {text}", url=url)
     if code == "NoSuchBucket":
-        return NotFoundError("the bucket does not exist", url=url)
+        return errors.NotFoundError("the bucket does not exist", url=url)
     if status == 404:
-        return NotFoundError("the object does not exist in its bucket", url=url)
+        return errors.NotFoundError("the object does not exist in its bucket", url=url)
     return error_of(status, f"the origin answered: {text}", url)
 
 
-def _expired(message: str, url: str) -> ShardcacheError:
+def _expired(message: str, url: str) -> errors.ShardcacheError:
     remedy = "renew the daemon's credentials; it reloads them by itself"
-    return OriginUnavailableError(message, url=url, remedy=remedy)
+    return errors.OriginUnavailableError(message, url=url, remedy=remedy)

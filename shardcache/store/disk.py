@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shardcache.errors import (
-    CacheDirError,
-    CacheError,
-    CorruptShardError,
-    DiskFailedError,
-    DiskFullError,
-    ExhaustedError,
-)
+from shardcache import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is gone.
@@ -46,7 +39,7 @@ def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
     except OSError as exn:
         if is_exhaustion(exn):
             raise disk_error(exn, path) from exn
-        raise CorruptShardError(f"the cached file {path} cannot be read ({exn.strerror})", url=url) from exn
+        raise errors.CorruptShardError(f"the cached file {path} cannot be read ({exn.strerror})", url=url) from exn
 
 
 @contextlib.contextmanager
@@ -58,22 +51,22 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise disk_error(exn, path) from exn
 
 
-def disk_error(exn: OSError, path: Path) -> CacheError:
+def disk_error(exn: OSError, path: Path) -> errors.CacheError:
     """Return the error to report for an OSError that occurred under `path`."""
     if is_exhaustion(exn):
-        return ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
+        return errors.ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
     if exn.errno in _FULL:
         if _has_inodes(path.parent):
-            return DiskFullError(f"no space left while writing {path} ({exn.strerror})")
+            return errors.DiskFullError(f"no space left while writing {path} ({exn.strerror})")
         remedy = "remove files there (df -i counts them), or recreate the filesystem with more inodes"
-        return DiskFullError(f"no inodes left for {path} ({exn.strerror})", remedy=remedy)
+        return errors.DiskFullError(f"no inodes left for {path} ({exn.strerror})", remedy=remedy)
     if exn.errno == errno.EROFS:
         remedy = "see dmesg for the reason; then: mount -o remount,rw"
-        return DiskFailedError(f"the filesystem of {path} is read-only", remedy=remedy)
+        return errors.DiskFailedError(f"the filesystem of {path} is read-only", remedy=remedy)
     if exn.errno in _FAILED:
-        return DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
+        return errors.DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
     remedy = "check that the cache folder exists, is writable and mounted; see dmesg for disk errors"
-    return CacheDirError(f"cannot use {path} ({exn.strerror})", remedy=remedy)
+    return errors.CacheDirError(f"cannot use {path} ({exn.strerror})", remedy=remedy)
 
 
 def _has_inodes(folder: Path) -> bool:

@@ -12,17 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
-from shardcache import shardlist
+from shardcache import errors, shardlist
 from shardcache.access.urls import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
 from shardcache.config import MIB, OriginTable, Settings
-from shardcache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    DiskError,
-    NotFoundError,
-    OriginUnavailableError,
-    SampleError,
-)
 from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
@@ -64,7 +56,7 @@ class ShardFile:
     def add(self, sample: Sample) -> None:
         """Append a sample. Raises SampleError for one with the key of the one before, TokensError for a bad array."""
         if sample.key == self._last_key:
-            raise SampleError(
+            raise errors.SampleError(
                 f"two samples in succession have the key {shown(sample.key)}; readers would take them for one",
                 remedy="give each sample its own key",
             )
@@ -110,7 +102,7 @@ class Destination:
         self._is_local = protocol_of(self.url) in LOCAL
         checked(self.url)
         if protocol_of(self.url) in WEB:
-            raise ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
+            raise errors.ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
@@ -136,7 +128,7 @@ class Destination:
         try:
             with _for_this_user():
                 found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
-        except NotFoundError:
+        except errors.NotFoundError:
             if not self._is_local:
                 raise
             return {}  # the folder will be made
@@ -176,7 +168,7 @@ class Destination:
                 while True:
                     try:
                         return await self._origins.origin(url).upload(draft, url)
-                    except OriginUnavailableError:
+                    except errors.OriginUnavailableError:
                         failures += 1
                         if failures == _ATTEMPTS:
                             raise
@@ -189,7 +181,7 @@ def check_empty(objects: Iterable[str], url: str) -> None:
     """Raise ConfigError if a new dataset would mix with shards that are there already."""
     taken = [name for name in objects if name == INDEX or name.endswith(SHARD_SUFFIXES)]
     if taken:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"the destination already holds other shards or their index, such as {min(taken)}",
             url=url,
             remedy="choose an empty folder or prefix, or delete what is there",
@@ -201,9 +193,9 @@ def _for_this_user() -> Iterator[None]:
     """Give errors a remedy for the user who writes, with credentials of their own."""
     try:
         yield
-    except AccessDeniedError as exn:
+    except errors.AccessDeniedError as exn:
         remedy = "log in, or name a profile that may write there: AWS_PROFILE, or an [[origin]] table of --config"
-        raise AccessDeniedError(exn.message, url=exn.url, remedy=remedy) from exn
+        raise errors.AccessDeniedError(exn.message, url=exn.url, remedy=remedy) from exn
 
 
 @contextmanager
@@ -213,7 +205,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as exn:
         remedy = "free space there; unfinished shards for an object store lie in $TMPDIR"
-        raise DiskError(f"cannot write the file ({exn.strerror})", url=str(path), remedy=remedy) from exn
+        raise errors.DiskError(f"cannot write the file ({exn.strerror})", url=str(path), remedy=remedy) from exn
 
 
 class ShardWriter:
@@ -250,7 +242,7 @@ class ShardWriter:
         config: Path | None = None,
     ) -> None:
         if shard_size_bytes < 1:
-            raise ConfigError("shard_size_bytes must be positive")
+            raise errors.ConfigError("shard_size_bytes must be positive")
         self._names = ShardNames(names)
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
@@ -296,7 +288,7 @@ class ShardWriter:
         array, and the errors of the class for an upload that has failed.
         """
         if not self._is_open:
-            raise ConfigError("the ShardWriter is not open", remedy="write within its `with` block")
+            raise errors.ConfigError("the ShardWriter is not open", remedy="write within its `with` block")
         found = sample_of(sample)
         if self._shard is not None and self._shard.size_bytes + found.size_bytes > self._shard_size_bytes:
             self._finish_shard()

@@ -16,14 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from shardcache.errors import (
-    ConfigError,
-    DaemonError,
-    NoDaemonError,
-    ShardTimeoutError,
-    StoppingError,
-    from_json,
-)
+from shardcache import errors
 from shardcache.private import PrivatePlace, is_listening, locked, node_has_daemon
 from shardcache.protocol import socket_path
 
@@ -66,7 +59,9 @@ class DaemonChoice:
         Raises ConfigError if they contradict each other, or name a private daemon where its packages are not installed.
         """
         if socket is not None and daemon == "private":
-            raise ConfigError("a socket is not that of a private daemon", remedy='omit socket, or daemon="private"')
+            raise errors.ConfigError(
+                "a socket is not that of a private daemon", remedy='omit socket, or daemon="private"'
+            )
         is_private = daemon == "private" or (daemon == "auto" and socket is None and not node_has_daemon())
         if is_private or fallback == "private":
             _check_installed()
@@ -83,7 +78,7 @@ class DaemonChoice:
 def _check_installed() -> None:
     missing = next((name for name in _NEEDED if find_spec(name) is None), None)
     if missing is not None:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"no daemon is set up on this node, and this environment cannot start one: {missing} is not installed",
             remedy="pip install 'shardcache[daemon]'; or start the node's daemon, and set SHARDCACHE_SOCKET",
         )
@@ -112,13 +107,13 @@ def _start() -> None:
         )
         outcome = json.loads(ran.stdout)
     except subprocess.TimeoutExpired:
-        raise DaemonError(f"the private daemon did not start within {_START_S:g} s") from None
+        raise errors.DaemonError(f"the private daemon did not start within {_START_S:g} s") from None
     except ValueError:
-        raise DaemonError(
+        raise errors.DaemonError(
             f"the private daemon did not start: {ran.stderr.strip()[-1000:]}", remedy="shardcache serve --private"
         ) from None
     if "error" in outcome:
-        raise from_json(outcome["error"])
+        raise errors.from_json(outcome["error"])
     if outcome["started"]:
         log.warning(
             "started a private shardcache daemon: cache in %s, up to %.3g GB; to stop it: shardcache stop; %s",
@@ -170,7 +165,7 @@ class Patience:
                 continue
             reason = explain()
             if time.monotonic() >= deadline_s:
-                raise ShardTimeoutError(
+                raise errors.ShardTimeoutError(
                     f"did not arrive within {self.limit_s:g} s: {reason}",
                     url=url,
                     remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
@@ -194,10 +189,10 @@ class Outage:
         begun_s: start of the outage, by `time.monotonic`.
     """
 
-    def __init__(self, cause: NoDaemonError) -> None:
+    def __init__(self, cause: errors.NoDaemonError) -> None:
         self.begun_s = time.monotonic()
         self._cause = cause
-        self._quiet = isinstance(cause, StoppingError)
+        self._quiet = isinstance(cause, errors.StoppingError)
         self._logged = False
         self._max_s = _FIRST_PAUSE_S
 
@@ -226,4 +221,4 @@ def check_parent() -> None:
     """Raise DaemonError in a worker whose training process has ended, as it would wait for minutes in vain."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        raise DaemonError("the training process that this worker reads for has ended")
+        raise errors.DaemonError("the training process that this worker reads for has ended")

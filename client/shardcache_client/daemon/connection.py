@@ -31,16 +31,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from shardcache import __version__, protocol
-from shardcache.errors import (
-    ConfigError,
-    DaemonError,
-    NoDaemonError,
-    ProtocolError,
-    ShardcacheError,
-    StoppingError,
-    from_json,
-)
+from shardcache import __version__, errors, protocol
 from shardcache.protocol import Json
 from shardcache.unix_socket import credentials
 from shardcache_client.topology import Topology
@@ -229,7 +220,7 @@ class DaemonConnection:
             self._websocket = WebSocket(socket, protocol.SESSION_PATH, timeout_s)
         try:
             if is_private and self._websocket.peer_uid != os.geteuid():
-                raise DaemonError("the daemon at the socket belongs to another user", url=str(socket))
+                raise errors.DaemonError("the daemon at the socket belongs to another user", url=str(socket))
             self._greet(reader, timeout_s)
         except BaseException:
             self.close()
@@ -255,7 +246,7 @@ class DaemonConnection:
         )
         welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
-            raise NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
+            raise errors.NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
         chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both speak; daemons older than negotiation report their only version.
         daemon = protocol.Release(str(welcome.get("version")), protocol.Spoken(chosen, chosen))
@@ -282,16 +273,18 @@ class DaemonConnection:
             if message.get("id") in self._kinds:
                 self._answers[message["id"]] = message
             elif message["type"] == "error" and message.get("id") is None:
-                raise from_json(message["error"])
+                raise errors.from_json(message["error"])
             # Anything else is unsolicited: a message from a newer release, which this one ignores.
         return self._checked(self._kinds.pop(request), self._answers.pop(request))
 
     def _checked(self, request: str, answer: Json) -> Json:
         """Return the answer to a kind of request; raise it if it is an error."""
         if answer["type"] == "error":
-            raise from_json(answer["error"])
+            raise errors.from_json(answer["error"])
         if answer["type"] not in protocol.REQUESTS[request].answers:
-            raise ProtocolError(f"the daemon answered {request!r} with {answer['type'][:100]!r}", url=str(self._path))
+            raise errors.ProtocolError(
+                f"the daemon answered {request!r} with {answer['type'][:100]!r}", url=str(self._path)
+            )
         return answer
 
     def forget(self, request: int) -> None:
@@ -305,7 +298,7 @@ class DaemonConnection:
         report_s = begun_s + _FIRST_REPORT_S
         while (answer := self.answer(request, min(deadline_s, report_s))) is None:
             if time.monotonic() >= deadline_s:
-                raise NoDaemonError(
+                raise errors.NoDaemonError(
                     f"the daemon did not answer {kind!r} in time",
                     url=str(self._path),
                     remedy="check what it is doing: shardcache status",
@@ -345,25 +338,27 @@ class DaemonConnection:
             yield
         except PermissionError as exn:
             remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
-            raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
+            raise errors.DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
         except (FileNotFoundError, ConnectionRefusedError) as exn:
             start = f"shardcache serve --socket {shlex.quote(where)} --cache-dir /path/on/local/disk --capacity 500GB"
-            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {start}") from exn
+            raise errors.NoDaemonError(
+                "no daemon listens at the socket", url=where, remedy=f"start it: {start}"
+            ) from exn
         except FarewellError as exn:
-            raise StoppingError("the daemon is stopping", url=where) from exn
+            raise errors.StoppingError("the daemon is stopping", url=where) from exn
         except OSError as exn:
             if exn.errno is None and "too long" in str(exn):  # Python's own check, before the kernel's
                 remedy = "choose a shorter one: SHARDCACHE_SOCKET, or XDG_RUNTIME_DIR for a private daemon"
-                raise ConfigError("a socket's path has at most 107 bytes", url=where, remedy=remedy) from exn
-            raise NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
+                raise errors.ConfigError("a socket's path has at most 107 bytes", url=where, remedy=remedy) from exn
+            raise errors.NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
         except HandshakeError as exn:
             raise _refusal(exn, where) from exn
-        except ProtocolError as exn:
-            raise ProtocolError(f"the daemon sent an invalid message: {exn.message}", url=where) from exn
+        except errors.ProtocolError as exn:
+            raise errors.ProtocolError(f"the daemon sent an invalid message: {exn.message}", url=where) from exn
 
 
-def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
+def _refusal(exn: HandshakeError, where: str) -> errors.ShardcacheError:
     try:
-        return from_json(json.loads(exn.body)["error"])
+        return errors.from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ProtocolError(f"the server on this socket is not a shardcache daemon: {exn}", url=where)
+        return errors.ProtocolError(f"the server on this socket is not a shardcache daemon: {exn}", url=where)

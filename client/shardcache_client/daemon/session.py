@@ -14,16 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
-from shardcache.errors import (
-    CacheDirError,
-    CacheError,
-    NoDaemonError,
-    ShardcacheError,
-    ShardTimeoutError,
-    StoppingError,
-    VersionMismatchError,
-    from_json,
-)
+from shardcache import errors
 from shardcache.protocol import Arriving, Json, Leased
 from shardcache.unix_socket import health
 from shardcache_client.daemon.choice import DaemonChoice, Outage, Patience, check_parent, ensure_started
@@ -36,7 +27,7 @@ T = TypeVar("T")
 Grant: TypeAlias = Arriving | Leased
 
 # Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be the same there.
-_CACHE_SIDE = (CacheError, NoDaemonError, VersionMismatchError)
+_CACHE_SIDE = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
 _MIN_OPEN_S = 1.0
@@ -119,7 +110,7 @@ class Session:
         try:
             self._ready(deadline_s)
         except _CACHE_SIDE as exn:
-            if not (isinstance(exn, StoppingError) or self._is_private or self._can_leave):
+            if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
                 raise
         ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls))
         return Manifest.from_answer(self._insist(deadline_s, ask))
@@ -150,7 +141,7 @@ class Session:
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
             url = self._plan.shard(position).url
-            self._leave(CacheDirError("this process cannot read the daemon's files", url=url))
+            self._leave(errors.CacheDirError("this process cannot read the daemon's files", url=url))
         self._go_back()
         lease = LeaseRequest(position, self._partial_reads if partial is None else partial)
         self._leases.append(lease)
@@ -191,7 +182,7 @@ class Session:
         self._try(ask)
         try:
             lease.grant = self._settle(lease, self._once)
-        except NoDaemonError as exn:
+        except errors.NoDaemonError as exn:
             self._lost(exn)
         return lease.grant
 
@@ -210,11 +201,11 @@ class Session:
                 lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
                 self.on_wait,
             )
-        except NoDaemonError:
+        except errors.NoDaemonError:
             raise
-        except ShardcacheError as exn:
+        except errors.ShardcacheError as exn:
             self._leases.remove(lease)
-            if isinstance(exn, ShardTimeoutError):
+            if isinstance(exn, errors.ShardTimeoutError):
                 self._lose()  # a pending lease cannot be cancelled; a new connection requests the others again
             raise
         _log_damage(answer)
@@ -249,7 +240,7 @@ class Session:
             self._connection.close()
             self._connection = None
 
-    def _lost(self, exn: NoDaemonError) -> Outage:
+    def _lost(self, exn: errors.NoDaemonError) -> Outage:
         self._lose()
         self._outage = self._outage or Outage(exn)
         return self._outage
@@ -259,7 +250,7 @@ class Session:
         if self._connection is not None:
             try:
                 say(self._connection)
-            except NoDaemonError as exn:
+            except errors.NoDaemonError as exn:
                 self._lost(exn)
 
     def _insist(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
@@ -277,22 +268,22 @@ class Session:
     def _once(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request on the current connection only; raise NoDaemonError if it is lost."""
         if self._connection is None:
-            raise NoDaemonError("the connection to the daemon is lost")
+            raise errors.NoDaemonError("the connection to the daemon is lost")
         try:
             return ask(self._connection)
-        except (CacheError, VersionMismatchError) as exn:
+        except (errors.CacheError, errors.VersionMismatchError) as exn:
             if not self._can_leave:
                 raise
             self._leave(exn)
-            raise NoDaemonError(exn.message) from exn
+            raise errors.NoDaemonError(exn.message) from exn
 
-    def _recover(self, exn: ShardcacheError, deadline_s: float) -> float:
+    def _recover(self, exn: errors.ShardcacheError, deadline_s: float) -> float:
         """After an error of a cache, pause before the next try or go on with the private daemon; else raise the error.
 
         Returns the deadline from then on.
         A daemon that went away gets time to restart, unless another can replace it and it has never answered.
         """
-        if isinstance(exn, NoDaemonError):
+        if isinstance(exn, errors.NoDaemonError):
             outage = self._lost(exn)
             away_s = self._patience.limit_s
             if self._can_leave:
@@ -309,7 +300,7 @@ class Session:
         """True while the node's daemon serves this reader, and the private one could."""
         return self._choice.fallback and not self._is_private
 
-    def _leave(self, exn: ShardcacheError) -> None:
+    def _leave(self, exn: errors.ShardcacheError) -> None:
         """Go on with the private daemon for a while."""
         self._move(is_private=True)
         self._back_at_s = time.monotonic() + self._pause_s
@@ -347,7 +338,7 @@ class Session:
             if self._node_health() is not None:
                 self._heard_s = time.monotonic()
             elif silent_s > self._patience.grace_s:
-                self._leave(NoDaemonError(f"the daemon has not answered for {silent_s:.0f} s"))
+                self._leave(errors.NoDaemonError(f"the daemon has not answered for {silent_s:.0f} s"))
         return answer
 
     def _ready(self, deadline_s: float) -> DaemonConnection:
@@ -396,7 +387,7 @@ class Session:
 
 def _log_damage(answer: Json) -> None:
     text = "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy"
-    for exn in map(from_json, answer.get("damaged", ())):
+    for exn in map(errors.from_json, answer.get("damaged", ())):
         log.warning(text, exn.url, exn.message)
 
 

@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from weakref import WeakMethod
 
-from shardcache.errors import (
-    CacheDirError,
-    CorruptShardError,
-    CountMismatchError,
-    OriginUnavailableError,
-    SampleError,
-    ShardcacheError,
-    ShardChangedError,
-)
+from shardcache import errors
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
 from shardcache_client.files.blocks import WHOLE, View
@@ -103,7 +95,7 @@ class LeasedShard:
             while True:
                 try:
                     yield from self._samples_here()
-                except ShardcacheError as exn:
+                except errors.ShardcacheError as exn:
                     if not self._may_try_again(exn):
                         raise
                     self._ask_again()
@@ -123,9 +115,9 @@ class LeasedShard:
             while not isinstance(self._shard, MappedShard):
                 try:
                     found = self._arrived(number)
-                except SampleError:
+                except errors.SampleError:
                     raise
-                except ShardcacheError as exn:
+                except errors.ShardcacheError as exn:
                     if not self._may_try_again(exn):
                         raise
                     self._ask_again()
@@ -151,19 +143,19 @@ class LeasedShard:
         self._close_shard()
         try:
             self._shard = self._opened()
-        except ShardcacheError as exn:
+        except errors.ShardcacheError as exn:
             if not self._may_try_again(exn):
                 raise
             self._ask_again()
             self._shard = self._opened()
 
-    def _may_try_again(self, exn: ShardcacheError) -> bool:
+    def _may_try_again(self, exn: errors.ShardcacheError) -> bool:
         """Return True if the shard should be requested again after an error; only once, as the daemon retries once."""
         # The next version, or the next try, may be whole, which helps as long as no sample of this one was yielded; a
         # shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of
         # its own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
-        anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
-        late = isinstance(exn, OriginUnavailableError)
+        anew = isinstance(exn, errors.ShardChangedError | errors.CorruptShardError) and self.number == self._start
+        late = isinstance(exn, errors.OriginUnavailableError)
         if self._tried_again or not self._was_arriving or not (anew or late):
             return False
         self._tried_again = True
@@ -176,7 +168,7 @@ class LeasedShard:
                 self.number += 1
                 self._last_key = sample["__key__"]
                 yield sample
-        except SampleError:
+        except errors.SampleError:
             self.number += 1
             self._bad += 1
             raise
@@ -195,7 +187,7 @@ class LeasedShard:
             self._check_version(grant)
             try:
                 return self._map(grant)
-            except (CacheDirError, CorruptShardError):
+            except (errors.CacheDirError, errors.CorruptShardError):
                 tries_left -= 1
                 if not tries_left:
                     raise
@@ -221,14 +213,14 @@ class LeasedShard:
         shard = MappedShard(*paths, leased["url"], in_order=self._in_order, handover=self._handover, view=self._view)
         try:
             self._check_count(len(shard), "blocks of tokens", leased["url"])
-        except CountMismatchError:
+        except errors.CountMismatchError:
             shard.close()
             raise
         return shard
 
     def _check_count(self, count: int, unit: str, url: str) -> None:
         if self._count not in (None, count):
-            raise CountMismatchError(f"it holds {count} {unit}, but the manifest says {self._count}", url=url)
+            raise errors.CountMismatchError(f"it holds {count} {unit}, but the manifest says {self._count}", url=url)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)
@@ -238,7 +230,9 @@ class LeasedShard:
         """Start over with another version, unless samples of this one were yielded."""
         if self._version not in (None, grant["version"]):
             if self._yielded:
-                raise ShardChangedError("the shard was replaced in the object store while being read", url=grant["url"])
+                raise errors.ShardChangedError(
+                    "the shard was replaced in the object store while being read", url=grant["url"]
+                )
             self.number, self._bad = self._start, 0
         self._version = grant["version"]
 
@@ -246,9 +240,9 @@ class LeasedShard:
     def _naming_what_was_given(self) -> Iterator[None]:
         try:
             yield
-        except SampleError:
+        except errors.SampleError:
             raise
-        except ShardcacheError as exn:
+        except errors.ShardcacheError as exn:
             if self._yielded:
                 exn.yielded = self._yielded
                 first = f"its first {self._yielded} samples, up to key {self._last_key!r},"
