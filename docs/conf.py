@@ -1,7 +1,5 @@
 """Sphinx configuration for `make docs`; see CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

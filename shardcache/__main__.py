@@ -1,7 +1,5 @@
 """Entry point of the `shardcache` command and of `python -m shardcache`."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """Checksums that origins keep of objects, and their combination from the checksums of parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

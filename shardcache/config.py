@@ -4,8 +4,6 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 (`part_size`), in this order of precedence.
 """
 
-from __future__ import annotations
-
 import difflib
 import grp
 import os
@@ -108,7 +106,7 @@ class Amount:
     fraction: float | None = None
 
     @classmethod
-    def parse(cls, text: object) -> Amount:
+    def parse(cls, text: object) -> "Amount":
         """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
         if isinstance(text, Amount):
             return text
@@ -167,7 +165,7 @@ class AllowRule:
     gids: frozenset[int] = frozenset()
 
     @classmethod
-    def parse(cls, entry: object) -> AllowRule:
+    def parse(cls, entry: object) -> "AllowRule":
         """Parse a prefix, or a table of `prefix`, `users` and `groups`; users and groups by name or number.
 
         Raises ValueError for anything else, and for a user or group unknown to this system.

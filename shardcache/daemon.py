@@ -1,7 +1,5 @@
 """Composition root of the daemon: build the components, serve until a stop signal, drain."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -7,8 +7,6 @@ torch sends an exception of a DataLoader worker to the trainer as its class and 
 with that text there. So `__str__` appends the JSON whenever torch formats the error, and the constructor parses it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Format of the daemon's log lines, their redaction, and the logger of modules that run in other programs, too."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

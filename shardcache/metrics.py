@@ -1,7 +1,5 @@
 """Counters and histograms of the daemon since its start: plain numbers, written only from the event loop."""
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from collections import Counter

@@ -5,8 +5,6 @@ this user may enter. A daemon uses the credentials of the environment that start
 of them, so a process with other credentials finds no such socket, and gets another daemon. The standard library alone.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hmac
 import os
@@ -81,7 +79,7 @@ class PrivatePlace:
     name: str
 
     @classmethod
-    def find(cls, env: Mapping[str, str] = os.environ) -> PrivatePlace:
+    def find(cls, env: Mapping[str, str] = os.environ) -> "PrivatePlace":
         """Return the place for an environment; its folder is created if it is missing.
 
         Raises DaemonError if the folder could be another user's, or cannot be created.

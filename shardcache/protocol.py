@@ -43,8 +43,6 @@ A stopping daemon closes its sessions with WebSocket code 1001, and refuses new 
 StoppingError. Granted shards may still be read; the client sends its plan to the next daemon.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
@@ -104,7 +102,7 @@ class Release:
         return f"shardcache {self.version}, which speaks {self.spoken}"
 
     @classmethod
-    def of(cls, hello: Json) -> Release:
+    def of(cls, hello: Json) -> "Release":
         """Return the client's release; without `oldest_protocol`, it speaks only the newest. Raises ProtocolError."""
         newest, oldest = take(hello, "protocol", int), hello.get("oldest_protocol")
         return cls(str(hello.get("client_version")), Spoken(oldest if isinstance(oldest, int) else newest, newest))
@@ -148,7 +146,7 @@ class ShardRef:
         return [self.url, self.version, self.size_bytes, self.samples]
 
     @classmethod
-    def from_json(cls, row: object) -> ShardRef:
+    def from_json(cls, row: object) -> "ShardRef":
         """Build from the output of `to_json`. Raises ProtocolError. A plan may have millions of rows: kept fast."""
         if type(row) is list and len(row) == 4:
             url, version, size_bytes, samples = row

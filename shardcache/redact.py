@@ -4,8 +4,6 @@ A signed url grants access to its object, sometimes to a whole container, to any
 used only to fetch the object and to compute its hash; wherever a url is shown or stored, its secrets are redacted.
 """
 
-from __future__ import annotations
-
 import re
 
 HIDDEN = "REDACTED"

@@ -5,8 +5,6 @@ The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "sha
 version in the object store that the numbers belong to, and `ntokens` the number of tokens in the shard, if it has any.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import posixpath

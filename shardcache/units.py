@@ -1,7 +1,5 @@
 """Human-readable sizes, durations and users."""
 
-from __future__ import annotations
-
 import pwd
 from functools import cache
 

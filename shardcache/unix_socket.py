@@ -1,7 +1,5 @@
 """The daemon's socket seen from outside, in the standard library alone: probes run every few seconds on each node."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

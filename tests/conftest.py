@@ -1,7 +1,5 @@
 """Servers that many tests need: one of each kind for the whole run, a fresh bucket for each test."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

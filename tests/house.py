@@ -6,8 +6,6 @@ What shrank stays small: a limit is raised by a change that says why, and by its
 one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -4,8 +4,6 @@ Four jobs go through a dataset that is larger than the cache, most of which was 
 that is far away. Then a fifth job comes, and is faster than the network.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tarfile

@@ -4,8 +4,6 @@
 named after the test file, at the first call, so that kill -9 loses nothing. `make tests-of` reads these files.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@
 called, the argument, what was given, and what to write instead.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import operator
@@ -35,7 +33,7 @@ class Accepts:
     what: str
     converted: Callable[[Any], Any]
 
-    def or_none(self, what: str = "None") -> Accepts:
+    def or_none(self, what: str = "None") -> "Accepts":
         """Accept None as well, which is `what`."""
         return Accepts(f"{self.what}; or {what}", lambda value: None if value is None else self.converted(value))
 

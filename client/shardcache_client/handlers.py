@@ -5,8 +5,6 @@ were complete, or raises. These handlers also work in WebDataset's stages, and W
 by its name, such as `on_error="warn_and_continue"`; "warn", "ignore" and "raise" are short for the first ones.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Samples of a dataset by their number, and datasets of some of its samples."""
 
-from __future__ import annotations
-
 import json
 import operator
 import os

@@ -12,8 +12,6 @@ The agreed numbers are determined by manifest, seed, epoch and topology, since a
 run resumed from a state therefore reproduces the batches at which it was interrupted.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_left
 from collections import Counter
@@ -59,7 +57,7 @@ def batch_by_length(
     collate: Callable[[list[Any]], Any] = list,
     on_error: Handler | str = reraise,
     timeout_s: float = 300.0,
-) -> LengthBatches:
+) -> "LengthBatches":
     """Batch samples of similar length: little padding, and no batch too large for the accelerator.
 
         ds = ShardDataset(urls, shuffle=True, decode=tokenize)
@@ -160,7 +158,7 @@ class LengthBatches(IterableDataset[Any]):
         self._state = rounds.state
         return self._follow(rounds)
 
-    def _follow(self, rounds: _Rounds) -> Iterator[Any]:
+    def _follow(self, rounds: "_Rounds") -> Iterator[Any]:
         for batch, self._state in rounds:
             yield batch
 
@@ -213,7 +211,7 @@ class _Rounds:
             text = "epoch %d: repeated %d samples to make as many batches as other ranks"
             log.warning(text, self._epoch, self._repeated)
 
-    def _round(self, buffer: SampleBuffer, count: int, following: SampleBuffer) -> Iterator[tuple[Any, State]]:
+    def _round(self, buffer: "SampleBuffer", count: int, following: "SampleBuffer") -> Iterator[tuple[Any, State]]:
         made = batches(buffer.lengths, self._recipe.max_tokens, count)
         # The same on all ranks, so that they get batches of similar length at the same time.
         order = permutation(count, f"{self._dataset.seed}/{self._epoch}/{self._reader.worker}/{buffer.number}")
@@ -226,7 +224,7 @@ class _Rounds:
             self._fill(following, min(buffer.gone, self._recipe.sort_buffer))
         self._skip = 0
 
-    def _fill(self, buffer: SampleBuffer, size: int) -> None:
+    def _fill(self, buffer: "SampleBuffer", size: int) -> None:
         """Read on until the buffer has received `size` samples, or the dataset ends."""
         while len(buffer.samples) + buffer.refused < size and not self._is_over:
             sample = next(self._samples, _END)
@@ -283,7 +281,7 @@ class SampleBuffer:
     _passed: int = 0  # bit n: the sample at position `first + n` was yielded or refused
 
     @classmethod
-    def of(cls, dataset: ShardDataset[Any], number: int) -> SampleBuffer:
+    def of(cls, dataset: ShardDataset[Any], number: int) -> "SampleBuffer":
         """Return an empty buffer for the dataset's next samples."""
         return cls(number, dataset.state_dict(), dataset.position)
 
@@ -300,7 +298,7 @@ class SampleBuffer:
         self.refused += 1
         self._pass(position)
 
-    def borrow(self, before: SampleBuffer | None) -> None:
+    def borrow(self, before: "SampleBuffer | None") -> None:
         """Take over the shortest sample of the previous buffer, to be repeated. Raises ConfigError without one."""
         if before is None:
             raise ConfigError(

@@ -1,7 +1,5 @@
 """`ShardLoader`: a dataset's batches, with the dataset's epochs and an exact state."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.sharedctypes import RawValue
@@ -132,22 +130,22 @@ class ShardLoader(Generic[B_co]):
         self._count(iteration, loader)
         iteration.ended = True
 
-    def _loader_for(self, iteration: Iteration) -> _Batches:
+    def _loader_for(self, iteration: Iteration) -> "_Batches":
         """Return batches that no other iteration is reading; if it is not a look, the next one may have its workers."""
         taken = self._owner is not None and self._owner.live
         batches = self._new_batches() if taken or self._batches.bound_to_others(iteration) else self._batches
         self._keep(batches, iteration)
         return batches
 
-    def _count(self, iteration: Iteration, batches: _Batches) -> None:
+    def _count(self, iteration: Iteration, batches: "_Batches") -> None:
         self._reader._bookmark.count(iteration)
         self._keep(batches, iteration)
 
-    def _keep(self, batches: _Batches, owner: Iteration | None) -> None:
+    def _keep(self, batches: "_Batches", owner: Iteration | None) -> None:
         if owner is None or not owner.looks:
             self._batches, self._owner = batches, owner
 
-    def _new_batches(self) -> _Batches:
+    def _new_batches(self) -> "_Batches":
         return _Batches(self._reader, self.collate_fn, self._options)
 
     def _follow(self) -> ShardReader[Any]:

@@ -1,7 +1,5 @@
 """`cached_paths`: local paths of cached shards, for libraries that read tar files themselves."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

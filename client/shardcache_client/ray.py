@@ -5,8 +5,6 @@ from shardcache_client.ray import read_shards
 dataset = read_shards("s3://bucket/train-{000000..000999}.tar")
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Nothing here imports torch: values from torch come in as arguments, the rest from the environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -53,7 +51,7 @@ class Topology:
         """Number of this reader in the job, from 0."""
         return self.rank * self.workers + self.worker
 
-    def turned(self, turn: int) -> Topology:
+    def turned(self, turn: int) -> "Topology":
         """Return the place that this worker has if worker `turn` is the first whose batch is taken."""
         return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 

@@ -5,8 +5,6 @@
 Needs the package transformers, which shardcache itself does not depend on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@
 Needs the package webdataset, which shardcache itself does not depend on.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """The process of a DataLoader worker: its end with the trainer, and the allocator it keeps memory with."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -7,8 +7,6 @@
 {files} ../deploy/slurm    what lies in a folder, to download
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

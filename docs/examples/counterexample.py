@@ -7,8 +7,6 @@ first goes on to what comes after an epoch, while the other one waits for its gr
 half an hour in practice and twenty seconds here.
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from typing import Any

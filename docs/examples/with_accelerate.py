@@ -7,8 +7,6 @@ Each process has its own share of the samples; `accelerator.prepare` returns a S
 DataLoader a second time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

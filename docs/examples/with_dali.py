@@ -7,8 +7,6 @@ RANK and WORLD_SIZE say which of several processes this is; torchrun and `srun` 
 pipeline runs on the CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import deque

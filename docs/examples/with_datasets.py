@@ -4,8 +4,6 @@ torchrun --standalone --nproc-per-node 2 with_datasets.py s3://bucket/train.json
 torchrun --standalone --nproc-per-node 2 with_datasets.py s3://bucket/train.json --resume epoch-1-step-3
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

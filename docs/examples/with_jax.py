@@ -6,8 +6,6 @@ python with_jax.py s3://bucket/train.json --coordinator localhost:4321 --process
 On TPUs and under Slurm, `jax.distributed.initialize()` finds the processes without arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

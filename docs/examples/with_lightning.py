@@ -6,8 +6,6 @@ With `--checkpoints FOLDER` it saves every third step there; with `--resume FILE
 with another number of `--devices`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

@@ -6,8 +6,6 @@ RANK and WORLD_SIZE say which of several processes this is. Order, shuffling, sh
 by shard, with a shuffle buffer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ All of open_clip's options hold. It counts shards by the pattern alone: with an 
 give --dataset-resampled as well. Here, too, every sample comes once before any comes again.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial

@@ -7,8 +7,6 @@ RANK and WORLD_SIZE say which of several training processes this is; for JAX, th
 jax.process_count().
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -7,8 +7,6 @@ python with_ray.py s3://bucket/train/ --storage $PWD --name second \\
 The second run may have another number of `--workers`. `shardcache status` shows the job by the name of the run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -3,8 +3,6 @@
 python with_ray_data.py 's3://bucket/train-{000000..000999}.tar'
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

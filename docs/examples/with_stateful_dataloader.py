@@ -4,8 +4,6 @@ torchrun --standalone --nproc-per-node 2 with_stateful_dataloader.py s3://bucket
 torchrun --standalone --nproc-per-node 3 with_stateful_dataloader.py s3://bucket/train/ --resume state.pt --workers 1
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import islice

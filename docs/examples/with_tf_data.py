@@ -8,8 +8,6 @@ python with_tf_data.py s3://bucket/train.json --resume step-9.json
 `tf.data.experimental.AutoShardPolicy.OFF`. `distribute_datasets_from_function` leaves them as they are.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

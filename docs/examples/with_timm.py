@@ -5,8 +5,6 @@ Import this before timm makes its datasets, as the first line of its train.py, s
 python train.py --dataset wds/ --data-dir s3://bucket/imagenet --train-split 'train-{0000..1023}.tar|1281167' …
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import cycle

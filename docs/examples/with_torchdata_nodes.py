@@ -4,8 +4,6 @@ torchrun --standalone --nproc-per-node 2 with_torchdata_nodes.py s3://bucket/tra
 torchrun --standalone --nproc-per-node 2 with_torchdata_nodes.py s3://bucket/train.json --resume step-9.pt
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

@@ -9,8 +9,6 @@ A step of the optimizer has the same number of samples on any number of processe
 another number of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -3,8 +3,6 @@
 torchrun --standalone --nproc-per-node 2 with_webdataset.py s3://bucket/train/
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

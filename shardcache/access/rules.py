@@ -1,7 +1,5 @@
 """Access control: the urls that a user may fetch with the daemon's permissions, and see."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class _Rule:
             url.startswith(start) and (ends is None or url[len(start) :][:1] in ends) for start in self._prefixes
         )
 
-    def includes(self, other: _Rule) -> bool:
+    def includes(self, other: "_Rule") -> bool:
         """Return whether this rule applies to every user to whom `other` applies."""
         return self.is_for_all or (not other.is_for_all and other._uids <= self._uids and other._gids <= self._gids)
 

@@ -3,8 +3,6 @@
 A new store is a module in `origin/` and a row of the table.
 """
 
-from __future__ import annotations
-
 import enum
 import ipaddress
 import posixpath

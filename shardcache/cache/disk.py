@@ -1,7 +1,5 @@
 """The cache disk: its health, and scrubbing, the slow re-reading of all shards, as disks do not report bit errors."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The whole cache behind one class, `Cache`, for the server and the composition root."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

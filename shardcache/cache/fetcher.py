@@ -1,7 +1,5 @@
 """Fetching of one shard, from url to published file: stat, reserve, download, inflate, index, publish."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A user's patterns, prefixes and index files: resolved to lists of shards, and matched against cached urls."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

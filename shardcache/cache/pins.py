@@ -5,8 +5,6 @@ whether or not its shard is cached yet. It belongs to the users who made it and 
 through restarts and the loss of the catalogue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -45,7 +43,7 @@ class Pin:
         return json.dumps([self.url, self.key, self.size_bytes, sorted(self.uids)]) + "\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Pin | None:
+    def from_line(cls, line: bytes) -> "Pin | None":
         """Return the pin of a line; None if it is damaged."""
         with contextlib.suppress(ValueError):
             match json.loads(line):

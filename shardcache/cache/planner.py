@@ -4,8 +4,6 @@ A plan names a shard by its cache key if the manifest gave the version, otherwis
 reports a different version, an alias maps the name to that version's key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Connected readers and their jobs: plans, leases and waits."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import time
@@ -120,7 +118,7 @@ class Lease:
 class Reader:
     """One connected reader: its plan, its leases, and a stopwatch that runs while it has nothing to read."""
 
-    def __init__(self, job: Job, owner: Readers, loader: Loader | None = None) -> None:
+    def __init__(self, job: Job, owner: "Readers", loader: Loader | None = None) -> None:
         self.job = job
         self.loader = loader  # that it is a worker of, if any
         self._owner = owner
@@ -356,7 +354,7 @@ class Reader:
     def _retained(self) -> list[Shard]:
         return [shard for lease in self._leases.values() if (shard := lease.retained) is not None]
 
-    def kept_waiting(self) -> Collection[Reader]:
+    def kept_waiting(self) -> "Collection[Reader]":
         """Return the workers of the same loader that keep their shards until this one gets its own.
 
         The loader waits for this worker's batch and asks the others for only a few more batches in the meantime: too

@@ -1,7 +1,5 @@
 """The cached shards: what keeps each of them, which are evicted for others, and what ends a deadlock over space."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

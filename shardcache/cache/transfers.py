@@ -1,7 +1,5 @@
 """Shards for readers: found in the cache, or transferred into it, once for all who ask, or ahead of need."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

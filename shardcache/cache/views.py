@@ -4,8 +4,6 @@ The dashboard's part is refreshed at most once a second, however many pages are 
 node with many shards less often, so that it takes a small share of a core.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import enum

@@ -8,8 +8,6 @@ the whole shard is sound is known only at the end, so a reader may learn then th
 corrupt shard.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum
@@ -156,7 +154,7 @@ class Holder(Hashable, Protocol):
     def leased_shards(self) -> int:
         """Return the number of shards held for the reader."""
 
-    def kept_waiting(self) -> Collection[Holder]:
+    def kept_waiting(self) -> "Collection[Holder]":
         """Return the readers that keep their shards until this one gets its own."""
 
 
@@ -174,7 +172,7 @@ class Wait:
 class Arrival:
     """A shard that readers can open before its download ends: the file with its finished parts, and its transfer."""
 
-    def __init__(self, partial: Partial, transfer: Transfer) -> None:
+    def __init__(self, partial: Partial, transfer: "Transfer") -> None:
         self.partial = partial
         self.readers: list[JobKey | None] = []  # the job of each reader that has the file open
         self.shard: Shard | None = None  # once it is published
@@ -296,7 +294,7 @@ class KeyClaim:
     transfers: list[Transfer] = field(default_factory=list)
     reservation: Reservation | None = None
     wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
-    behind: KeyClaim | None = None  # the claim whose turn it waits for
+    behind: "KeyClaim | None" = None  # the claim whose turn it waits for
     waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
     checked_s: float = -math.inf  # time of the last deadlock check
 
@@ -338,7 +336,7 @@ class KeyClaim:
         return Priority(self.klass, next_use_s())
 
     @contextlib.contextmanager
-    def waiting(self, wanted_bytes: int = 0, behind: KeyClaim | None = None) -> Iterator[None]:
+    def waiting(self, wanted_bytes: int = 0, behind: "KeyClaim | None" = None) -> Iterator[None]:
         """Mark the claim as waiting for space, or for another claim's turn to end."""
         previous = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
         self.wanted_bytes, self.behind, self.waits_since_s = wanted_bytes, behind, time.monotonic()

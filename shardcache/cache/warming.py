@@ -1,7 +1,5 @@
 """Work through lists of shards on a user's request: warming and counting, a few at a time, with events for progress."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence

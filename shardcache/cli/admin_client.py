@@ -1,7 +1,5 @@
 """The admin API over the daemon's Unix socket, as the commands use it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Generator, Iterator

@@ -4,8 +4,6 @@ shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
 torchrun --nproc-per-node=2 demo_training.py index.json --job first
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

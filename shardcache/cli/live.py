@@ -1,7 +1,5 @@
 """The view of `shardcache top`: frames, lines of JSON, or a screen until q is pressed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """The command group, where errors become messages and exit codes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

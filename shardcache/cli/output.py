@@ -1,7 +1,5 @@
 """Output formatting: rich on a terminal; elsewhere plain text, never wrapped or cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,7 +86,7 @@ class ByteProgress:
         )
         self._task: TaskID = self._progress.add_task(label, total=None, shards="")
 
-    def __enter__(self) -> ByteProgress:
+    def __enter__(self) -> "ByteProgress":
         self._progress.start()
         return self
 

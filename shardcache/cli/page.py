@@ -5,8 +5,6 @@ their names whole, and as many other columns as the width has room for. Fields t
 left blank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

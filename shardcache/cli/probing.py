@@ -3,8 +3,6 @@
 `python -m shardcache.cli.probing live` is `shardcache probe live` at the default socket, in half the time.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writing of a sample table: a tar with keys, member sizes and metadata of all samples of a dataset."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Commands on cached shards: `warm`, `ls`, `pin`, `unpin`, `evict` and `verify`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from operator import itemgetter

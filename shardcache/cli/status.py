@@ -1,7 +1,5 @@
 """Commands that look at the daemon: `status`, `top` and `probe`."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of a cluster: an authority, and a certificate for each node that it signs."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from collections.abc import Sequence

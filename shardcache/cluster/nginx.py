@@ -4,8 +4,6 @@ The configuration comes from the template beside this file, in which `@name` sta
 line that begins with `[name]` is repeated for each node or store, or stands only where the feature is in use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import http.client
 import json
@@ -226,7 +224,7 @@ class NodeTier:
         finish(self._folder)
         return 0 if stopping.is_set() else status
 
-    def _follow(self, nginx: str, process: Process, log: AccessLog, stopping: Event) -> None:
+    def _follow(self, nginx: str, process: Process, log: "AccessLog", stopping: Event) -> None:
         measured_s = -_DISK_PERIOD_S
         while process.poll() is None:
             if time.monotonic() - measured_s >= _DISK_PERIOD_S:

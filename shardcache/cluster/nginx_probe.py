@@ -3,8 +3,6 @@
 `python -m shardcache.cluster.nginx_probe 127.0.0.1:9080` exits 0 if the front at that address answers.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the nodes of one cluster have in common: the list of them, the ring of who owns what, `Tier`, its stores."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import math
@@ -190,7 +188,7 @@ class Upstream:
     port: int | None  # None for the scheme's own
 
     @classmethod
-    def parse(cls, url: str) -> Upstream:
+    def parse(cls, url: str) -> "Upstream":
         """Parse the url of an endpoint, such as https://s3.eu-central-1.amazonaws.com. Raises ConfigError."""
         parts = urlsplit(url)
         try:

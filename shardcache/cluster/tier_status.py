@@ -1,7 +1,5 @@
 """State of a cluster's tier, asked of the owner port of every node."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import time

@@ -1,7 +1,5 @@
 """Download of a shard: parts over several connections, retried where that may help, checked and written."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -310,7 +308,7 @@ class Downloader:
         except OSError as exn:
             raise partial.disk_error(exn) from exn
 
-    async def _fetch(self, download: _Download, missing: list[int]) -> None:
+    async def _fetch(self, download: "_Download", missing: list[int]) -> None:
         download.start(missing)
         requests = self._requests_for(download, missing)
 
@@ -326,7 +324,7 @@ class Downloader:
             first = failures.exceptions[0]
             raise first from first.__cause__
 
-    def _requests_for(self, download: _Download, missing: list[int]) -> Iterator[range]:
+    def _requests_for(self, download: "_Download", missing: list[int]) -> Iterator[range]:
         """Yield consecutive parts for one request each; single parts as soon as a reader waits."""
         count = self._parts_per_request(download, len(missing))
         left = deque(missing)
@@ -337,7 +335,7 @@ class Downloader:
                 parts = range(parts.start, left.popleft() + 1)
             yield parts
 
-    def _parts_per_request(self, download: _Download, missing: int) -> int:
+    def _parts_per_request(self, download: "_Download", missing: int) -> int:
         """Return how many parts a request may fetch: larger ones cost less, smaller ones reach more connections."""
         if not download.obj.ranges:
             return missing
@@ -349,7 +347,7 @@ class Downloader:
         in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
         return max(1, min(missing // connections, in_time, MAX_PARTS))
 
-    async def _run(self, download: _Download, parts: range) -> None:
+    async def _run(self, download: "_Download", parts: range) -> None:
         """Fetch consecutive parts with one request; after a failure, part by part."""
         claim = Claim(download.priority, store_of(download.obj.url))  # ranks after those of earlier parts
         count = len(parts)
@@ -366,7 +364,7 @@ class Downloader:
             download.record(finished)
             parts = parts[len(finished) :]
 
-    async def _attempt(self, download: _Download, span: RequestSpan) -> list[PartSums]:
+    async def _attempt(self, download: "_Download", span: RequestSpan) -> list[PartSums]:
         while True:
             try:
                 return await self._requests.fetch(span)

@@ -3,8 +3,6 @@
 Pure. Parts are compared with parts of a similar size: within a factor of two.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Read of a body: paused while it has no slot or byte credit, timed without its pauses, given up when it stalls."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

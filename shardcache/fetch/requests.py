@@ -5,8 +5,6 @@ it is whole. A node that requested it from the store for that would make both sl
 lives, and requests from the store only what takes much longer than the tier's other parts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Scheduler for the node's connections: grants them by priority, preempts the least urgent."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from bisect import insort
@@ -71,13 +69,13 @@ class Claim:
     work: Pausable | None = None  # while the slot is held; None where nothing can be paused
     arrival: int = field(default_factory=count().__next__)
     # of the present attempt
-    group: _Group = field(init=False)
+    group: "_Group" = field(init=False)
     granted: asyncio.Future[None] = field(init=False)  # done once it got a slot
     generation: int = 0  # of the origin's limit when it did
     concurrency: int = 0  # slots held on the origin then, including its own
     paused: bool = False  # True if it was preempted
 
-    def again(self) -> Claim:
+    def again(self) -> "Claim":
         """Return a claim for a hedged request, with the same place among equals."""
         return Claim(self.priority, self.origin, arrival=self.arrival)
 

@@ -1,7 +1,5 @@
 """Interface between the cache and its origins."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """fsspec filesystems: gs, az, hf and more, and local files."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

@@ -1,7 +1,5 @@
 """HTTP as S3 and web servers share it: ranges, errors by status, proxies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Expansion of a dataset's patterns, prefixes, index files and urls into shards; globs over urls."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

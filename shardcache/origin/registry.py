@@ -5,8 +5,6 @@ included, sent over a connection to this node's nginx. Nothing that it answers i
 the tier fails, and bytes that turn out damaged are fetched past its cache, which repairs it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib
@@ -242,7 +240,7 @@ class Origins:
         """Return the table with the longest `match` that the url begins with; the defaults if none matches."""
         return next((table for table in self._tables if url.startswith(table.match)), _DEFAULT)
 
-    def origin(self, url: str) -> Deferred:
+    def origin(self, url: str) -> "Deferred":
         """Return the origin of a url or prefix.
 
         Does not block: the packages it needs are imported on first use, in a thread. Raises ConfigError for a url that

@@ -5,8 +5,6 @@ the cost. It does everything else, and serves every object store or answer that 
 bucket.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import time
@@ -332,7 +330,7 @@ class _Kind:
     root: str
     region: str | None
 
-    def moved(self, region: str) -> _Kind:
+    def moved(self, region: str) -> "_Kind":
         """Return the kind for the same bucket in another region."""
         if self.region == region:
             return self

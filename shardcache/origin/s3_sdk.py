@@ -1,7 +1,5 @@
 """The S3 SDK, s3fs on aiobotocore: its sessions, its connections, and the translation of its errors."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import ssl
@@ -202,7 +200,7 @@ class LedAwayError(OSError):
 class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
     """aiobotocore session that does not follow redirects."""
 
-    async def _get_session(self, proxy_url: str | None) -> _Staying:
+    async def _get_session(self, proxy_url: str | None) -> "_Staying":
         return _Staying(await super()._get_session(proxy_url))
 
 
@@ -220,7 +218,7 @@ class StoreSession(_StayingSession):
         self._fresh = _StayingSession(*args, connector_args=fresh, **options)
         self._trusted_from_s = self._answered_s = -math.inf  # time of the latest answer over a pooled connection
 
-    async def __aenter__(self) -> StoreSession:
+    async def __aenter__(self) -> "StoreSession":
         await self._fresh.__aenter__()
         await super().__aenter__()
         return self

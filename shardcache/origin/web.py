@@ -3,8 +3,6 @@
 Each redirect is checked against the redirect guard before it is followed.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

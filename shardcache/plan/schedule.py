@@ -19,8 +19,6 @@ resident of all, if its soonest use is the one it is queued for; if not, it move
 is examined.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Algorithm for Web Caches", NSDI 2024: a queue in order of arrival and a hand tha
 key used since the hand last passed it is spared once and stays in place; any other is evicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,8 +37,8 @@ class Policy(Protocol):
 class _Node:
     key: str
     visited: bool
-    older: _Node | None = None
-    newer: _Node | None = None
+    older: "_Node | None" = None
+    newer: "_Node | None" = None
 
 
 class Sieve:

@@ -10,8 +10,6 @@ released: those are read completely, and those still in use are half read on ave
 fast as they are read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field

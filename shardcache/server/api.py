@@ -1,7 +1,5 @@
 """The admin API, JSON over HTTP for the command line and for `curl --unix-socket`; and the dashboard, a web page."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The daemon's HTTP server: all of it on the Unix socket; status for dashboards and scrapers over TCP, read-only."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

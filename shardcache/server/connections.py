@@ -3,8 +3,6 @@
 Not the event loop's own acceptance: without a free descriptor, asyncio's stops for a second and uvloop's for good.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -215,7 +213,7 @@ class Limits:
     first_only: bool = False  # True if `limit_s` applies to the first request
 
     @classmethod
-    def of_socket(cls, settings: Settings) -> Limits:
+    def of_socket(cls, settings: Settings) -> "Limits":
         """Return the limits of the Unix socket: those of the settings, within the present limit of open files."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         possible = max(files // 4, files - own_files(settings))
@@ -306,7 +304,7 @@ class Acceptor:
             log.warning(event, **fields)
 
 
-async def _serve(connection: socket.socket, protocol: _Limited) -> None:
+async def _serve(connection: socket.socket, protocol: "_Limited") -> None:
     try:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
     except OSError:  # the client is gone already

@@ -1,7 +1,5 @@
 """The daemon's start and end: reports to the service manager (sd_notify(3)), takeover from a previous daemon, drain."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """`/metrics`: the status page in Prometheus' format."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import platform

@@ -1,7 +1,5 @@
 """What all of the server's handlers share: the cache, who asks, the audit log, and the load of the process."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -1,7 +1,5 @@
 """A reader's session over a WebSocket: requests in, answers out; its plan and leases end with it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Sample counts survive the eviction of their shard. Everything here can be rebuil
 their sidecars, the rest from the origin.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The cache disk: file operations, the translation of its errors, open files, and mounts. All functions block."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -17,8 +17,6 @@ many bytes they hold. A shard's sidecar is read and compared with the file when 
 Everything here blocks: call it in a thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

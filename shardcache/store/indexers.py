@@ -1,7 +1,5 @@
 """Pool of processes that index shards, started on first use and replaced when one dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ end of its input, hence with the daemon, however that ends. `Indexers` is the ot
 every such process pays for them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

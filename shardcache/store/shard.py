@@ -1,7 +1,5 @@
 """A published shard, the facts in its sidecar, and the verification of its bytes against them."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -35,7 +33,7 @@ class Facts:
         return {"format": FORMAT} | asdict(self)
 
     @classmethod
-    def from_json(cls, header: dict[str, Any]) -> Facts:
+    def from_json(cls, header: dict[str, Any]) -> "Facts":
         """Build from a sidecar's header. Raises KeyError, TypeError or ValueError if it is malformed."""
         if header["format"] != FORMAT:
             raise ValueError(f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}")

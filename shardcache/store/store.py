@@ -1,7 +1,5 @@
 """The cache store: its bytes, and publishing, finding, verifying and removing shards."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

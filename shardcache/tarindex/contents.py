@@ -7,8 +7,6 @@ member; and if the table was made with metadata, under `metadata` an object for 
 of it, null where a sample has none.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from array import array
@@ -208,8 +206,8 @@ class TokenRuns:
     """The tokens of each sample of a shard; none for samples that lack the member."""
 
     dtype: str
-    starts: array[int]  # offset of each sample's first token in the tar, in bytes
-    ends: array[int]  # end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard
+    starts: "array[int]"  # offset of each sample's first token in the tar, in bytes
+    ends: "array[int]"  # end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard
 
     @property
     def tokens(self) -> int:

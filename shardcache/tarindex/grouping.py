@@ -5,8 +5,6 @@ one per line. A sample in a member of its own costs a kilobyte of tar for a line
 members below folders of such a name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ Reads only the headers, to the end, and rejects any damage. Formats: POSIX.1-200
 "pax Extended Header"; GNU tar manual, "Basic Tar Format". Names stay bytes throughout.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator

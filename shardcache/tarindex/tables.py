@@ -15,8 +15,6 @@ that a daemon with many shards can look one up quickly. Nothing in the file is e
 checked before use.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import mmap
@@ -97,12 +95,14 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
 class Samples:
     """The samples of one tar, as flat tables."""
 
-    starts: array[int] = field(default_factory=lambda: array("Q"))  # of each member, offset in the tar, in bytes
-    ends: array[int] = field(default_factory=lambda: array("Q"))  # of each member, likewise, exclusive
-    extension_ids: array[int] = field(default_factory=lambda: array("I"))  # of each member, its index in `extensions`
-    member_ends: array[int] = field(default_factory=lambda: array("Q"))  # of each complete sample's members, exclusive
+    starts: "array[int]" = field(default_factory=lambda: array("Q"))  # of each member, offset in the tar, in bytes
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # of each member, likewise, exclusive
+    extension_ids: "array[int]" = field(default_factory=lambda: array("I"))  # of each member, its index in `extensions`
+    member_ends: "array[int]" = field(
+        default_factory=lambda: array("Q")
+    )  # of each complete sample's members, exclusive
     keys: bytearray = field(default_factory=bytearray)  # all of them, concatenated
-    key_ends: array[int] = field(default_factory=lambda: array("Q"))  # of each key
+    key_ends: "array[int]" = field(default_factory=lambda: array("Q"))  # of each key
     extensions: list[str] = field(default_factory=list)  # lower-cased, each once, in order of appearance
     faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)  # sample → its fault, the extension's index
 

@@ -3,8 +3,6 @@
 A NAT or load balancer may drop an idle connection without notice to either end; whatever is sent over it then is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import os

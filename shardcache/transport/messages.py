@@ -3,8 +3,6 @@
 In a head, a str stands for the bytes of its Latin-1 encoding: what a server sends is sent back as it came.
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io
@@ -86,7 +84,7 @@ class Answer:
         }
 
     @classmethod
-    def from_json(cls, value: Message) -> Answer:
+    def from_json(cls, value: Message) -> "Answer":
         """Return the answer from its JSON."""
         sums = value["sums"] and [PartSums(*part) for part in value["sums"]]
         return cls(value["status"], value["headers"], sums)

@@ -1,7 +1,5 @@
 """Parts of a file on disk: checksummed, written, and recorded in a journal."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

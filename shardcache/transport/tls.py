@@ -8,8 +8,6 @@ Both are called by ctypes, in the very library that ssl uses, on connections tha
 is not possible, for example because an interpreter contains OpenSSL statically, records are read one by one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ssl
 import sys
@@ -49,7 +47,7 @@ _FUNCTIONS = {
 class TlsSocket(ssl.SSLSocket):
     """A client's TLS socket that fills memory from as many records as that takes; made by a context's `wrap_socket`."""
 
-    _records: _Records | None = None
+    _records: "_Records | None" = None
     _is_fast = False
 
     def do_handshake(self, block: bool = False) -> None:
@@ -108,7 +106,7 @@ class _Records:
         weakref.finalize(self, library.BIO_free_all, self._chain).atexit = False
 
     @classmethod
-    def of(cls, sock: ssl.SSLSocket) -> _Records | None:
+    def of(cls, sock: ssl.SSLSocket) -> "_Records | None":
         """Return the records of a connected socket; None if OpenSSL cannot be called here."""
         library, pointer = _openssl(), _ssl_pointer(sock)
         return None if library is None or pointer is None else cls(library, pointer)

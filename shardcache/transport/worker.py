@@ -5,8 +5,6 @@ the other end. It exits at the end of its input, and so with the daemon, however
 that neither decryption nor checksums hold the daemon's interpreter, and small because there are several.
 """
 
-from __future__ import annotations
-
 import ctypes
 import http.client
 import os
@@ -221,7 +219,7 @@ class Exchange:
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
 
-    def _copy(self, size_bytes: int, read: _BodyReader | _ChunksReader, writer: PartsWriter) -> None:
+    def _copy(self, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
             _memory.block = memoryview(bytearray(_BLOCK_BYTES))
         left_bytes = size_bytes
@@ -235,7 +233,7 @@ class Exchange:
             if self._prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
                 self._progress()
 
-    def _fill(self, memory: memoryview, read: _BodyReader | _ChunksReader) -> None:
+    def _fill(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> None:
         gate, filled, size_bytes = self._gate, 0, len(memory)
         while filled < size_bytes:
             count = read(memory[filled : filled + gate.ready(size_bytes - filled)])

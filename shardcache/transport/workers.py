@@ -1,7 +1,5 @@
 """The daemon's side of the transport workers: starts them, gives them requests, and passes on the results."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import math
@@ -147,7 +145,7 @@ class Workers:
         finally:
             await running.end()
 
-    async def _worker_for(self, path: str) -> _WorkerProcess:
+    async def _worker_for(self, path: str) -> "_WorkerProcess":
         """Return the worker that already writes to a file, else the one with the fewest requests."""
         while not (alive := [worker for worker in self._workers if not worker.has_ended]):
             await self._start_first()
@@ -189,7 +187,7 @@ class Workers:
                 if worker not in self._workers:
                     await worker.end()
 
-    async def _start(self) -> _WorkerProcess:
+    async def _start(self) -> "_WorkerProcess":
         # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
         command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
         try:

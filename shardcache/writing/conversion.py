@@ -5,8 +5,6 @@ As a program it is one of these processes. It reads JSON from standard input, on
 input, hence with the command, however that ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Options of a run, and recognition of the format of its input."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a shard is made of, and how a dataset is cut into shards: samples, their bytes in a tar, cuts, names. Pure."""
 
-from __future__ import annotations
-
 import io
 import json
 import operator

@@ -1,7 +1,5 @@
 """Inputs that shards are made from, and two of them: folders of files, and files of lines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

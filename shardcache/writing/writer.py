@@ -1,7 +1,5 @@
 """`ShardWriter`: shards from the samples of a program; and the folder or prefix that a dataset is written to."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """`python -m benchmarks`: run the parts that are asked for and print one table of ratios."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The datasets: deterministic, incompressible, made once and shared by every part of the benchmark."""
 
-from __future__ import annotations
-
 import io
 import random
 import tarfile

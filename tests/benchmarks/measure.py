@@ -1,7 +1,5 @@
 """Measurements: functions in processes of their own, interleaved tries, processor time, memory; and rows of results."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

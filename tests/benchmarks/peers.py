@@ -1,7 +1,5 @@
 """Other loaders over local files, and the formats that they read; each is imported where it is used."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

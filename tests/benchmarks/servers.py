@@ -1,7 +1,5 @@
 """Endpoints to download from: SeaweedFS, and static files of nginx, each over http and https."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator, Mapping

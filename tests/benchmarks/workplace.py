@@ -1,7 +1,5 @@
 """Folders, the S3 server, daemons and the datasets, each made when a part first needs it and removed at the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -77,7 +75,7 @@ class Workplace:
     def __repr__(self) -> str:
         return f"Workplace({str(self.root)!r}, scale={self.scale})"
 
-    def __enter__(self) -> Workplace:
+    def __enter__(self) -> "Workplace":
         return self
 
     def __exit__(self, *_exc: object) -> None:

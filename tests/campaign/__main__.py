@@ -1,7 +1,5 @@
 """`python -m campaign`: run the parts that are asked for, and print what was broken and what became of it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

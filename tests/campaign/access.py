@@ -1,7 +1,5 @@
 """Urls, redirects, index files, links and requests that try to reach what they may not, against a real daemon."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random
@@ -168,7 +166,7 @@ class Ground:
     tcp_port: int
 
     @classmethod
-    def laid_out(cls, stack: ExitStack, folder: Path) -> Ground:
+    def laid_out(cls, stack: ExitStack, folder: Path) -> "Ground":
         good, canary = stack.enter_context(Canary()), stack.enter_context(Canary())
         shard = make_tar(random_samples(2))
         open_dir, secret_dir = folder / "open", folder / "secret"

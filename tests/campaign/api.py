@@ -3,8 +3,6 @@
 Answers may gain fields: a shape lists those that are always present. Unknown fields of a request are ignored.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Disks that are full, fail, turn read-only, vanish, come back, or forget a bit."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import itertools

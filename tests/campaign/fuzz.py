@@ -1,7 +1,5 @@
 """Hostile input: what reads bytes from elsewhere, given more than a million of them, most guided by coverage."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

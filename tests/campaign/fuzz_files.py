@@ -1,7 +1,5 @@
 """Any bytes as a tar, whole or arriving: an index that agrees with the standard library's; and as a sidecar."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

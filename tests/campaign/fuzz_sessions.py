@@ -1,7 +1,5 @@
 """Any messages, in any order, to a daemon in this very process, or to a reader from what calls itself the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import base64
@@ -80,7 +78,7 @@ def session(data: bytes) -> None:
 
 
 @functools.cache
-def _world() -> World:
+def _world() -> "World":
     return World()
 
 
@@ -170,7 +168,7 @@ class Wire:
         self._heard = asyncio.Event()
 
     @classmethod
-    async def open(cls, path: Path) -> Wire:
+    async def open(cls, path: Path) -> "Wire":
         """Connect and shake hands."""
         reader, writer = await asyncio.open_unix_connection(path)
         ask = b"GET %s HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" % SESSION_PATH.encode()

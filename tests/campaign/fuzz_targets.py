@@ -1,7 +1,5 @@
 """Functions that take any bytes, and how inputs are changed so that they get past checksums and JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

@@ -1,7 +1,5 @@
 """One harness for all that is broken on purpose: rows in tables. `make faults` plays them whole, the tests a little."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import statistics

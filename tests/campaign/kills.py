@@ -4,8 +4,6 @@ Published shards must be intact and served without being fetched again, finished
 the disk, and nothing lie about that nobody counts. Readers are killed at random, with leases in hand.
 """
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import json

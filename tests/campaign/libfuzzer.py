@@ -3,8 +3,6 @@
 https://llvm.org/docs/LibFuzzer.html, https://github.com/google/atheris
 """
 
-from __future__ import annotations
-
 import sys
 
 import atheris

@@ -4,8 +4,6 @@ Run as a program it is their store, which breaks a share of its answers: each li
 on, and the answer to it how many it has broken so far.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -429,7 +427,7 @@ def endure(folder: Path, scale: float) -> Iterator[Result]:
         yield judged
 
 
-def _nothing_left(sessions: int, before: Remains, daemon: Daemon) -> Result:
+def _nothing_left(sessions: int, before: "Remains", daemon: Daemon) -> Result:
     left, begun_s = Result("sessions that came and went: nothing is left", injected=sessions), time.monotonic()
     try:
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
@@ -460,11 +458,11 @@ class Remains:
     rss_bytes: int
 
     @classmethod
-    def of(cls, daemon: Daemon) -> Remains:
+    def of(cls, daemon: Daemon) -> "Remains":
         own = daemon.status()["process"]
         return cls(_descriptors(daemon.pid), own["threads"], own["tasks"], own["rss_bytes"])
 
-    def is_as(self, before: Remains) -> bool:
+    def is_as(self, before: "Remains") -> bool:
         """Return whether nothing has grown but memory and what is kept for reuse: threads, connections to stores."""
         kept = {_TO_STORES: 0}
         bounded = self.threads <= _THREADS and self.fds.get(_TO_STORES, 0) <= _CONNECTIONS

@@ -2,8 +2,6 @@
 and whether it continues answering.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -5,8 +5,6 @@ that disk may hold. What is visible must be right, what had been flushed must be
 must be those of the store. A sample of the states is given to the daemon itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -62,7 +60,7 @@ class File:
     def flush(self) -> None:
         self.flushed, self.sizes, self.blocks = bytes(self.data), [len(self.data)], {}
 
-    def after(self, choose: Chance) -> bytes:
+    def after(self, choose: "Chance") -> bytes:
         """Return one of the contents that it may have after a power cut."""
         size = choose(self.sizes)
         content = bytearray(self.flushed[:size].ljust(size, b"\0"))

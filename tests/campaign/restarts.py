@@ -1,7 +1,5 @@
 """The daemon is killed, stopped and frozen at any moment, while jobs read: every epoch gives the same samples."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A store that misbehaves in every way that HTTP allows: right shards or typed errors, and all is well afterwards."""
 
-from __future__ import annotations
-
 import io
 import ssl
 import tarfile

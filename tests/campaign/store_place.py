@@ -1,7 +1,5 @@
 """A store behind a proxy that spoils its answers, a daemon, and readers that compare every byte."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """One cluster for all tests of a process: its store takes seconds to start, and to fill."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The bytes that leave the store for nodes that share what they fetch, and for nodes that do not."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of nodes, links, programs and files of the tier: the bytes are right, and the store sends little more."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A daemon and shards for the tests of a module."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

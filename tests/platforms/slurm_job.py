@@ -5,8 +5,6 @@
 With `hold` it stops at its first sample, the shard in its hands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The dashboard in a real Chromium, while a job reads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The Dockerfile built for real, and the DaemonSet's container run of what came out."""
 
-from __future__ import annotations
-
 import json
 import signal
 import tempfile

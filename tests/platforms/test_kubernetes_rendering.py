@@ -1,7 +1,5 @@
 """Kustomize and Helm give the same objects, whichever parts are chosen, and the API takes them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Daemons and a training job on two nodes, carried out from the very manifests, confined as these say."""
 
-from __future__ import annotations
-
 import json
 import signal
 import urllib.request

@@ -1,7 +1,5 @@
 """The tier on three nodes, carried out from the very manifests, each pod with a network of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

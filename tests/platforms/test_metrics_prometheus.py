@@ -1,7 +1,5 @@
 """The dashboard's queries and the alerts in a real Prometheus that scrapes a real daemon."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs of a real Slurm, on two nodes of two tasks, by the scripts of deploy/slurm as they are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

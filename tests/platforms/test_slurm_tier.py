@@ -1,7 +1,5 @@
 """A cluster's tier by the scripts of deploy/slurm, on two nodes of a real Slurm: the site's, and a job's own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

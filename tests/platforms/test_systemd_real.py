@@ -1,7 +1,5 @@
 """The units as they are, under systemd itself: it boots in a container, starts the daemon, watches and replaces it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import urllib.request

@@ -1,7 +1,5 @@
 """The tier's unit under systemd itself: installed as the docs say, confined, and watched."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

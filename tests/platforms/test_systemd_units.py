@@ -1,7 +1,5 @@
 """The units as systemd's own tools judge them, without running them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

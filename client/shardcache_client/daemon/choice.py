@@ -1,7 +1,5 @@
 """Which daemon serves a reader, the node's or a private one of this user, and how long a reader waits for it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing
@@ -53,7 +51,7 @@ class DaemonChoice:
     @classmethod
     def of(
         cls, socket: str | os.PathLike[str] | None = None, daemon: Which = "auto", fallback: Fallback = "error"
-    ) -> DaemonChoice:
+    ) -> "DaemonChoice":
         """Return the choice that a user's arguments describe.
 
         Raises ConfigError if they contradict each other, or name a private daemon where its packages are not installed.

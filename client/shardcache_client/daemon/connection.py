@@ -8,8 +8,6 @@ A connection does not recover: once broken, every method raises NoDaemonError, a
 `session`).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

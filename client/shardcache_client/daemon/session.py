@@ -1,7 +1,5 @@
 """One reader's session with a daemon: its plan and leases, kept across restarts and from one daemon to another."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import time

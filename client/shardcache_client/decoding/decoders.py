@@ -5,8 +5,6 @@ settings and return the same pixels; simplejpeg takes a third less time (docs/be
 decoded by torchcodec.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -96,7 +94,7 @@ class Pipeline:
     @classmethod
     def of(
         cls, decode: Decode | None, members: Iterable[str] | None, missing: Missing, blocks: TokenBlocks | None = None
-    ) -> Pipeline:
+    ) -> "Pipeline":
         """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
         is_named = isinstance(decode, str | Mapping)
         if blocks is not None and (is_named or members is not None or missing != "error"):
@@ -137,7 +135,7 @@ class Pipeline:
         """Return the form in which samples of a shard are read."""
         return View(None if self.members is None else self.members.reads, self.blocks)
 
-    def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> Pipeline:
+    def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> "Pipeline":
         """Return this pipeline with one more stage."""
         return replace(self, stages=(*self.stages, (is_filter, function)))
 

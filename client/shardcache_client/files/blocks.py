@@ -1,7 +1,5 @@
 """Blocks of tokens, cut from the documents of mapped shards, as samples."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence

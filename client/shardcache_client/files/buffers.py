@@ -5,8 +5,6 @@ can export their memory, and a separate type because a loader would stack plain 
 of integers, whereas it does not touch `bytes`.
 """
 
-from __future__ import annotations
-
 import enum
 import mmap
 import pickle
@@ -50,7 +48,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """For a whole shard's Buffer: its start address in memory, once computed."""
 
     @staticmethod
-    def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> Buffer:
+    def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> "Buffer":
         """Return all bytes of `data` as a Buffer, which keeps `data` from being closed or resized while it lives."""
         return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
 

@@ -7,8 +7,6 @@ turn, as a DataLoader asks them for batches. So a reader reads some places of ea
 distances. Progress is a single number, that of the global batches taken.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

@@ -11,8 +11,6 @@ phase of an epoch is fully described by how it was divided and how far each read
 phases.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,7 +107,7 @@ Stretch = tuple[int, int, int]
 """A first-phase reader, and start and stop of some samples of its span, in the order in which that reader reads it."""
 
 
-def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> Rest:
+def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> "Rest":
     """Return the rest of an epoch of `samples` samples after the finished phases, to be cut by `cut`."""
     rest = Rest(_spans(samples, phases[0].cut if phases else cut))
     for phase in phases:
@@ -123,7 +121,7 @@ def _spans(samples: int, cut: Partition) -> Iterator[Stretch]:
         yield reader, 0, stop - start
 
 
-def _behind(rest: Rest, phase: Phase) -> Iterator[Stretch]:
+def _behind(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
     """Yield the samples that the readers of a phase have not reached, with those that would have been dropped."""
     for reader in range(phase.cut.readers):
         start, stop = phase.cut.own(len(rest), reader)

@@ -14,8 +14,6 @@ lane has a place of it, so any part can be found without what comes before, and 
 lanes are needed is known in advance, too.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -75,7 +73,7 @@ class Mix:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def between(self, start: int, stop: int) -> Segment:
+    def between(self, start: int, stop: int) -> "Segment":
         """Return the part from one place of the order to a later one."""
         first = self.find(start) if start else (0, 0)
         if stop == len(self):
@@ -124,7 +122,7 @@ class Segment:
         """True if the samples of several shards are mixed, or those of one permuted."""
         return self.mix.window > 0
 
-    def after(self, passed: int) -> Segment:
+    def after(self, passed: int) -> "Segment":
         """Return the rest after `passed` samples, fewer than all."""
         return self.mix.between(self.span[0] + passed, self.span[1]) if passed else self
 
@@ -288,7 +286,7 @@ class Share:
         """Return the shards by their numbers in the manifest, in reading order."""
         return [shard for segment in self.segments for shard in segment.shards()]
 
-    def behind(self, taken: int, step: int = 0, nth: int = 0) -> Share:
+    def behind(self, taken: int, step: int = 0, nth: int = 0) -> "Share":
         """Return the rest of this share after `taken` samples, or by step and sample in it, if they are not counted."""
         if self.samples is None:  # then there are no lanes
             mixes = [segment for segment in self.segments if isinstance(segment, Segment)]

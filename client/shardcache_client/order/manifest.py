@@ -1,7 +1,5 @@
 """The shards of a dataset, the choice of samples among them, and one reader's plan to read them. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -44,7 +42,7 @@ class Marked:
     bits: bytes
 
     @classmethod
-    def of(cls, marks: Sequence[object]) -> Marked | None:
+    def of(cls, marks: Sequence[object]) -> "Marked | None":
         """Build from a truth value for each sample; None if all are true."""
         count = sum(map(bool, marks))
         if count == len(marks):
@@ -175,12 +173,12 @@ class Manifest(Sequence[ShardRef]):
     choices: Choices | None = None
 
     @classmethod
-    def of(cls, shards: Iterable[ShardRef]) -> Manifest:
+    def of(cls, shards: Iterable[ShardRef]) -> "Manifest":
         """Build from an iterable of shards."""
         return cls(tuple(shards))
 
     @classmethod
-    def from_answer(cls, answer: Mapping[str, Any]) -> Manifest:
+    def from_answer(cls, answer: Mapping[str, Any]) -> "Manifest":
         """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
         shards = tuple(map(ShardRef.from_json, answer["shards"]))
         tokens = answer.get("tokens")
@@ -190,7 +188,7 @@ class Manifest(Sequence[ShardRef]):
             shards = tuple(replace(shard, tokens=each) for shard, each in zip(shards, tokens, strict=True))
         return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
 
-    def of_blocks(self, count: Callable[[int, int], int]) -> Manifest:
+    def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
         """Return the same shards with another number of samples each: `count(tokens, samples)`.
 
         Raises ConfigError if an index file does not give the tokens of each shard.
@@ -209,7 +207,7 @@ class Manifest(Sequence[ShardRef]):
         return Manifest(tuple(blocks), counts_listed=True)
 
     @classmethod
-    def joined(cls, manifests: Sequence[Manifest]) -> Self:
+    def joined(cls, manifests: "Sequence[Manifest]") -> Self:
         """Build from the shards of several manifests, one after another."""
         choices = None
         if any(manifest.choices is not None for manifest in manifests):
@@ -272,7 +270,7 @@ class Manifest(Sequence[ShardRef]):
         """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if their shards are equal."""
         return _digest(json.dumps(shard.to_json()) for shard in self.shards)
 
-    def difference(self, other: Manifest) -> str | None:
+    def difference(self, other: "Manifest") -> str | None:
         """Describe the first shard in which the other manifest differs from this one; None if they are equal."""
         for number, (mine, others) in enumerate(zip_longest(self.shards, other.shards)):
             if mine != others:
@@ -284,7 +282,7 @@ class Manifest(Sequence[ShardRef]):
         return [shard.to_json() for shard in self.shards]
 
     @classmethod
-    def from_json(cls, rows: Iterable[list[Any]]) -> Manifest:
+    def from_json(cls, rows: Iterable[list[Any]]) -> "Manifest":
         """Build from the rows of `to_json`."""
         return cls.of(map(ShardRef.from_json, rows))
 
@@ -330,7 +328,7 @@ class Plan:
     reads: int
 
     @classmethod
-    def of(cls, shards: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> Plan:
+    def of(cls, shards: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> "Plan":
         """Build the plan to read the shards with the numbers `now` in this epoch, and those `after` in the next.
 
         Numbers come in reading order; a shard may come several times.

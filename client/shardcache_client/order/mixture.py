@@ -13,8 +13,6 @@ number of samples grows by one, one part of each division does, too: a source th
 have to give samples back. What a source lacks while its weight is 0 waits for an epoch in which it has one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -87,7 +85,7 @@ class QuotaStep:
         more = _divided((epoch - self.first) * sum(self.due) // _ONE, self.due, self.ahead)
         return tuple(map(add, self.starts, more))
 
-    def then(self, epoch: int, due: tuple[int, ...]) -> QuotaStep:
+    def then(self, epoch: int, due: tuple[int, ...]) -> "QuotaStep":
         """Return the step that follows from an epoch on."""
         starts, epochs = self.taken(epoch), epoch - self.first
         more = (
@@ -104,7 +102,7 @@ class SourceQuotas:
     steps: tuple[QuotaStep, ...]
 
     @classmethod
-    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> SourceQuotas:
+    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> "SourceQuotas":
         """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes.
 
         Raises ConfigError for weights that are incomplete, negative or all 0, or for a source without samples.

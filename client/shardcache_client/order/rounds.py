@@ -7,8 +7,6 @@ from several shards that of `lanes`.
 Permutations depend on their key alone: they are the same for every machine, Python version and hash seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -11,8 +11,6 @@ two thirds; if more, the rest is less than half). So a group's error is below 1/
 lane's below 2. With two lanes it is at most 1/2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +22,8 @@ from typing import TypeAlias
 class _Split:
     """A sequence of `samples` places, of which the first group has `share`, at least 1, and the second has the rest."""
 
-    first: _Split | int
-    second: _Split | int
+    first: "_Split | int"
+    second: "_Split | int"
     share: int
     samples: int
 

@@ -1,7 +1,5 @@
 """A dataset's position: its iterations, the epoch of the next one, and the states from which it resumes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref
@@ -149,7 +147,7 @@ class Bookmark:
         self._set_here = None
         self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
 
-    def follow(self, other: Bookmark) -> bool:
+    def follow(self, other: "Bookmark") -> bool:
         """Continue where another bookmark does, if an epoch was set or a state loaded there since the last call.
 
         Returns True if so.

@@ -1,7 +1,5 @@
 """A reader's position in an epoch, and the states in which checkpoints hold it. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -52,11 +50,11 @@ class Position:
         """Note the start of the next share."""
         self.time, self.taken, self.step, self.before = self.time + 1, 0, 0, 0
 
-    def after(self, samples: int) -> Position:
+    def after(self, samples: int) -> "Position":
         """Return the position after `samples` more good samples; only if samples are counted."""
         return replace(self, taken=self.taken + samples, given=self.given + samples)
 
-    def at(self, given: int) -> Position:
+    def at(self, given: int) -> "Position":
         """Return the position in this phase after `given` good samples and no bad ones."""
         return Position(self.epoch, self.phases, taken=given, given=given)
 
@@ -109,7 +107,7 @@ class ReaderState:
         return {_MARK: _FORMAT, **fields, **whole, "place": place}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ReaderState:
+    def from_json(cls, data: Mapping[str, Any]) -> "ReaderState":
         """Build from the dict of `to_json`. Raises ConfigError for anything else."""
         if data.get(_MARK) != _FORMAT:
             raise ConfigError(f"the state has format {data.get(_MARK)!r}; this version supports {_FORMAT}")

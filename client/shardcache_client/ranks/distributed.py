@@ -5,8 +5,6 @@ others' next collective, object collectives unpickle data from the network, NCCL
 have no process group.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -83,7 +81,7 @@ class MeetingPlace:
         found = _address_of_process_group() or self._inherited or _address_of_environment()
         return found if found is not None and found.world_size > 1 else None
 
-    def store(self) -> KeyValueStore | None:
+    def store(self) -> "KeyValueStore | None":
         """Return the store that the job's ranks share, over a connection that stays open.
 
         None if no store is known, or if none answers, which is logged. Tried once per process and address.

@@ -1,7 +1,5 @@
 """The ranks that read one dataset together, as far as a process knows of them without torch."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -92,7 +90,7 @@ class RankGroup:
     def compare_options(self, options: Mapping[str, object]) -> None:
         """Raise RanksError if another rank is known to have other options of the order."""
 
-    def of_copy(self, name: str = "") -> RankGroup:
+    def of_copy(self, name: str = "") -> "RankGroup":
         """Return the group of a copy of the dataset, which counts epochs of its own.
 
         Args:

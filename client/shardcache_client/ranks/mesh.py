@@ -3,8 +3,6 @@
 Nothing here imports torch: whoever has a mesh has imported it.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref
@@ -37,7 +35,7 @@ class MeshRanks:
         self._kept: tuple[tuple[int, ...], int] | None = None
 
     @classmethod
-    def of(cls, mesh: Any) -> MeshRanks:
+    def of(cls, mesh: Any) -> "MeshRanks":
         """Return the ranks of a mesh, which may have been converted already."""
         return mesh if isinstance(mesh, MeshRanks) else cls(mesh)
 

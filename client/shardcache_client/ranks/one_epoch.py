@@ -1,7 +1,5 @@
 """Agreement of all ranks on the epoch if `set_epoch` is not called, even if one rank reads some samples alone."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,7 +83,7 @@ class OneEpoch(Epochs):
                 passes.close()
 
     @contextmanager
-    def _passes(self, epoch: int) -> Iterator[_Passes | None]:
+    def _passes(self, epoch: int) -> "Iterator[_Passes | None]":
         """Lend the record of the ranks' passes, None if they share none; a store that fails is logged."""
         topology = self._topology()
         store = None if topology.world_size == 1 else self._place.store()
@@ -100,7 +98,7 @@ class OneEpoch(Epochs):
         name = f"{self._name}/{topology.world_size}"
         return f"epochs/{attempt()}/{name}/{store.replica(name, topology.rank, topology.world_size)}"
 
-    def _leave_behind(self, passes: _Passes) -> None:
+    def _leave_behind(self, passes: "_Passes") -> None:
         if passes.number and not passes.by_all():
             log.warning(
                 "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may train on different epochs; "
@@ -111,7 +109,7 @@ class OneEpoch(Epochs):
             )
         passes.close()
 
-    def _follows(self, passes: _Passes) -> str:
+    def _follows(self, passes: "_Passes") -> str:
         """Return what follows an epoch that this rank has ended early: the same again, or the next one."""
         if passes.closed():
             return _NEXT
@@ -120,7 +118,7 @@ class OneEpoch(Epochs):
             return passes.decide(_AGAIN)
         return passes.decided() or passes.leave() or self._wait(passes)
 
-    def _wait(self, passes: _Passes) -> str:
+    def _wait(self, passes: "_Passes") -> str:
         waiting = f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
         soon_s = min(_LOG_AFTER_S, self._patience_s)
         if passes.comes_to_close(soon_s):
@@ -144,7 +142,7 @@ class _Passes:
         self._mine = f"{self._key}/of/{self.rank}"
         self.number = store.add(self._mine, 0)
 
-    def of(self, epoch: int) -> _Passes:
+    def of(self, epoch: int) -> "_Passes":
         return _Passes(self._store, self._prefix, self._topology, epoch)
 
     def begin(self) -> None:

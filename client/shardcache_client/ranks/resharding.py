@@ -5,8 +5,6 @@ loses the others. It is found on the call stack: its frame is there whenever it 
 worker has its parent's frames below its own, so a wrapper around the loader is found there as well.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType

@@ -1,7 +1,5 @@
 """The ranks of a torch job: known from torch.distributed or the launcher, and in touch over its key-value store."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -173,7 +171,7 @@ class TorchRankGroup(RankGroup):
         """The rank that messages name: in a mesh, several processes read for one."""
         return (self.ranks_of_job if isinstance(self.given, MeshRanks) else self.ranks).rank
 
-    def of_copy(self, name: str = "") -> TorchRankGroup:
+    def of_copy(self, name: str = "") -> "TorchRankGroup":
         """Return the group of a copy of the dataset, matched across ranks by its name or the order of copies."""
         group = copy(self)
         self._copies += not name

@@ -1,7 +1,5 @@
 """A dataset's iterations over its epochs: what they check and read, and the states from which they resume."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ holds no Buffer of the shard any more, in any queue, and has an acknowledgement 
 The cache does not evict files mapped by any process; keeping the lease for as long saves it the attempt.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct
@@ -31,7 +29,7 @@ _BY_VALUE = 4  # first pickle protocol that handles large bytes well; out-of-ban
 _NUMBER = struct.Struct("<Q")
 _CELLS = 1 << 20  # of one process; address space only: the few cells in use at a time are reused
 
-_ALL_ACKS: weakref.WeakValueDictionary[int, Acks] = weakref.WeakValueDictionary()
+_ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
 """Shards from which this process has received Buffers, as long as any of these live."""
 
@@ -148,7 +146,7 @@ class Handover:
         self._lent: set[Loan] = set()
 
     @classmethod
-    def of(cls, zero_copy: bool | str | Collection[str]) -> Handover:
+    def of(cls, zero_copy: bool | str | Collection[str]) -> "Handover":
         """Return the handover that a dataset's `zero_copy` describes. Raises ConfigError."""
         if isinstance(zero_copy, bool):
             return cls()
@@ -161,7 +159,7 @@ class Handover:
     def __repr__(self) -> str:
         return f"Handover({self.acks!r})"
 
-    def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> Loan:
+    def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> "Loan":
         """Return the loan of a file mapped whole, which slices its bytes and tracks when it may be unmapped.
 
         Args:
@@ -170,7 +168,7 @@ class Handover:
         """
         return Loan(self, mapped, path, inode, url)
 
-    def keep(self, loan: Loan) -> None:
+    def keep(self, loan: "Loan") -> None:
         """Hold a loan until it is settled: the epoch may end while its last messages are still in transit."""
         self._lent.add(loan)
 

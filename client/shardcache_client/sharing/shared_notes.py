@@ -1,7 +1,5 @@
 """Notes shared by a trainer process and the workers of its DataLoaders: a JSON document in shared memory."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
 
-from __future__ import annotations
-
 import grp
 import os
 import re

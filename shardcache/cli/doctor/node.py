@@ -1,7 +1,5 @@
 """Checks of the node: socket and daemon, options, the cache's folder, space and disk, and the kernel's limits."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import tempfile

@@ -1,7 +1,5 @@
 """The table of checks, and its runner."""
 
-from __future__ import annotations
-
 from asyncio import timeout
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Where the caller may read the environment of the running daemon, its variables o
 place of the caller's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

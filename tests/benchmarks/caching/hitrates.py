@@ -7,8 +7,6 @@ its fetch was hidden. The first job's first epoch is left out of all figures, fo
 is told each job's pace, and nothing of a job before it begins; offline MIN knows both from the start.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

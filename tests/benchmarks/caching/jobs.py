@@ -10,8 +10,6 @@ it would hold many, each from its first sample to its last, none of which MIN co
 wide the window is, and not how well the cache decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ All shards are of one size, and one that a reader has in hand cannot go, whoever
 decides about all shards here: there are no plans.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ of the last epoch, the median of interleaved rounds each, and what either loses 
 switches for this: each daemon is forked from this process, which then replaces a collaborator in its own memory.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

@@ -4,8 +4,6 @@ All nodes fetch the same shards in the same order at the same time, by `shardcac
 The store, the nodes and the link share this machine's processors: bytes carry over to other machines, seconds do not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

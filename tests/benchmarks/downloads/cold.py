@@ -10,8 +10,6 @@ Whatever is read, the main process takes each batch out of a pipe, and its step 
 next to samples from memory shows how much of the waiting is that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ Most of a download can be spread over more threads and processes. The daemon's e
 gigabyte bounds the throughput of a node, however many cores it has.
 """
 
-from __future__ import annotations
-
 import mmap
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ downloads eight objects at a time, each in parts of its own choice; the others e
 a library and to set up its client is not counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

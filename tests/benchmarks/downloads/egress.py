@@ -4,8 +4,6 @@
 node's cache is a set of shards that is filled in the order in which this epoch and the next need them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

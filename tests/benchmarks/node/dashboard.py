@@ -3,8 +3,6 @@
 The readers do not read: they declare plans, take shards at a modest pace and give them back.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

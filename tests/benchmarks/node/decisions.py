@@ -4,8 +4,6 @@ A decision is all that the schedule does when a reader is done with a shard: it 
 the one to evict for it, and takes note of both. Each process has many sessions over one schedule.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """Starting the daemon over a cache that holds a hundred thousand shards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

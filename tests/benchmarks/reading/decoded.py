@@ -5,8 +5,6 @@ tensors. webdataset decodes by its own "rgb8" (Pillow); litdata and MosaicML, wh
 as ours does.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 In `batches` only the size of a batch reaches the trainer, so that reading is measured; in `handover` the samples do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

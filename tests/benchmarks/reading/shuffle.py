@@ -3,8 +3,6 @@
 One reader goes through shards of equal size. webdataset's own stages run for real, over numbers in place of samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 

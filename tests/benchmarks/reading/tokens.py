@@ -4,8 +4,6 @@ Per second of CPU, as MosaicML's reader often sleeps. Ours and litdata's are cut
 MosaicML's were packed when they were written. All read local files in random order.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from functools import partial

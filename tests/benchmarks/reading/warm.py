@@ -1,7 +1,5 @@
 """Warm reading in one process, without decoding: next to litdata and webdataset, and shuffled next to unshuffled."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

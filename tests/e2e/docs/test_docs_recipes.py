@@ -1,7 +1,5 @@
 """The scripts of the README and of the cookbook run as they are written there, and read every sample."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """The scripts and commands of the newcomer's pages run as they are written there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The examples in docs/ run as they are: two ranks over shards of uneven sizes in S3, every sample once an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

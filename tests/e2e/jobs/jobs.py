@@ -1,7 +1,5 @@
 """Training jobs of these tests: functions that `support.programs.ranks` runs as ranks, and what they read."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

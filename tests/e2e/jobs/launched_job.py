@@ -5,8 +5,6 @@
 Each rank writes down what it read, by scenario and epoch, or, with a strategy of Lightning's as launcher, by epoch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

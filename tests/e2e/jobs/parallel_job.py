@@ -3,8 +3,6 @@
 It trains two epochs, and returns its share, its batches, and the state after each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import islice
 from typing import Any

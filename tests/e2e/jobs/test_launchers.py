@@ -1,7 +1,5 @@
 """Jobs of two ranks under each launcher: every sample once, rank by rank, epoch by epoch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

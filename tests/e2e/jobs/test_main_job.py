@@ -1,7 +1,5 @@
 """The main job on a real S3 server: SeaweedFS → daemon → torchrun with two ranks of two workers."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Four ranks with two copies of a model: the ranks of a copy train on the same samples, copies on different ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

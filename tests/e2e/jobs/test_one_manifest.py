@@ -1,7 +1,5 @@
 """Ranks on nodes whose daemons list different shards: one list for all, or an error that names the shard."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

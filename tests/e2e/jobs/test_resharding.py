@@ -1,7 +1,5 @@
 """Wrappers of other projects that shard a dataset a second time: an error, and none where the second time is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any

@@ -6,8 +6,6 @@ The first epoch is read to its end; the second one is left after STEPS and gone 
 loader forks its workers, the other spawns them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Batches by length over real ranks, workers and shards: equally many everywhere, resumed exactly, also elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The same global batches on any number of ranks and workers, byte for byte, from a real daemon."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """`ShardDataset.loader`: batches, lengths, epochs, and a state that any number of workers resumes from exactly."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Iterators of one loader or dataset are independent: a look changes neither the running loop nor what is saved."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """Mixtures of datasets, read from a real daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pipelines of webdataset over a daemon give what webdataset gives over the files."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """`ShardReader`: a dataset's samples, order and states in a process that has no torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

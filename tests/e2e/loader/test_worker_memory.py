@@ -1,7 +1,5 @@
 """Memory freed in DataLoader workers: it stays for the next batch. Other processes are left alone."""
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Arguments as users write them: what is accepted, in which form, and the error for everything else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """`cached_paths`: shards as files for other programs, cached as long as somebody holds them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """ShardDataset in one process and under DataLoader, against a real daemon."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

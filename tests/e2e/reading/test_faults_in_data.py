@@ -1,7 +1,5 @@
 """Bad samples, bad shards, stale indexes and decoders that fail: typed, counted, made up for, against a real daemon."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections import Counter

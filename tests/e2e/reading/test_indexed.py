@@ -1,7 +1,5 @@
 """`dataset.indexed()`: samples by number, of shards that are fetched on demand and held within a window."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Members that a dataset reads and decodes, and its `map` and `filter`, against a real daemon."""
 
-from __future__ import annotations
-
 import io
 import json
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """Reading a shard while the rest of it is still on its way, from a store that gives what the test lets go."""
 
-from __future__ import annotations
-
 import gc
 import json
 import random

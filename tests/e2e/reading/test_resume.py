@@ -1,7 +1,5 @@
 """A state of any moment, loaded by whoever goes on: exactly the rest of the epoch, against a real daemon."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

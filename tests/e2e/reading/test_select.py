@@ -1,7 +1,5 @@
 """`select`, `subset` and `split`: datasets of some samples of their shards, as exact as any other dataset."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

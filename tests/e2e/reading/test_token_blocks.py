@@ -1,7 +1,5 @@
 """Blocks of tokens read from a real daemon: by ranks, workers and numbers, resumed, mixed, and from written shards."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

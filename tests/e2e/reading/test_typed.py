@@ -3,8 +3,6 @@
 An unused `type: ignore` is an error to mypy, too, so each of them is a mistake that it has seen.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any, TypedDict, assert_type

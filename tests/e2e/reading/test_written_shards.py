@@ -1,7 +1,5 @@
 """Shards written by `shardcache write` and `ShardWriter`, read by ShardDataset through a daemon."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

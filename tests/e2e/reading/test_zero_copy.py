@@ -1,7 +1,5 @@
 """Zero copy under DataLoader: workers hand over references, and no shard goes while one of them is on its way."""
 
-from __future__ import annotations
-
 import tempfile
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """transformers' and datasets' ways to shard a dataset: an error where they would shard it a second time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`shardcache_client.ray` on a Ray cluster of two nodes on this machine: Ray Data, and Ray Train's ranks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

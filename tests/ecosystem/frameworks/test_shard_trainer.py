@@ -1,7 +1,5 @@
 """ShardTrainer in one process: what it resumes exactly, what it refuses, and the datasets that it leaves to Trainer."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The examples for frameworks, with and without torch, by those projects' own code on two processes, and killed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -6,8 +6,6 @@
 Writes the errors of `train`, `evaluate` and `predict` as a JSON object, or the numbers of the samples of each batch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Copied into the unpacked sdist. The environment says where the data are served (
 shardcache's WebDataset takes the place of webdataset's own (SUITE_DROP_IN).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any

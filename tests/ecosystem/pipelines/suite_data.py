@@ -1,7 +1,5 @@
 """The data that webdataset's test suite reads, small, and made as its tests describe them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

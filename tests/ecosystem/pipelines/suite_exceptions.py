@@ -1,7 +1,5 @@
 """The tests of webdataset's suite that are left out, or that go another way with shardcache's WebDataset, and why."""
 
-from __future__ import annotations
-
 NETWORK = "reads a file of the internet, by webdataset's own cache, which the drop-in does not use"
 
 LEFT_OUT = {

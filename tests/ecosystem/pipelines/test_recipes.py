@@ -1,7 +1,5 @@
 """Data pipelines of other projects over a daemon: the recipes in docs/examples, run with those projects' own code."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """webdataset's own tests, with shardcache's WebDataset in place of webdataset's."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

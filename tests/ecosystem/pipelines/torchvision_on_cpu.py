@@ -3,8 +3,6 @@
 Its compiled operators are for CUDA and do not load. Transforms need none of them, but the import asks for two by name.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Nothing is fetched from where it may not be, no path leaves the cache folder, and no text leaves its line."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

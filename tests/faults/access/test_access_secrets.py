@@ -1,7 +1,5 @@
 """Secrets stay where they were put: in none of the places where people and programs look at the daemon."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """The TCP port reads, and nothing else: on the loopback, or with a token."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

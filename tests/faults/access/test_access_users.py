@@ -1,7 +1,5 @@
 """Permission to talk to the daemon, and to have shards fetched: with real users and groups."""
 
-from __future__ import annotations
-
 import grp
 import re
 import stat

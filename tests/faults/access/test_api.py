@@ -1,7 +1,5 @@
 """The admin API answers in its shapes, whatever it is sent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Nothing wrong is ever served, what has arrived is kept, everyone is told, and nothing that hangs keeps the daemon.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Too few descriptors: readers beyond the limit are refused, all others served, and no file is taken for damaged."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

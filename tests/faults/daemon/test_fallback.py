@@ -1,7 +1,5 @@
 """When a session leaves the node's daemon for a private one, and returns; no sample is lost or repeated."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Whatever comes in as bytes: an answer or a typed error. Kept inputs, random ones, and a short guided round."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The daemon and its readers are killed, and the power cut, in a sample of all places: `make faults` does all."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

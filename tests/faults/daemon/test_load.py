@@ -1,7 +1,5 @@
 """Many rude readers, and inputs that stand for a lot: nothing of them is left, and the daemon's memory is bounded."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A user's private daemon: started by whoever reads first, shared, kept apart by credentials, and safe from others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

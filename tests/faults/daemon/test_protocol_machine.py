@@ -1,7 +1,5 @@
 """A session in any order of sound and unsound requests, against a model that knows which leases there are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar

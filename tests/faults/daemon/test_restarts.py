@@ -1,7 +1,5 @@
 """The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """A client and a daemon of different releases work together, or say clearly why they cannot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The catalogue is disposable: whatever happens to it, the daemon starts, serves, and fetches nothing twice."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Disks that fail: typed errors with a remedy, what is cached is served, and all is well again without a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """Published shards are read again, slowly: a byte that changed on the disk is found, and nobody is disturbed."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """A store or a web server that misbehaves, a little of each: `make faults` does the same thousands of times."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """`warm`, `ls`, `evict`, `verify` and `status` against a real daemon."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Completion: the offers of the script that docs/commands.md has a shell ask for."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.programs.cli import shardcache

@@ -1,7 +1,5 @@
 """`shardcache config`: the options that a daemon would have, what sets each, and whether a file is valid."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

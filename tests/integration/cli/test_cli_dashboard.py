@@ -1,7 +1,5 @@
 """`shardcache dashboard`: the page of a daemon that only its socket leads to."""
 
-from __future__ import annotations
-
 import json
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Remains and requirements of `shardcache demo`. That its checks pass is what `make demo` shows."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`shardcache index` against a real daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tarfile

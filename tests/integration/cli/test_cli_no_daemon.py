@@ -1,7 +1,5 @@
 """Commands without a daemon that answers."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Start, refusal to start, and end of `shardcache serve`."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

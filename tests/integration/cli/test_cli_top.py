@@ -1,7 +1,5 @@
 """`shardcache top` against a real daemon: in a pipe, as JSON lines, and live on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

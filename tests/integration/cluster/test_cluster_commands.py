@@ -1,7 +1,5 @@
 """`shardcache cluster`: configuration and certificates of the nodes, and the state of all of them."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """The tier of a cluster: nginx on each node, as `shardcache cluster render` configures it."""
 
-from __future__ import annotations
-
 import http.server
 import os
 import re

@@ -1,7 +1,5 @@
 """A node's nginx: `shardcache cluster run` starts it, follows its files and ends with it; the probe asks it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """A tier in front of an origin: requested first, trusted in nothing; whatever fails there comes from the origin."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator

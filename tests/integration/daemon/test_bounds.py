@@ -1,7 +1,5 @@
 """The cache never holds more than it may, whoever asks for however much."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A disk that gives the cache less than its capacity, since other files fill it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

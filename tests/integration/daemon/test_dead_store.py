@@ -1,7 +1,5 @@
 """A store that nobody answers for: what users and operators are shown while its requests are repeated."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Readers that keep each other waiting for room: told within seconds, whatever the form of their shards."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Indexing processes: replaced when they die, gone when the daemon is."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pinned shards stay, whatever is read, for those who may pin them, until they take it back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

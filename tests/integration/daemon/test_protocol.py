@@ -1,7 +1,5 @@
 """A reading process's connection, message by message, against a real daemon."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

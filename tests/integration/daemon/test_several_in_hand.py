@@ -1,7 +1,5 @@
 """Readers that have several shards in hand: what a small cache can do for them, and what becomes of all they hold."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

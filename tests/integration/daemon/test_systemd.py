@@ -1,7 +1,5 @@
 """Under a service manager: it is told how the daemon is, and its sockets outlive daemons."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of the daemon's page, and the events it gets while it is open."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

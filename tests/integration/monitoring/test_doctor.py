@@ -1,7 +1,5 @@
 """`shardcache doctor` on nodes and stores that are broken for real: each finding names the cause and what mends it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

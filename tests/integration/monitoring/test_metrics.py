@@ -1,7 +1,5 @@
 """A scrape of a real daemon, and the truth of what is shipped and written about it."""
 
-from __future__ import annotations
-
 import http.client
 import math
 import os

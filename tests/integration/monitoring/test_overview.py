@@ -1,7 +1,5 @@
 """Jobs in `status` and on the dashboard while they wait and afterwards, and their lines in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 import json

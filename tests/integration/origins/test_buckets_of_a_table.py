@@ -1,7 +1,5 @@
 """Buckets that share an `[[origin]]` table and differ: in region, in what they take, in the way to them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Patterns, prefixes and index files against stores that are really there."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every other filesystem: local files, memory, asynchronous ones, missing ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

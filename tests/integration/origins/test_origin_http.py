@@ -1,7 +1,5 @@
 """Web servers: ranges, ETags, refusals; floods of headers, bytes beyond ASCII, absurd numbers, spellings of urls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """S3: versions, ranges, checksums, refusals, credentials."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 from collections.abc import Iterator

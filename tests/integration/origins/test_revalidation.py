@@ -1,7 +1,5 @@
 """Cached shards whose version was last asked for long ago, before stores that answer late or never."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

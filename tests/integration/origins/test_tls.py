@@ -1,7 +1,5 @@
 """Stores behind TLS, at IPv6 addresses and behind proxies: whom the daemon trusts, and what it says of others."""
 
-from __future__ import annotations
-
 import socket
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The number of files that one cold shard passes, from the plan to the first sample."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

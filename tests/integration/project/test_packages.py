@@ -1,7 +1,5 @@
 """The sdist and the wheel: complete, in order for PyPI, and enough for an environment that has nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

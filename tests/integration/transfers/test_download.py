@@ -1,7 +1,5 @@
 """Downloads through real connections into a real partial file, whatever the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """One request of a transport worker over a real server: which bodies are written, which connections are used again."""
 
-from __future__ import annotations
-
 import errno
 import http.client
 import io

@@ -1,7 +1,5 @@
 """Shares of the line to the stores, seen from the stores' end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Connections that died without a word, and addresses that nobody answers at."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path

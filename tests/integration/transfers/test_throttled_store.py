@@ -1,7 +1,5 @@
 """The throttled store of the benchmarks keeps its rates, and ends with its owner."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

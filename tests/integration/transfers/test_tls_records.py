@@ -1,7 +1,5 @@
 """TLS sockets that read many records at once: the same bytes, ends and errors as ssl's own reading gives."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

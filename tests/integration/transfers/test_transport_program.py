@@ -1,7 +1,5 @@
 """The daemon's processes as programs: lines in, lines out; killed while they are idle, or not to be started."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -49,7 +47,7 @@ class Program:
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> "Program":
         self._guard.start()
         assert decoded(self._output.readline()) == {"is": "up"}
         return self

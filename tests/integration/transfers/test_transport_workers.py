@@ -1,7 +1,5 @@
 """Transport workers as the daemon meets them: real processes, real servers, real kills."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -1,7 +1,5 @@
 """`shardcache write` to a folder: formats, tables, resuming, refusals, memory."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

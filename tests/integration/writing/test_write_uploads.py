@@ -1,7 +1,5 @@
 """Shards written to object stores: by the command and by `ShardWriter`."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Nodes and their store, whose link is narrow and whose bytes are counted."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence

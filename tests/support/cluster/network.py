@@ -4,8 +4,6 @@ They have no names, neither here nor in /run: this process has them open, and th
 process that uses them, however that ends. So any number of networks can exist at a time, all with the same addresses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -159,7 +157,7 @@ def _returning() -> Iterator[None]:
         os.close(home)
 
 
-def _call(function: ctypes._NamedFuncPointer, *args: int) -> None:
+def _call(function: "ctypes._NamedFuncPointer", *args: int) -> None:
     if function(*args) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

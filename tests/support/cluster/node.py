@@ -1,7 +1,5 @@
 """A host with a daemon, and a host with an object store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -23,7 +21,9 @@ class Node:
         daemon: reads from the store, through a tier where there is one.
     """
 
-    def __init__(self, host: Host, root: Path, store: Store, *flags: str, tier: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, host: Host, root: Path, store: "Store", *flags: str, tier: tuple[str, int] | None = None
+    ) -> None:
         """Prepare a daemon with more `flags`. `tier`: host and port where it asks for parts first."""
         root.mkdir()
         self.host = host  # its network
@@ -50,7 +50,7 @@ class Node:
     def warm(self, urls: Sequence[str]) -> Ran:
         return shardcache("warm", *urls, socket=self.daemon.socket)
 
-    def check(self, ran: Ran, dataset: Dataset) -> None:
+    def check(self, ran: Ran, dataset: "Dataset") -> None:
         """Raise AssertionError unless a fetch has gone well and every shard is cached, byte for byte."""
         assert ran.code == 0, f"{self}: {ran.out}{ran.err}\n{self.daemon.tail()}"
         assert not dataset.checksums - self.checksums(), self

@@ -1,7 +1,5 @@
 """The cluster's tier: an nginx on each node, in the foreground, as `shardcache cluster render` configures it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Nodes of a Kubernetes cluster with a tier, and a store: pods of `deploy/kubernetes/examples/tier`, run by runc."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

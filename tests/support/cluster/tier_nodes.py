@@ -1,7 +1,5 @@
 """The tier of a cluster on the addresses of one machine's loopback: a real nginx for each node."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

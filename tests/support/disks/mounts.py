@@ -1,7 +1,5 @@
 """Filesystems that a test may fill, spoil and take away, which takes root; folders as the kubelet mounts them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The C half, `shim.c`, is compiled at first use and loaded with LD_PRELOAD. Both 
 the shim does can be changed while its processes run, and what it counted outlives them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import functools

@@ -1,7 +1,5 @@
 """A real Chromium without a screen, driven over its DevTools protocol (chromedevtools.github.io/devtools-protocol)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

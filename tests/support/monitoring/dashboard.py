@@ -1,7 +1,5 @@
 """Events of the dashboard's page, over a Unix socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Queries of the shipped Grafana dashboard and alert rules."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TLS certificates for local servers, signed by an authority made for the occasion."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Names that lead where a test wants, and a DNS server in which every name is that of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Speaking to a daemon as another user, which takes root."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The other end of a session, played by a test: a WebSocket server on a Unix socket that follows a script."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Ports for servers that cannot choose their own."""
 
-from __future__ import annotations
-
 import random
 import socket
 

@@ -1,7 +1,5 @@
 """Servers of HTTP, or of what is none: one answers with the bytes that it was given, one spoils answers over TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

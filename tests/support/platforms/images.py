@@ -1,7 +1,5 @@
 """Images that containers are made of: this machine's own files, or what the Dockerfile gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A service manager, as far as a daemon can tell: it binds sockets, hands them over, and listens to what it is told."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A machine of its own, run by systemd: a container over this machine's files, whose changes stay in memory."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A container of a pod's spec as an OCI runtime is told it: user, capabilities, system calls, mounts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +47,7 @@ class Security:
     confined: bool
 
     @classmethod
-    def of(cls, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Security:
+    def of(cls, pod: Mapping[str, Any], container: Mapping[str, Any]) -> "Security":
         """Read it from the securityContext of a pod's spec and of one of its containers.
 
         Raises ValueError for a container that must not be root, and is or may be.

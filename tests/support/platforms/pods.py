@@ -3,8 +3,6 @@
 No cluster is needed: the spec is carried out by an OCI runtime, runc, as the kubelet has it carried out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -170,7 +168,7 @@ class Pod:
             if running.wait():
                 raise RuntimeError(f"{container['name']} failed: {running.log()}")
 
-    def start(self) -> Container:
+    def start(self) -> "Container":
         self.run_init_containers()
         (container,) = self.spec["containers"]
         return self._start(container)
@@ -209,7 +207,7 @@ class Pod:
         """The pod's address."""
         return self.node.ip if self._sandbox is None else self._sandbox.address
 
-    def _start(self, spec: Mapping[str, Any]) -> Container:
+    def _start(self, spec: Mapping[str, Any]) -> "Container":
         bundle = self._root / spec["name"]
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(parents=True)
@@ -262,7 +260,7 @@ class Container:
     def __repr__(self) -> str:
         return f"<Container {self.name}>"
 
-    def __enter__(self) -> Container:
+    def __enter__(self) -> "Container":
         return self
 
     def __exit__(self, *_exc: object) -> None:

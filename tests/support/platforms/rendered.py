@@ -1,7 +1,5 @@
 """The Kubernetes manifests as `kubectl kustomize` and `helm template` render them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pod's network: a namespace that CNI's own plugins connect to its node, as a container runtime has it done."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Everything lies below one folder, and nothing of the system's own Slurm is touch
 namespace of its own, in which one path shows another folder: that is the node's own disk.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -87,7 +85,7 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def submit(self, script: Path, *args: str, env: Mapping[str, str]) -> Job:
+    def submit(self, script: Path, *args: str, env: Mapping[str, str]) -> "Job":
         """Submit a script from its own folder, to run in the given environment."""
         output = self.root / f"job-{secrets.token_hex(4)}.out"
         where = (f"--chdir={script.parent}", f"--output={output}")

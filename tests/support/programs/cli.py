@@ -1,7 +1,5 @@
 """The `shardcache` command, run as a user runs it; what command lines of the tests have in common."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

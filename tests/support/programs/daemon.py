@@ -1,7 +1,5 @@
 """A real daemon in a process of its own: `python -m shardcache serve`, reached over its socket."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

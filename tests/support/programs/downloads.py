@@ -1,7 +1,5 @@
 """Downloads outside a daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples in docs/, run as they are over shards of uneven sizes in S3, and what must come of it."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Children of processes, by /proc."""
 
-from __future__ import annotations
-
 import os
 import platform
 import select

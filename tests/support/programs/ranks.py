@@ -3,8 +3,6 @@
 Each rank is a process that calls the function with strings, and returns what json can write.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A reading process's connection, message by message."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import socket
@@ -29,7 +27,7 @@ class RawSession:
         self._id = 0
         self._answers: dict[int, dict[str, Any]] = {}
 
-    def __enter__(self) -> RawSession:
+    def __enter__(self) -> "RawSession":
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -1,7 +1,5 @@
 """Event loops with a virtual clock: one that only a test moves, and one that leaps over every wait."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine

@@ -4,8 +4,6 @@ As a program it reads a JSON line for each command to start, and answers with it
 and answers with its exit status.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

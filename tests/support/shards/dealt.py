@@ -1,7 +1,5 @@
 """Samples that readers would read of a deal, worked out without any shard."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from shardcache_client.order.deal import SampleDeal, SpanDeal

@@ -4,8 +4,6 @@ Each is small, made here byte by byte where the standard library would not write
 the oddity: whoever gives that one has found the way past it.
 """
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Jobs that read shards at known times, replayed against the real schedule: what would have been fetched?"""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -79,7 +77,7 @@ class Replay:
         self.fetched: list[str] = []  # the shards that had to be fetched, in order
         self.hits: dict[tuple[int, int], int] = {}  # per job and epoch, the shards that were there
 
-    def run(self) -> Replay:
+    def run(self) -> "Replay":
         """Let every job read all it has."""
         in_hand: list[tuple[float, int, int, str]] = []
         self._schedule.tick(min(job.start_s for job in self._jobs))

@@ -1,7 +1,5 @@
 """A cache folder with shards in it, made by the product's own code, or with sparse files for shards."""
 
-from __future__ import annotations
-
 import os
 import random
 import tarfile

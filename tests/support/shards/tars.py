@@ -1,7 +1,5 @@
 """Tar shards for tests: samples of random bytes, packed by the standard library's tarfile."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

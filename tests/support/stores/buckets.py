@@ -1,7 +1,5 @@
 """Buckets for tests, and the AWS variables that lead to their servers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile
@@ -27,7 +25,7 @@ from support.stores.seaweedfs import SeaweedFS
 class Bucket:
     """A fresh bucket; this process's AWS variables point at its server while the test runs."""
 
-    server: MotoS3 | SeaweedFS
+    server: "MotoS3 | SeaweedFS"
     name: str
 
     @property
@@ -53,7 +51,7 @@ def use_aws(monkeypatch: pytest.MonkeyPatch, home: Path, env: Mapping[str, str])
         monkeypatch.setenv(name, value)
 
 
-def fresh_bucket(server: MotoS3 | SeaweedFS, monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
+def fresh_bucket(server: "MotoS3 | SeaweedFS", monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
     """Return a new bucket of a server, which this process's AWS variables point at while the test runs."""
     use_aws(monkeypatch, home, server.env())
     bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")

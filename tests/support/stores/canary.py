@@ -1,7 +1,5 @@
 """Web servers: one that remembers who came, and one that holds every byte back until the test lets it go."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """A proxy before a real S3 server, which spoils answers as it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re
@@ -32,7 +30,7 @@ class Rule:
     action: Callable[[], object] | None = None  # called once, in a thread, before any of the requests is passed on
     _acting: asyncio.Task[object] | None = None
 
-    def takes(self, request: _Request, rng: random.Random) -> bool:
+    def takes(self, request: "_Request", rng: random.Random) -> bool:
         fits = self.method == request.method and self.key in (None, request.key) and self.start in (None, request.start)
         if not fits or self.times == 0 or rng.random() >= self.share:
             return False

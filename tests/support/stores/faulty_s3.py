@@ -1,7 +1,5 @@
 """A server that speaks enough S3 and HTTP to serve objects, and breaks its word whenever it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

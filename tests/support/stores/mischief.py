@@ -1,7 +1,5 @@
 """Faults of a store's answer, as changes of a right one. Pure."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

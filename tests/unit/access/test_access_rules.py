@@ -1,7 +1,5 @@
 """Rules of what users may have fetched with the daemon's rights, and see."""
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Redaction of texts that are shown."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

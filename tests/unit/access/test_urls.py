@@ -1,7 +1,5 @@
 """Urls taken apart and put together, and the table of their protocols."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

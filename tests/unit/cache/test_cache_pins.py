@@ -1,7 +1,5 @@
 """Concurrent changes of the same pins add up, in memory and in the file; a damaged line costs no other."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator

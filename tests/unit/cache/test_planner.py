@@ -1,7 +1,5 @@
 """Names of shards lead to keys, entries of all plans are shared, and sample counts outlive their shards."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """residency.py: exactly the shards that nothing keeps are evictable, and a deadlock over space ends one claim."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
@@ -138,12 +136,12 @@ class Keeper:
     """A reader that keeps a number of shards, and those that keep theirs for it."""
 
     shards: int
-    others: tuple[Keeper, ...] = ()
+    others: "tuple[Keeper, ...]" = ()
 
     def leased_shards(self) -> int:  # noqa: D102
         return self.shards
 
-    def kept_waiting(self) -> tuple[Keeper, ...]:  # noqa: D102
+    def kept_waiting(self) -> "tuple[Keeper, ...]":  # noqa: D102
         return self.others
 
 

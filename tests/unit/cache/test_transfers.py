@@ -1,7 +1,5 @@
 """Every reader that waits for a transfer is answered, however it ends; what failed is fetched ahead again or not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """views.py: a job's next minutes are counted by when and where its shards are, the first few of them named."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

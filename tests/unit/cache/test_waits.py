@@ -1,7 +1,5 @@
 """What of an arriving shard can be read, how urgent its download is, and turns of long computations."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

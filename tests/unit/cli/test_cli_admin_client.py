@@ -1,7 +1,5 @@
 """The commands' client of the admin API, against servers that answer as a daemon does not."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The command line answers at once, describes all of its options and checks, and says what it lacks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

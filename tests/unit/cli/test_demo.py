@@ -1,7 +1,5 @@
 """The demo's judgement of what its jobs saw."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

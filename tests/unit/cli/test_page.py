@@ -1,7 +1,5 @@
 """The page of `status` and `top`, drawn from literal status pages without a terminal."""
 
-from __future__ import annotations
-
 import io
 import time
 from typing import Any

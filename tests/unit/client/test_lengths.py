@@ -1,7 +1,5 @@
 """Batches by length: few and bounded, equally many on all ranks, each sample once, and no batch twice on resuming."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

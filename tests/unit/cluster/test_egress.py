@@ -1,7 +1,5 @@
 """The table of docs/cluster.md is what its program prints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.downloads import egress

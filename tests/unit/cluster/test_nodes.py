@@ -1,7 +1,5 @@
 """Lists of the nodes of a cluster, its stores, the ring, and limits of time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Downloads: which errors are followed by another attempt, checksums of wholes from their parts, ETags as MD5s."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Estimates of origins: concurrent requests, connections of a link, when a part is late, how many may be hedged."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Reads of bodies: pauses, byte credit, the clock that leaves pauses out, and stalls; on a clock that leaps."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Two requests for one part: when there are two, which of them is written, what is counted; on a clock that leaps."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """Connections shared by urgency, between parties, and within what origins take."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from contextlib import suppress

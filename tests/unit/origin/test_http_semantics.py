@@ -1,7 +1,5 @@
 """Choice of a proxy, compared with that of the S3 SDK."""
 
-from __future__ import annotations
-
 import pytest
 from botocore.utils import get_environ_proxies
 

@@ -1,7 +1,5 @@
 """Expansion of braces and globs, without a request."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

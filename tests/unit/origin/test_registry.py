@@ -1,7 +1,5 @@
 """The registry of origins: what it loads, and when; the breaker of a tier, and the owners that are left out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

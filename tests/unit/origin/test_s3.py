@@ -1,7 +1,5 @@
 """Urls that are made after the SDK's pattern are the SDK's own, signature included."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 

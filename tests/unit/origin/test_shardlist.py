@@ -1,7 +1,5 @@
 """Index files in wids format, written and read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

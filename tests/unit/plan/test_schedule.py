@@ -1,7 +1,5 @@
 """The heart: optimal where the optimum can be known, and never against its rules anywhere; so are its rivals."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """SIEVE against the algorithm as its paper prints it."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

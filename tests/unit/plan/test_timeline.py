@@ -1,7 +1,5 @@
 """When a shard is needed next: the timeline against a definition of it that is slow and plain."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

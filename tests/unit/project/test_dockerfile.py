@@ -1,7 +1,5 @@
 """The image's recipe: clean by its linter, small, and not root's."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sysconfig

@@ -1,7 +1,5 @@
 """The documents and the table of promises name tests that exist."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

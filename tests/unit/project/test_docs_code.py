@@ -1,7 +1,5 @@
 """Commands and code in the documents are what the programs take."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The documentation site: it builds without a warning, and its reference leaves nothing out."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The Kubernetes manifests against the schemas of Kubernetes' own API."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

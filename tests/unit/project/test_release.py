@@ -1,7 +1,5 @@
 """The release: its workflow is one that GitHub takes, its checks hold, and one version is written everywhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Garbage collections that the daemon spares itself, as the collector itself reports them."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterator

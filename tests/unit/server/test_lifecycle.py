@@ -1,7 +1,5 @@
 """Messages to the service manager, and silence without one."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

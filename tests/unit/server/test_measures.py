@@ -1,7 +1,5 @@
 """Counts of histograms."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

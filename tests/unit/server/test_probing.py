@@ -1,7 +1,5 @@
 """Health probes: what each of them takes for well, and what they say otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The audit log's epochs, and the lag of the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """The catalogue holds JSON, never runs data, and may be lost."""
 
-from __future__ import annotations
-
 import pickle
 import sqlite3
 import stat

@@ -1,7 +1,5 @@
 """Interrupted downloads go on from their finished parts, and only from sound ones; compressed shards are inflated."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

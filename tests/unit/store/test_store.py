@@ -1,7 +1,5 @@
 """Published shards: whole, found again, removed only when nobody reads them; folder, filesystem and space."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Members that hold a sample per line, in tars that are whole and in tars that arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

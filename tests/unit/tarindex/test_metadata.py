@@ -1,7 +1,5 @@
 """Metadata of samples: read out of one member of each, kept in the rows of a table, found in its entries."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Odd tars give the samples that webdataset 1.0.2 gives; where shardcache differs, a test says how and why."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 from pathlib import Path

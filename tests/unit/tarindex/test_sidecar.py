@@ -1,7 +1,5 @@
 """The sidecar gives back what was written, and nothing else whatever is done to it."""
 
-from __future__ import annotations
-
 import os
 from array import array
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The walk over a tar's headers, against the standard library's tarfile, and what it says of damaged files."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

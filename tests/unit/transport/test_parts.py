@@ -1,7 +1,5 @@
 """Parts of a file: where their bytes land, and which checksums they have."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable

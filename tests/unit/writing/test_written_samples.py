@@ -1,7 +1,5 @@
 """Samples that are written: their names, content and headers; cuts, names of shards, the journal; rows of tables."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

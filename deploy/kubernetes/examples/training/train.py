@@ -1,7 +1,5 @@
 """The program that the example's Job runs on each GPU; without GPUs it trains on CPUs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

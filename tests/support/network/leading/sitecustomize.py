@@ -1,7 +1,5 @@
 """Names that lead where the variable `LEADING` says; Python imports this from `PYTHONPATH` as it starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Order of reading: every sample once, ranks equal, another order each epoch, any topology."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Assignment of an epoch to readers, also when the readers change in the middle of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

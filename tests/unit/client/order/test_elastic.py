@@ -1,7 +1,5 @@
 """elastic.py: global batches for any number of ranks and workers, compared with batches cut from written-out spans."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import chain

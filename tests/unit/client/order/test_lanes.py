@@ -1,7 +1,5 @@
 """Mixing of one reader's samples."""
 
-from __future__ import annotations
-
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

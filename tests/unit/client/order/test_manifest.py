@@ -1,7 +1,5 @@
 """manifest.py: which samples of each shard a selection chooses, how selections combine, and plans in pieces."""
 
-from __future__ import annotations
-
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The order of a mixture, compared with one that is counted out sample by sample."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """rounds.py: an endless sequence of rounds, each with every shard once, and the parts of it that epochs are."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """turns.py: how several lanes take turns, compared with a count of the turns one by one."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import accumulate
 

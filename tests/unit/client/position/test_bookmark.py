@@ -1,7 +1,5 @@
 """bookmark.py: workers of an iteration read one epoch, from where it was left; a look is followed by the same again."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 from typing import Any

@@ -1,7 +1,5 @@
 """state.py: a few numbers that go through JSON, are found in any checkpoint, and say where everybody goes on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

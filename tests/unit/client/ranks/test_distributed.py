@@ -1,7 +1,5 @@
 """distributed.py, agreement.py and one_manifest.py over torch's own stores: finding them, agreeing, comparing."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import secrets

@@ -1,7 +1,5 @@
 """mesh.py over torch's meshes, in a world of four of which this process is one."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import sys

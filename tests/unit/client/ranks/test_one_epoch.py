@@ -1,7 +1,5 @@
 """one_epoch.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """topology.py: who this reader is, from what a launcher leaves in the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from shardcache.errors import ConfigError

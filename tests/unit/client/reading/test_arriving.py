@@ -1,7 +1,5 @@
 """arriving.py: of a shard on its way, exactly those samples that are there, and the same ones as of the whole."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Blocks of tokens cut from the documents of a shard, beside what concatenating and cutting gives."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from pathlib import Path

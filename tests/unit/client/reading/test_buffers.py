@@ -1,7 +1,5 @@
 """buffers.py: what goes anywhere `bytes` go, copies nothing, and stays right whatever is made of it."""
 
-from __future__ import annotations
-
 import io
 import mmap
 import operator

@@ -1,7 +1,5 @@
 """Decoders by name, the choice of members, and what becomes of samples that lack one."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Decoders of video and sound, on files that FFmpeg has made."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import shutil

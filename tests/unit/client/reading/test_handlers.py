@@ -1,7 +1,5 @@
 """handlers.py: WebDataset's handlers, by name and answer, here and there."""
 
-from __future__ import annotations
-
 import pytest
 import webdataset
 

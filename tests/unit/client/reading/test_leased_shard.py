@@ -1,7 +1,5 @@
 """leased_shard.py and stream.py: one shard's samples, whole and in order, whatever the daemon grants and becomes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Grouping members into samples, against webdataset 1.0.2 itself."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reader gives the samples that were packed, as copies, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The drop-in for webdataset.WebDataset: its arguments, and what it refuses before it looks for a daemon."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Errors that cross a DataLoader worker: torch makes them again from their text, and they are whole."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

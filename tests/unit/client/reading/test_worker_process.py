@@ -1,7 +1,5 @@
 """malloc.py: memory that is freed stays with the process, within a limit, unless the environment says otherwise."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """connection.py and websocket.py: what a client makes of whatever answers, or does not, at the socket."""
 
-from __future__ import annotations
-
 import gc
 import http.server
 import json

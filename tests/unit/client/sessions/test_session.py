@@ -1,7 +1,5 @@
 """session.py: plan and leases as they are sent, waited for, and sent again to the next daemon."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """handover.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import os
@@ -101,7 +99,7 @@ class Sender:
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = context.Process(target=work, args=(handover, path, theirs))
 
-    def __enter__(self) -> Sender:
+    def __enter__(self) -> "Sender":
         self._process.start()
         return self
 

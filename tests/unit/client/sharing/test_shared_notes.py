@@ -1,7 +1,5 @@
 """shared_notes.py: notes that a trainer shares with its workers alone, whole at any moment; nothing is left behind."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The part of Megatron's module of this name that data loaders use, over torch's own process groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist
