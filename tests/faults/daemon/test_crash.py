@@ -65,8 +65,8 @@ def parts_requested(server: FaultyS3) -> int:
 
 def journalled_parts(daemon: Daemon) -> int:
     """Return how many finished parts the journals of arriving shards hold."""
-    journals = (daemon.cache_dir / "partial").glob("*.journal")
-    return sum((path.stat().st_size - len(path.read_bytes().splitlines(keepends=True)[0])) // 8 for path in journals)
+    journals = [path.read_bytes() for path in (daemon.cache_dir / "partial").glob("*.journal")]
+    return sum((len(journal) - len(journal.partition(b"\n")[0]) - 1) // 8 for journal in journals if journal)
 
 
 async def aside(function: Callable[..., T], *args: object, **options: object) -> T:
