@@ -10,7 +10,7 @@ from support.cluster.node import Dataset, empty
 pytestmark = pytest.mark.slow
 
 
-def test_without_a_tier_the_store_sends_everything_once_per_node(cluster: Cluster, small: Dataset) -> None:
+def test_the_store_sends_everything_once_per_node_without_a_tier(cluster: Cluster, small: Dataset) -> None:
     """That is what a tier is for, and shows that bytes are counted."""
     with cluster.nodes(3) as nodes:
         assert cluster.fetch(nodes, small) == pytest.approx(3, rel=0.02)

@@ -52,7 +52,7 @@ def tier_image(images: tuple[BuiltImage, BuiltImage]) -> BuiltImage:
     return images[1]
 
 
-def test_it_is_small_and_not_roots(image: BuiltImage) -> None:
+def test_the_image_is_small_and_not_roots(image: BuiltImage) -> None:
     """It runs the daemon as its own user, without the tools that made it, and adds no more than the docs say."""
     assert (image.config["User"], image.config["Entrypoint"], image.config["Cmd"]) == (
         "52780:52780",

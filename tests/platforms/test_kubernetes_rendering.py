@@ -57,7 +57,7 @@ def with_components(kubernetes: Path, names: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_both_render_the_same(overlay: Path, choice: str) -> None:
+def test_helm_and_kustomize_render_the_same(overlay: Path, choice: str) -> None:
     """The chart's default values are the base, and each value that chooses a part is a component."""
     names, values = CHOICES[choice]
     found = comparable(kustomized(with_components(overlay, names)))

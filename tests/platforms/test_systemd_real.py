@@ -87,7 +87,7 @@ def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
     assert machine.run("stat", "--format=%U:%G", tar) == "shardcache:training\n"
 
 
-def test_one_that_hangs_is_replaced(machine: Machine, url: str) -> None:
+def test_a_daemon_that_hangs_is_replaced(machine: Machine, url: str) -> None:
     """The watchdog ends a daemon that stands still, the journal says where it stood, and who asks meanwhile waits."""
     hasty = f"/run/systemd/system/{UNIT}.d/hasty.conf"
     machine.write(hasty, "[Service]\nWatchdogSec=5\n")

@@ -147,7 +147,7 @@ def test_the_daemon_reads_by_way_of_it(node: Node, url: str) -> None:
     assert len(node.parts()) == 1
 
 
-def test_it_can_do_nothing_else(node: Node) -> None:
+def test_the_tier_can_do_nothing_else(node: Node) -> None:
     """No process of it has a capability, or may gain one; it sees no home, and writes to its own folders alone."""
     machine = node.machine
     machine.run("useradd", "--create-home", "alice")

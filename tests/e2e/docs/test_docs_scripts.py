@@ -122,7 +122,7 @@ def test_first_steps_without_a_bucket(place: Place) -> None:
 
 
 @pytest.mark.parametrize("loader", ["webdataset", "s3fs"])
-def test_before_and_after_read_the_same(place: Place, loader: str) -> None:
+def test_scripts_before_and_after_read_the_same(place: Place, loader: str) -> None:
     """Both scripts of a pair read the whole dataset, the one through the daemon without any credentials."""
     assert place.run(f"venv/bin/python before_{loader}.py", **place.keys) == f"{SAMPLES} samples\n"
     assert place.run(f"venv/bin/python after_{loader}.py") == f"{SAMPLES} samples\n"

@@ -141,7 +141,7 @@ def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None
 
 
 @pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
-def test_after_the_last_global_batch_comes_the_next_epoch(make: Make) -> None:
+def test_the_next_epoch_follows_the_last_global_batch(make: Make) -> None:
     """A state of the end is one of the next epoch's beginning, for any job."""
     loader = own(make(0, 2), 2)
     list(loader)

@@ -90,7 +90,7 @@ def test_resumed_loader_gives_exactly_the_next_batch(
         assert left == uninterrupted[step:]
 
 
-def test_it_resumes_exactly_after_a_second_resume(make: Make) -> None:
+def test_a_loader_resumes_exactly_after_a_second_resume(make: Make) -> None:
     """A state taken after a resume, before each worker has sent a batch, knows all workers' places and turns."""
     whole = keys_of(iter(load(make(), 3)))
     state = state_after(load(make(), 3), 4)

@@ -146,7 +146,7 @@ def test_a_missing_shard_is_an_ioerror_of_the_iteration(
         list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
 
 
-def test_without_a_nodesplitter_each_rank_reads_everything(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_reads_everything_without_a_nodesplitter(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in webdataset, where each node then opens every shard."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

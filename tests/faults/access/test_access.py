@@ -129,7 +129,7 @@ async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> Non
         await size_of(fenced, server.url("/data/r.tar"))
 
 
-async def test_by_default_a_redirect_does_not_lead_to_this_node(server: Canary, canary: Canary) -> None:
+async def test_redirects_do_not_lead_to_this_node_by_default(server: Canary, canary: Canary) -> None:
     """A server on the web cannot make the daemon ask the metadata service or what listens on the loopback."""
     origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
     # 127.0.0.1 and localhost are two hosts; the first stands for the server on the web.

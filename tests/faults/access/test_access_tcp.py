@@ -118,7 +118,7 @@ def test_garbage_on_the_tcp_port_is_answered_and_not_logged(daemon: Daemon, port
     assert daemon.log.stat().st_size == before
 
 
-def test_without_a_token_local_files_are_not_named(daemon: Daemon, port: int) -> None:
+def test_local_files_are_not_named_without_a_token(daemon: Daemon, port: int) -> None:
     """Whoever can log in to the node may ask: it sees what every user of the daemon may see."""
     assert len(daemon.shards()) == 1 and ask(port, "/v1/shards").lines == []
 

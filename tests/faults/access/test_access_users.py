@@ -112,7 +112,7 @@ def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(daemon: Dae
     assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
 
 
-def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> None:
+def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> None:
     """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))
     with Canary() as canary, Daemon(folder, "--group", GROUP.gr_name) as daemon:

@@ -140,7 +140,7 @@ def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls
         assert daemon.status()["counters"]["origin_bytes"] == 0, lose
 
 
-async def test_without_catalogue_and_store_what_is_cached_is_served(tmp_path: Path, faulty: FaultyS3) -> None:
+async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Path, faulty: FaultyS3) -> None:
     """A cached shard's version is known from its sidecar, though the origin does not say."""
     urls = [faulty.put("0.tar", tar(0))]
     with Daemon(tmp_path, "--listing-ttl-s", "0", "--attempts", "2", env=faulty.env()) as daemon:

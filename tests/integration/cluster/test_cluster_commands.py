@@ -53,7 +53,7 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0, reason="no namespaces here"
 )
-def test_without_a_way_by_ipv6_stores_are_found_by_ipv4_alone(tmp_path: Path) -> None:
+def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) -> None:
     """Half of the addresses of a store that has both kinds could not be reached."""
     command = ("-m", "shardcache", "cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://s3.example")
     options = ("--resolver", "10.0.0.53", "--out", str(tmp_path / "c"), "--node", "a")

@@ -274,7 +274,7 @@ def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier() -> None:
 
 
 @pytest.mark.parametrize("outage_s", [0, 600])
-def test_while_the_store_fails_nodes_read_what_it_permitted_lately(outage_s: int) -> None:
+def test_nodes_read_what_the_store_permitted_lately_while_it_fails(outage_s: int) -> None:
     """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is."""
     with ByArgument.served() as (store, _), TierNodes([store], 1, outage_s=outage_s) as nodes:
 

@@ -101,7 +101,7 @@ def node(tmp_path: Path) -> Iterator[NodeRun]:
 
 
 @needs_nginx
-def test_it_follows_its_list_and_stops(node: NodeRun) -> None:
+def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends cleanly.
 
     Of such a file the link stays the same, only the folder behind it is another. A list without the node changes
@@ -140,7 +140,7 @@ def test_killed_it_takes_nginx_with_it(node: NodeRun) -> None:
 
 
 @needs_nginx
-def test_it_does_not_outlive_nginx(node: NodeRun) -> None:
+def test_node_does_not_outlive_nginx(node: NodeRun) -> None:
     """When nginx's master dies by SIGKILL, its workers are killed, and the command fails."""
     master = node.start()
     workers = children(master)

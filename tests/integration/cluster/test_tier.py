@@ -84,7 +84,7 @@ async def test_a_busy_store_is_asked_again_by_way_of_the_tier(tiered: TieredRig)
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (0, 0, 1)
 
 
-async def test_while_the_store_fails_known_versions_come_from_the_tier(tiered: TieredRig) -> None:
+async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: TieredRig) -> None:
     """An object whose version was not learned before cannot be read."""
     obj = await tiered.put()
     for key in ("a.tar", "b.tar"):

@@ -76,7 +76,7 @@ async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_p
     assert (await indexers.index(request_for(small))).samples == 3
 
 
-def test_they_end_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+def test_indexers_end_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
     """kill -9 leaves no process behind."""
     write_shards(tmp_path, 1, 3)
     with Daemon(tmp_path) as daemon:

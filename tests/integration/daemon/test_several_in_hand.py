@@ -113,7 +113,7 @@ def test_a_shard_that_goes_as_it_is_opened_counts_as_the_reader_says(
     assert shards_done == {"reading": done, "hungry": 0}
 
 
-def test_after_a_restart_all_that_was_in_hand_is_so_again(tmp_path: Path, urls: list[str]) -> None:
+def test_all_leases_are_held_again_after_a_restart(tmp_path: Path, urls: list[str]) -> None:
     """Files stay readable meanwhile, and each can be given back to the new daemon, in whichever order."""
     with Daemon(tmp_path) as daemon:
         session = open_session(daemon.socket, urls, list(range(SHARDS)))

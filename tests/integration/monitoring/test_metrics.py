@@ -138,7 +138,7 @@ def test_no_label_is_a_url(scraped: Scraped) -> None:
     assert "missing.tar" not in scraped.text
 
 
-def test_it_is_to_be_had_by_tcp_in_both_formats(scraped: Scraped) -> None:
+def test_metrics_are_served_by_tcp_in_both_formats(scraped: Scraped) -> None:
     """As text by default, as OpenMetrics where that is asked for, with the same families."""
     kind, text = over_tcp(scraped.port)
     assert kind.startswith("text/plain; version=")

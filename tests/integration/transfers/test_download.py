@@ -113,7 +113,7 @@ async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty:
 
 
 @pytest.mark.parametrize("fault", [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN])
-async def test_after_a_failure_parts_are_asked_for_one_by_one(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+async def test_parts_are_requested_one_by_one_after_a_failure(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
     """Only those of the request that failed; nothing of its answer stays."""
     await fast(rig, faulty)
     obj = await rig.stat(faulty.put("a.tar", DATA))

@@ -133,7 +133,7 @@ def read_of(size_bytes: int, purse: Purse) -> PausableRead:
 
 
 @leaping
-async def test_without_a_limit_no_credit_is_wanted_twice() -> None:
+async def test_no_credit_is_requested_twice_without_a_limit() -> None:
     """One infinite grant is enough for all bytes, and nothing is interrupted."""
     purse, calls = Purse(math.inf), []
     read = read_of(100, purse)

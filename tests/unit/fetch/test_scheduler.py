@@ -308,7 +308,7 @@ async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     assert users.holding == {"d", "e", "y", "z"}
 
 
-async def test_within_a_busy_origin_a_waiting_reader_takes_a_slot_of_that_origin() -> None:
+async def test_a_waiting_reader_takes_a_slot_of_its_own_busy_origin() -> None:
     """A slot of another origin would be of no use to it."""
     users = Users(2)
     await users.start("failing", PLANNED, origin="busy")

@@ -45,7 +45,7 @@ def test_index_file_is_read_back_as_written(written: list[ShardRef], relative_to
     assert parse_index(place, text.encode()) == written
 
 
-def test_it_is_what_wids_asks_for() -> None:
+def test_index_has_the_fields_that_wids_reads() -> None:
     """The fields that `wids.ShardListDataset` (webdataset 0.2.111) demands or sums up, under its names."""
     index = json.loads(shardlist.write([SHARD]))
     assert index["wids_version"] == 1

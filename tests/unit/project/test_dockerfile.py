@@ -15,7 +15,7 @@ def test_the_linter_has_nothing_to_say() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_all_that_is_copied_is_sent_to_the_build() -> None:
+def test_copied_files_are_sent_to_the_build() -> None:
     """Files that the Dockerfile copies from the project exist, and are not left out by .dockerignore."""
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
@@ -23,7 +23,7 @@ def test_all_that_is_copied_is_sent_to_the_build() -> None:
     assert copied == sent and all((ROOT / name).exists() for name in copied)
 
 
-def test_without_a_target_the_image_has_no_web_server() -> None:
+def test_the_image_has_no_web_server_without_a_target() -> None:
     """The last stage is the daemon's; only that of the tier installs packages of the distribution."""
     stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     names = [stage.split()[0] for stage in stages]

@@ -78,7 +78,7 @@ async def test_the_command_asks_the_same(tmp_path: Path) -> None:
     assert ready[0] == 1 and json.loads(ready[1])["disk"]["error"] == "read-only"
 
 
-async def test_it_waits_for_a_daemon_that_is_not_well_yet(tmp_path: Path) -> None:
+async def test_probe_waits_for_a_daemon_that_is_not_well_yet(tmp_path: Path) -> None:
     """With --wait-s the command asks until it gets a good answer, so that scripts need no loop of their own."""
     path = tmp_path / "s"
     async with answering(path, '{"status": "degraded"}', '{"status": "degraded"}', '{"status": "ok"}'):
@@ -92,7 +92,7 @@ def test_a_disk_that_hangs_ends_a_daemon(silent_s: float, alive: bool) -> None:
     assert lifecycle._HUNG_S == HUNG_S
 
 
-async def test_without_a_daemon(tmp_path: Path) -> None:
+async def test_probes_fail_without_a_daemon(tmp_path: Path) -> None:
     """Where no daemon is, a probe fails with the exit code for that, and says what to do."""
     code, _, err = await run("shardcache.cli.probing", "live", at=tmp_path / "s")
     assert code == 3 and "shardcache serve" in err

@@ -116,7 +116,7 @@ def test_every_cut_is_noticed(path: Path) -> None:
         assert isinstance(caught.value, TruncatedShardError) or 0 < size_bytes < 512
 
 
-def test_without_require_end_only_cuts_between_members_pass(path: Path) -> None:
+def test_only_cuts_between_members_pass_without_require_end(path: Path) -> None:
     """`require_end=False` forgives a missing end-of-archive block and nothing else."""
     data = make_tar(SMALL)
     passed = []

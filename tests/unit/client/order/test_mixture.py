@@ -178,7 +178,7 @@ def test_a_mixture_of_one_is_read_like_the_dataset() -> None:
     assert shares(mixture, counts, 3, cut) == shares(alone, counts, 3, cut)
 
 
-def test_without_weights_an_epoch_is_each_sample_once() -> None:
+def test_an_epoch_is_each_sample_once_without_weights() -> None:
     """Sources are weighted by their sizes."""
     sources = (source("a", [5, 20]), source("b", [3]))
     deal = MixtureDeal(sources, SourceQuotas.of(None, sources, 28), None)

@@ -72,7 +72,7 @@ def ask(agreement: Agreement, name: str, value: int) -> Callable[[], int]:
 # Where the ranks meet
 
 
-def test_without_torch_distributed_there_are_no_ranks() -> None:
+def test_ranks_are_unknown_without_torch_distributed() -> None:
     """Nothing is guessed where torch.distributed was not initialised."""
     assert distributed.ranks() is None
 
@@ -359,7 +359,7 @@ def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None
     second.compare(manifest(4), counted=True)
 
 
-def test_where_there_is_no_store_nothing_is_compared(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+def test_nothing_is_compared_without_a_store(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
     TorchRankGroup(Ranks(), [url], 5.0).compare(manifest(), counted=True)

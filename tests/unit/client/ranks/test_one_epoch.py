@@ -151,7 +151,7 @@ def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
     assert [rank.begin() for rank in others] == [0, 0]
 
 
-def test_some_have_given_their_last_sample_ahead_and_others_not(server: TCPStore) -> None:
+def test_ranks_go_on_where_only_some_have_given_their_last_sample(server: TCPStore) -> None:
     """A loop that ends a batch early: of one rank the workers were through already. All go on with the next epoch."""
     first, second, third = ranks(server)
     assert [first.read(), second.begin(), third.begin()] == [0, 0, 0]
@@ -186,7 +186,7 @@ def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -
     assert [at_once([rank.begin for rank in job]) for _ in range(3)] == [[number] * 4 for number in range(3)]
 
 
-def test_where_ranks_share_no_store_each_counts_for_itself(server: TCPStore) -> None:
+def test_each_rank_counts_for_itself_without_a_shared_store(server: TCPStore) -> None:
     """As the same loop on each rank did before."""
     assert "MASTER_ADDR" not in os.environ
     assert OneEpoch("train/0", MeetingPlace(), partial(Topology, 0, WORLD), int, PATIENT_S).follows(5, 4) == 5

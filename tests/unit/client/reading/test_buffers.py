@@ -58,7 +58,7 @@ def a_slice(whole: Buffer, start: int, stop: int) -> Buffer:
 
 
 @read_only_is_fine
-def test_it_goes_where_bytes_go(value: Buffer) -> None:
+def test_buffers_go_where_bytes_go(value: Buffer) -> None:
     """torch, numpy, streams, memoryviews and `bytes` itself see the very bytes; torch and numpy without a copy."""
     expected = CONTENT[512:1536]
     assert bytes(value) == io.BytesIO(value).read() == memoryview(value).tobytes() == expected
@@ -104,7 +104,7 @@ AS_BYTES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", AS_BYTES)
 @pytest.mark.parametrize("content", [b"17", b"0", b" 2.5\n", b"", b"seven", bytes(5000)])
-def test_it_converts_and_compares_as_bytes_do(content: bytes, name: str) -> None:
+def test_buffers_convert_and_compare_as_bytes_do(content: bytes, name: str) -> None:
     """The same result, or the same kind of error, for whatever a decoder does with bytes; never a byte's number."""
 
     def outcome(value: Any) -> Any:
@@ -119,7 +119,7 @@ def test_it_converts_and_compares_as_bytes_do(content: bytes, name: str) -> None
 
 
 @given(st.binary(max_size=40), st.binary(max_size=3))
-def test_it_equals_what_its_bytes_equal(content: bytes, other: bytes) -> None:
+def test_buffers_equal_what_their_bytes_equal(content: bytes, other: bytes) -> None:
     """Whatever it is compared with, another Buffer too, and of whatever else is made of it."""
     value, others = Buffer.over(content), Buffer.over(other)
     assert (value == others, value != others) == (content == other, content != other)

@@ -102,7 +102,7 @@ def keys(leased_shard: LeasedShard) -> list[Any]:
     return [sample["__key__"] for sample in leased_shard.samples()]
 
 
-def test_from_the_first_bytes_to_the_whole(socket: Path, folder: Folder) -> None:
+def test_samples_are_read_from_the_first_bytes_to_the_last(socket: Path, folder: Folder) -> None:
     """Samples come from the beginning while the rest arrives, then by the index: each once, in order, whole."""
 
     def script(peer: Peer) -> None:

@@ -51,7 +51,7 @@ def test_unsupported_arguments_are_refused_with_a_remedy(arguments: dict[str, An
     assert caught.value.remedy
 
 
-def test_without_webdataset_the_error_says_what_to_install() -> None:
+def test_the_error_says_what_to_install_without_webdataset() -> None:
     """The package is optional; whoever imports the module without it is told its name."""
     script = "import sys; sys.modules['webdataset'] = None; import shardcache_client.webdataset"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=False)

@@ -58,7 +58,7 @@ def caught_from(loader: Any) -> ShardcacheError:
         pytest.param(StatefulDataLoader, "spawn", 0, marks=pytest.mark.slow),
     ],
 )
-def test_they_arrive_whole(kind: Any, method: str, number: int) -> None:
+def test_errors_of_workers_arrive_whole(kind: Any, method: str, number: int) -> None:
     """With the class, each attribute and the text of the error in the worker, and with its traceback as an attribute.
 
     What is printed has one remedy, no frame of the worker, and says which worker it was.
@@ -99,7 +99,7 @@ def test_unsent_text_is_a_message(end: str) -> None:
     assert OutdatedError(text, url="s3://b/1.tar").url == "s3://b/1.tar"
 
 
-def test_one_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     """The interpreter prints it whole, with no frame of Python's below."""
     program = "from shardcache.errors import ConfigError; raise ConfigError('no such option', remedy='leave it out')"
     subprocess.run([sys.executable, "-c", program], check=False)

@@ -176,7 +176,7 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
             thread.join()
 
 
-def test_another_server_at_the_socket(path: Path) -> None:
+def test_another_server_at_the_socket_is_no_daemon(path: Path) -> None:
     """A server that knows no sessions is not taken for a daemon."""
     with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
         DaemonConnection(path, READER)
@@ -275,7 +275,7 @@ def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
         connection.close()
 
 
-def test_it_costs_one_descriptor_and_no_thread(path: Path) -> None:
+def test_a_connection_costs_one_descriptor_and_no_thread(path: Path) -> None:
     """A connection that nobody closes goes with its object, and leaves no thread to fork over."""
 
     def script(peer: Peer) -> None:

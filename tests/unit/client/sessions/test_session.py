@@ -120,7 +120,7 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     assert kinds(heard) == ["hello", "plan", "plan"]
 
 
-def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_plan_begins_at_the_readers_place_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next daemon learns what is still to be read, and leases that were asked for are asked for again."""
     first = begun(granted(1, url=SHARDS[0].url), hears, stays=False)
     second = begun(granted(1, url=SHARDS[1].url), granted(2, url=SHARDS[2].url))
@@ -138,7 +138,7 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
     assert "retrying for up to" in caplog.text
 
 
-def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
+def test_leases_are_taken_again_after_a_break(path: Path) -> None:
     """From the oldest in hand on the plan is sent, and each is asked for, the newest first; what is ahead stays so."""
 
     def second(peer: Peer) -> None:
