@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardcache.cli.common import Family, fail, json_option, parse_size, print_json
+from shardcache.cli import common
 from shardcache.errors import ConfigError, DaemonError
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ _tier_options = _options(
     _option("--listen", None, "ADDRESS", type=_address),
     _option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
     _option("--run-dir", "/run/shardcache-tier", "FOLDER"),
-    _option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=parse_size),
-    _option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=parse_size),
+    _option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=common.parse_size),
+    _option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=common.parse_size),
     _option("--spread", "shard", type=click.Choice(["shard", "part"])),
     _option("--user", None, "NAME", type=_user),
     _option("--workers", 4, "N", type=click.IntRange(1, 256)),
@@ -218,7 +218,7 @@ def _system_resolvers() -> tuple[str, ...]:
 )
 @click.option("--node", metavar="NAME", help="Write the file of this node alone.")
 @_tier_options
-@json_option
+@common.json_option
 def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     """Write the nginx.conf of each node of a cluster.
 
@@ -240,7 +240,7 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     except OSError as exn:
         raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
     if as_json:
-        print_json({"digest": tier.digest, "files": [str(path) for path in texts]})
+        common.print_json({"digest": tier.digest, "files": [str(path) for path in texts]})
     else:
         click.echo("".join(f"{path}\n" for path in texts), nl=False)
 
@@ -262,7 +262,7 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
 @click.option(
     "--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="Validity of the certificates."
 )
-@json_option
+@common.json_option
 def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json: bool) -> None:
     """Write a certificate for each node, signed by the authority in the folder; without one, create it first.
 
@@ -281,7 +281,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     issued = issue(None if nodes is None else _nodes_of(nodes), out, days)
     if as_json:
         rows = [{"node": each.node, "folder": str(each.folder), "expires": each.expires.isoformat()} for each in issued]
-        print_json({"certificates": rows})
+        common.print_json({"certificates": rows})
     else:
         click.echo("".join(f"{each.folder}: valid until {each.expires:%Y-%m-%d}\n" for each in issued), nl=False)
 
@@ -290,7 +290,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
 @_nodes_option
 @click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
 @_tier_options
-@json_option
+@common.json_option
 def run(node: str | None, as_json: bool, **options: Any) -> None:
     """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render` would write.
 
@@ -309,7 +309,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 
     def tell(event: str, message: str) -> None:
         if as_json:
-            print_json({"event": event, "message": message})
+            common.print_json({"event": event, "message": message})
         else:
             click.echo(f"ready: {message}" if event == "ready" else message, err=event != "ready")
 
@@ -341,7 +341,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 @_nodes_option
 @_owner_port_option
 @_tls_options
-@json_option
+@common.json_option
 def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     """Show every node of the tier: its share of all shards, cached files and bytes, hits, bytes by source.
 
@@ -356,21 +356,20 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     reports = asyncio.run(ask(found, owner_port, _tls_of(found, **tls)))
     digests = {report.peers["digest"] for report in reports if report.peers}
     if as_json:
-        print_json({"nodes": [report.to_json() for report in reports], "agree": len(digests) <= 1})
+        common.print_json({"nodes": [report.to_json() for report in reports], "agree": len(digests) <= 1})
     else:
         _print(reports)
         if len(digests) > 1:
             click.echo("The nodes have different lists of nodes: shards are fetched more than once.", err=True)
     if len(digests) != 1 or any(report.peers is None or report.stale for report in reports):
-        fail()
+        common.fail()
 
 
 def _print(reports: list[NodeReport]) -> None:
-    from shardcache.cli.output import make_console, make_table
     from shardcache.units import size
 
     numbers = ("owns", "files", "cached", "hit share", "from tier", "from store")
-    table = make_table("node", *numbers, "peers", "state", numbers=numbers)
+    table = common.make_table("node", *numbers, "peers", "state", numbers=numbers)
     for report in reports:
         figures, peers = report.figures, report.peers
         cells = 5 * ["–"]
@@ -380,11 +379,11 @@ def _print(reports: list[NodeReport]) -> None:
             cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
         seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
         table.add_row(report.node.name, f"{report.share:.1%}", *cells, seen, report.state)
-    make_console().print(table)
+    common.make_console().print(table)
 
 
 @click.group(
-    cls=Family,
+    cls=common.Family,
     commands=[render, certificates, run, status],
     short_help="Share the nodes' caches, so that a cluster fetches a shard once.",
 )

@@ -1,10 +1,10 @@
-"""Options, exit codes and error output shared by all commands."""
+"""Options, exit codes, and output: rich on a terminal; elsewhere plain text, never wrapped or cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -13,8 +13,13 @@ from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.protocol import from_here
+from shardcache.units import size
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from shardcache.cli.admin_client import Lines
     from shardcache.tarindex import MetadataMember, TokenMember
 
@@ -24,6 +29,8 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
+# Wider than any url: a pipe has no edge to wrap at.
+_PIPE_COLUMNS = 10_000
 
 Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -157,6 +164,95 @@ def report(error: ShardcacheError, ctx: click.Context) -> int:
     return USAGE if isinstance(error, ConfigError) else FAILED
 
 
+# Text and tables
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console for a terminal, or for a pipe or file."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, highlight=False, width=_PIPE_COLUMNS, color_system=None)
+
+
+def make_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column in numbers
+        table.add_column(
+            one_line(column), justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
+        )
+    return table
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]], numbers: tuple[str, ...] = ()) -> None:
+    """Print a table of plain texts (never markup); columns of `numbers` are aligned to the right."""
+    from rich.text import Text
+
+    table = make_table(*columns, numbers=numbers)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    make_console().print(table)
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Return plain text (never markup) that a narrow column truncates at the end."""
+    from rich.text import Text
+
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 shard`, `2,000 shards`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def readable(event: Json) -> Json:
+    """Return an event with sizes and numbers of things as people read them; `intact` are shards that did not fail."""
+    shown: Json = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
+    for name, value in event.items():
+        match value:
+            case dict():
+                shown[name] = readable(value)
+            case int() if name.endswith("bytes"):
+                shown[name] = size(value)
+            case int() if name in ("shards", "samples"):
+                shown[name] = count(value, name.removesuffix("s"))
+            case _:
+                shown[name] = value
+    return shown
+
+
+# Long work over shards
+
+
+@contextmanager
+def byte_progress(console: Console, label: str) -> Iterator[Callable[[Json], None]]:
+    """Show a progress bar in bytes and shards, hidden if the output is not a terminal.
+
+    Yields a function that shows an event's `done_bytes`, `total_bytes`, `done_shards` and `shards`.
+    """
+    from rich import progress
+
+    text, bar = progress.TextColumn, progress.BarColumn()
+    numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    columns = (text("{task.description}"), bar, *numbers, text("{task.fields[shards]}"))
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(label, total=None, shards="")
+
+        def update(event: Json) -> None:
+            if "done_shards" in event:
+                shown.update(task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
+            shown.update(task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
+
+        yield update
+
+
 def print_lines(lines: Iterable[Json]) -> int:
     """Print each line of an answer as JSON; return the number of shards that failed."""
     failed = 0
@@ -188,12 +284,46 @@ def carry_out(
         if as_json:
             failed = print_lines(events)
         else:
-            from shardcache.cli.output import follow, make_console, readable
-
             console = make_console(stderr=stderr)
-            done, failed = follow(events, console, label, each_shard=each_shard)
+            done, failed = _follow(events, console, label, each_shard=each_shard)
             console.print(summary.format_map(readable(done)), markup=False)
             if failed and otherwise:
                 console.print(otherwise, markup=False)
     if failed:
         fail()
+
+
+def _follow(events: Iterable[Json], console: Console, label: str, *, each_shard: bool) -> tuple[Json, int]:
+    """Show the progress, each failure as it occurs, and each distinct remedy once at the end.
+
+    Returns the work's `done` event and the number of failures.
+    """
+    from rich.text import Text
+
+    failures: list[Json] = []
+
+    def fail(error: Json, url: str | None = None) -> None:
+        failures.append(error)
+        where = error.get("url") or url
+        text = f"{where}: {error['message']}" if where else error["message"]
+        console.print(Text("failed  ", style="red").append(text, style="default"))
+
+    with byte_progress(console, label) as show:
+        for event in events:
+            match event["event"]:
+                case "start" | "resolved" | "progress":
+                    show(event)
+                case "shard" if event.get("ok") is False:
+                    fail(event["error"], event["url"])
+                case "shard" if each_shard and not console.is_terminal:
+                    line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
+                    console.print(line, markup=False)
+                case "retrying":
+                    console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
+                case "error":
+                    fail(event["error"])
+                case "done":
+                    done = event
+    for remedy in dict.fromkeys(error["remedy"] for error in failures if error.get("remedy")):
+        console.print(f"  What to do: {remedy}", markup=False)
+    return done, len(failures)

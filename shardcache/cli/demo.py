@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import fail, in_thread, json_option, print_json
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 
@@ -49,7 +49,7 @@ _LOG_LINES = 60
 
 
 @click.command()
-@json_option
+@common.json_option
 def demo(as_json: bool) -> None:
     """Run a complete example on this machine, without external services.
 
@@ -68,17 +68,15 @@ def demo(as_json: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
     import asyncio
 
-    from shardcache.cli.output import make_console
-
-    say: Callable[[str], object] = (lambda _line: None) if as_json else make_console().print
+    say: Callable[[str], object] = (lambda _line: None) if as_json else common.make_console().print
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
         outcome = asyncio.run(_run(Path(folder), say))
     if as_json:
-        print_json(outcome.to_json())
+        common.print_json(outcome.to_json())
     else:
         _show(outcome)
     if not outcome.ok:
-        fail()
+        common.fail()
 
 
 async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
@@ -256,7 +254,7 @@ class _Node:
 
     async def status(self) -> Json:
         """Return the daemon's status page."""
-        return await in_thread(AdminClient(self._socket).status)
+        return await common.in_thread(AdminClient(self._socket).status)
 
     async def _job(self, name: str, command: list[Any]) -> None:
         """Run a command that reads through the daemon, and thus needs no credentials."""
@@ -419,21 +417,20 @@ class Outcome:
 
 
 def _show(outcome: Outcome) -> None:
-    from shardcache.cli.output import make_console, make_table
     from shardcache.units import duration, size
 
     def verdict(problem: str) -> str:
         return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
 
     columns = ("job", "epoch", "samples", "padding", "each once", "steps by rank", "equal", "loss", "data wait")
-    table = make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
+    table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
     for epoch in outcome.epochs:
         row, samples = epoch.to_json(outcome.samples), len(outcome.samples & set(epoch.keys))
         counts = (row["job"], str(row["epoch"]), f"{samples:,}", str(row["padding"]))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
         verdicts = (verdict(epoch.wrong_samples(outcome.samples)), steps, verdict(epoch.wrong_steps()))
         table.add_row(*counts, *verdicts, f"{row['loss']:.2f}", duration(row["waited_s"]))
-    console, fetched, whole = make_console(), outcome.origin_bytes, outcome.size_bytes
+    console, fetched, whole = common.make_console(), outcome.origin_bytes, outcome.size_bytes
     console.print("", table, sep="\n")
     once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"
     console.print(f"\nfrom the origin: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import in_thread, print_json
-from shardcache.cli.output import make_console
+from shardcache.cli.common import in_thread, make_console, print_json
 from shardcache.cli.page import Moment, draw, rates_between
 from shardcache.errors import DaemonError
 

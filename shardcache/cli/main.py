@@ -7,14 +7,12 @@ import click
 from shardcache import __version__
 from shardcache.cli.cluster import cluster
 from shardcache.cli.common import INTERRUPTED, Family, report
-from shardcache.cli.dashboard import dashboard
+from shardcache.cli.datasets import index, write
 from shardcache.cli.demo import demo
 from shardcache.cli.doctor.command import doctor
-from shardcache.cli.index import index
 from shardcache.cli.serve import config, serve, stop
 from shardcache.cli.shards import evict, ls, pin, unpin, verify, warm
-from shardcache.cli.status import probe, status, top
-from shardcache.cli.write import write
+from shardcache.cli.status import dashboard, probe, status, top
 from shardcache.errors import ShardcacheError
 
 

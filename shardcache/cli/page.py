@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.output import Tail, count, make_table, one_line
+from shardcache.cli.common import count, make_table, one_line
 from shardcache.cluster.tier import expiry_warning
 from shardcache.errors import ShardcacheError
 from shardcache.units import duration, size, user_name
@@ -356,7 +357,7 @@ def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
 
 def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Columns:
     columns: Columns = {
-        "transfer": [Tail(row["url"]) if is_cut else Text(row["url"]) for row in rows],
+        "transfer": [_Tail(row["url"]) if is_cut else Text(row["url"]) for row in rows],
         _BAR: [_bar(row["done_bytes"], row["total_bytes"], _BAR_COLUMNS) for row in rows],
         "bytes": [
             f"{size(row['done_bytes'])} of {size(row['total_bytes']) if row['total_bytes'] else '?'}" for row in rows
@@ -381,3 +382,17 @@ def needed_in(transfer: Row) -> str:
 
 def _speed(bytes_per_s: float | None) -> str:
     return "" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
+
+
+class _Tail:
+    """A line that a narrow column truncates at the start: urls differ at the end."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        hidden = len(self._text) - options.max_width
+        yield one_line(f"…{self._text[hidden + 1 :]}" if hidden > 0 else self._text)
+
+    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, len(self._text)).with_maximum(options.max_width)

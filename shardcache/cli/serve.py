@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import Family, complete_path, json_option, print_json, socket_option
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import PrivatePlace
 from shardcache.unix_socket import connected, credentials
@@ -62,7 +62,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
         ["--" + name.replace("_", "-"), name],
         type=click.Choice(choices) if choices else str,  # everything else stays text, for pydantic to parse
         metavar=metavar,
-        shell_complete=complete_path if metavar == "PATH" else None,
+        shell_complete=common.complete_path if metavar == "PATH" else None,
         multiple=get_origin(field.annotation) is tuple,
         help=_help(field),
     )
@@ -106,7 +106,7 @@ def _help(field: FieldInfo) -> str:
     help="Start this user's own daemon in the background, as training does where none was set up, and return once it "
     "serves.",
 )
-@json_option
+@common.json_option
 def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) -> None:
     """Run this node's daemon until SIGTERM or Ctrl-C.
 
@@ -126,14 +126,14 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
         raise ConfigError("a private daemon listens where its user's processes look for it", remedy="omit --socket")
     place = start(options, config)
     if as_json:
-        print_json(place)
+        common.print_json(place)
     else:
         click.echo(f"{'ready' if place['started'] else 'runs already'}: {place['socket']}; to stop it: shardcache stop")
 
 
 @click.command()
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def stop(as_json: bool, socket: Path | None) -> None:
     """Stop this user's private daemons, or the daemon at a socket.
 
@@ -147,7 +147,7 @@ def stop(as_json: bool, socket: Path | None) -> None:
         if not as_json:
             click.echo(f"stopped: {path}")
     if as_json:
-        print_json({"stopped": list(map(str, sockets))})
+        common.print_json({"stopped": list(map(str, sockets))})
 
 
 def _stop(path: Path) -> None:
@@ -171,14 +171,14 @@ def _stop(path: Path) -> None:
 # Options and where they are set
 
 
-@click.group(cls=Family, short_help="Show the daemon's options and their sources, or check a config file.")
+@click.group(cls=common.Family, short_help="Show the daemon's options and their sources, or check a config file.")
 def config() -> None:
     """Show the options that a daemon started here would have, or check a config file."""
 
 
 @config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
 @config_option
-@json_option
+@common.json_option
 def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
 
@@ -193,7 +193,7 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     rows = list(_rows(settings, Sources(options, os.environ, path)))
     unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
     if as_json:
-        print_json({"file": str(path) if path.exists() else None, "options": rows, "unknown_variables": unknown})
+        common.print_json({"file": str(path) if path.exists() else None, "options": rows, "unknown_variables": unknown})
     else:
         _print_options(rows, unknown)
 
@@ -244,11 +244,10 @@ def _hidden(value: object) -> Any:
 def _print_options(rows: list[Json], unknown: list[Json]) -> None:
     from rich.text import Text
 
-    from shardcache.cli.output import make_console, make_table
     from shardcache.config import Settings
 
-    console = make_console()
-    table = make_table("option", "value", "source")
+    console = common.make_console()
+    table = common.make_table("option", "value", "source")
     for row in rows:
         field = Settings.model_fields[row["name"]]
         for number, value in enumerate(_texts(row["value"], field)):
@@ -277,7 +276,7 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
 
 @config.command(short_help="Check a config file.")
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
-@json_option
+@common.json_option
 def check(file: Path | None, as_json: bool) -> None:
     """Check that a config file is valid; exit 2 and name each invalid option and its line if it is not.
 
@@ -290,6 +289,6 @@ def check(file: Path | None, as_json: bool) -> None:
     settings = FileSettings.read(path)
     names = [name for name in type(settings).model_fields if name in settings.model_fields_set]
     if as_json:
-        print_json({"file": str(path), "valid": True, "options": names})
+        common.print_json({"file": str(path), "valid": True, "options": names})
     else:
         click.echo(f"{path}: valid; sets {', '.join(names) or 'nothing'}")

@@ -7,27 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+import humanize
 
+from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import (
-    carry_out,
-    complete_path,
-    fail,
-    json_option,
-    print_json,
-    print_lines,
-    socket_option,
-    urls_argument,
-)
 from shardcache.protocol import from_here
+from shardcache.units import size, user_name
 
 Json = dict[str, Any]
 
 
 @click.command()
-@urls_argument
-@json_option
-@socket_option
+@common.urls_argument
+@common.json_option
+@common.socket_option
 def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
@@ -36,44 +29,35 @@ def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
-    carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
+    common.carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
 
 
 @click.command()
 @click.argument("prefix", default="")
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
     With --json, prints one line of JSON per shard.
     """
-    show = print_lines if as_json else _show_shards
+    show = common.print_lines if as_json else _show_shards
     show(AdminClient(socket).shards(prefix))
 
 
 def _show_shards(lines: Iterable[Json]) -> None:
-    import humanize
-    from rich.text import Text
-
-    from shardcache.cli.output import make_console, make_table
-    from shardcache.units import size
-
-    numbers = ("size", "samples", "leases")
-    rows = list(lines)
-    table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
-    now_s = time.time()
-    for row in sorted(rows, key=itemgetter("url")):
-        used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
+    numbers, rows, now_s = ("size", "samples", "leases"), [], time.time()
+    for row in sorted(lines, key=itemgetter("url")):
         counts = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
-        table.add_row(Text(row["url"]), *counts, "pinned" if row.get("pinned") else "", used)
-    make_console().print(table)
+        used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
+        rows.append((row["url"], *counts, "pinned" if row.get("pinned") else "", used))
+    common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
 
 
 @click.command()
-@urls_argument
-@json_option
-@socket_option
+@common.urls_argument
+@common.json_option
+@common.socket_option
 def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Evict shards from the cache; the object store is never modified.
 
@@ -85,9 +69,9 @@ def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=complete_path)
-@json_option
-@socket_option
+@click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=common.complete_path)
+@common.json_option
+@common.socket_option
 def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned shards.
 
@@ -96,7 +80,7 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     shards pinned so far stay pinned, and are kept once they are fetched.
     """
     if not urls:
-        show = print_lines if as_json else _show_pins
+        show = common.print_lines if as_json else _show_pins
         show(AdminClient(socket).pins())
         return
 
@@ -104,27 +88,24 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     summary = f"{{intact}} pinned: {numbers}\n{total}"
     wanted = list(map(from_here, urls))
-    carry_out(AdminClient(socket).pin(wanted), as_json, "pinning", summary, each_shard=True)
+    common.carry_out(AdminClient(socket).pin(wanted), as_json, "pinning", summary, each_shard=True)
 
 
 def _show_pins(lines: Iterable[Json]) -> None:
-    from rich.text import Text
-
-    from shardcache.cli.output import make_console, make_table
-    from shardcache.units import size, user_name
-
-    rows = list(lines)
-    table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
-    for row in sorted(rows, key=itemgetter("url")):
+    rows = []
+    for row in sorted(lines, key=itemgetter("url")):
         users = ", ".join(map(user_name, row["uids"]))
-        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["cached"] else "no", users)
-    make_console().print(table if rows else "no shards are pinned")
+        rows.append((row["url"], size(row["size_bytes"]), "yes" if row["cached"] else "no", users))
+    if rows:
+        common.print_table(("url", "size", "cached", "pinned by"), rows, ("size",))
+    else:
+        click.echo("no shards are pinned")
 
 
 @click.command()
-@urls_argument
-@json_option
-@socket_option
+@common.urls_argument
+@common.json_option
+@common.socket_option
 def unpin(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Unpin shards, so that they may be evicted.
 
@@ -139,23 +120,20 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
     """Print the shards that were kept, with the reason, and the number of those removed; exit 1 unless that is all."""
     removed, kept = answer[what], answer["kept"]
     if as_json:
-        print_json(answer)
+        common.print_json(answer)
     else:
-        from shardcache.cli.output import count, make_console
-        from shardcache.units import size
-
         lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
         freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
-        lines.append(f"{count(len(removed), 'shard')} {what}{freed}" if removed or kept else nothing)
-        make_console().print("\n".join(lines), markup=False)
+        lines.append(f"{common.count(len(removed), 'shard')} {what}{freed}" if removed or kept else nothing)
+        common.make_console().print("\n".join(lines), markup=False)
     if kept or not removed:
-        fail()
+        common.fail()
 
 
 @click.command()
 @click.argument("prefix", default="")
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
@@ -163,4 +141,4 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt"
-    carry_out(AdminClient(socket).verify(prefix), as_json, "verifying", summary)
+    common.carry_out(AdminClient(socket).verify(prefix), as_json, "verifying", summary)

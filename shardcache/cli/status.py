@@ -1,34 +1,44 @@
-"""Commands that look at the daemon: `status`, `top` and `probe`."""
+"""Commands that look at the daemon: `status`, `top`, `probe`, and `dashboard`, bridged from a loopback port."""
 
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardcache.cli import probing
+from shardcache.cli import common, probing
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.common import fail, json_option, print_json, socket_option
-from shardcache.errors import NoDaemonError
+from shardcache.errors import ConfigError, NoDaemonError
+from shardcache.private import tool_socket
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
 
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2
 
 
 @click.command()
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def status(as_json: bool, socket: Path | None) -> None:
     """Show the daemon's cache, counters, transfers and jobs."""
     page = AdminClient(socket).status()
     if as_json:
-        print_json(page)
+        common.print_json(page)
     else:
-        from shardcache.cli.output import make_console
         from shardcache.cli.page import Moment, draw
 
-        console = make_console()
+        console = common.make_console()
         console.print(draw(Moment(page), console.width))
 
 
@@ -43,8 +53,8 @@ def status(as_json: bool, socket: Path | None) -> None:
     help="Time between updates.",
 )
 @click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
     """Show the cache, jobs and transfers live.
 
@@ -69,8 +79,8 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     default=0.0,
     help="Keep asking for this long until the probe passes.  [default: ask once]",
 )
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
     """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
 
@@ -79,11 +89,11 @@ def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Pat
     """
     health = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:
-        print_json(health)
+        common.print_json(health)
     else:
         click.echo(health["status"])
     if not probing.passes(what, health):
-        fail()
+        common.fail()
 
 
 def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
@@ -95,3 +105,128 @@ def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: flo
                 return health
         time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
     return probing.ask(socket, timeout_s)
+
+
+# The dashboard, for every user of the socket
+
+_DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+_HOST = "127.0.0.1"
+_PASSED_ON = (
+    "Content-Type",
+    "Cache-Control",
+    "ETag",
+    "Content-Security-Policy",
+    "Cross-Origin-Resource-Policy",
+    "Referrer-Policy",
+    "X-Content-Type-Options",
+)
+_CLOSE_S = 0.5
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
+@common.json_option
+@common.socket_option
+def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
+    """Show the dashboard in a browser, until Ctrl-C.
+
+    The page is served on this machine only, at the printed url, whose token is required. It shows what you may see and
+    is read-only. From another machine, forward the port:
+
+    ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
+    """
+    import asyncio
+
+    AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
+    asyncio.run(_serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json))
+
+
+async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
+    import asyncio
+
+    async with _bridge(socket, port) as url:
+        if as_json:
+            common.print_json({"url": url, "socket": str(socket)})
+        else:
+            click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
+        with _doorway(url) as door:
+            if to_open:
+                import webbrowser
+
+                await asyncio.to_thread(webbrowser.open, door.as_uri())
+            await asyncio.Event().wait()
+
+
+@contextmanager
+def _doorway(url: str) -> Iterator[Path]:
+    """Yield a file that redirects to the url: every user can read the browser's command line, token included."""
+    with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
+        door = Path(folder) / "dashboard.html"
+        door.write_text(f'<!doctype html><title>shardcache</title><meta http-equiv="refresh" content="0; url={url}">')
+        yield door
+
+
+@asynccontextmanager
+async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
+    """Serve the dashboard of the daemon at `socket` until the block exits; yield its url, token included.
+
+    Raises ConfigError for a port in use.
+    """
+    import aiohttp
+    from aiohttp import web
+
+    token = secrets.token_urlsafe(24)
+    connector = aiohttp.UnixConnector(str(socket), limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
+    async with aiohttp.ClientSession("http://shardcache", connector=connector, timeout=timeout) as daemon:
+        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, _HOST, port).start()
+            except OSError as exn:
+                reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
+                raise ConfigError(reason, remedy="choose another --port") from exn
+            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
+            yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+        finally:
+            await runner.cleanup()
+
+
+def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
+    from aiohttp import web
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return await _pass_on(daemon, request)
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        brought = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(brought, f"Bearer {token}".encode()):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await _pass_on(daemon, request)
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    app.router.add_get("/dashboard/static/{version}/{name}", page)
+    app.router.add_get("/dashboard/live", live)
+    return app
+
+
+async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    """Stream the daemon's answer through; 502 if there is none."""
+    import aiohttp
+    from aiohttp import web
+
+    tags = {name: request.headers[name] for name in ("If-None-Match",) if name in request.headers}
+    response = web.StreamResponse()
+    try:
+        async with daemon.get(request.rel_url, headers=tags) as answer:
+            response.set_status(answer.status)
+            response.headers.update({name: answer.headers[name] for name in _PASSED_ON if name in answer.headers})
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                await response.write(piece)
+    except (aiohttp.ClientError, ConnectionError):
+        return response if response.prepared else web.Response(status=502, text="the daemon does not answer")
+    return response

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardcache import __version__
-from shardcache.cli.common import FAILED, NO_DAEMON, complete_path, json_option, print_json
+from shardcache.cli import common
 from shardcache.cli.serve import SettingsCommand, config_option, given
 from shardcache.protocol import from_here
 
@@ -27,10 +27,10 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
     short_help="Check this node and suggest fixes.",
     epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon answers.",
 )
-@click.argument("urls", nargs=-1, metavar="[URL]...", shell_complete=complete_path)
+@click.argument("urls", nargs=-1, metavar="[URL]...", shell_complete=common.complete_path)
 @config_option
 @click.option("--quick", is_flag=True, help="Skip measuring the disk and the object stores.")
-@json_option
+@common.json_option
 def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: bool, **flags: Any) -> None:
     """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems and their fixes.
 
@@ -43,21 +43,20 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
 
     from shardcache.cli.doctor.context import Context
     from shardcache.cli.doctor.runner import examine
-    from shardcache.cli.output import make_console
 
     context = Context(given(flags), config, tuple(map(from_here, urls)), quick=quick)
-    with make_console(stderr=True).status("checking"):  # on a terminal alone
+    with common.make_console(stderr=True).status("checking"):  # on a terminal alone
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:
         head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
-        print_json(head | {"counts": counts, "findings": [finding.to_json() for finding in findings]})
+        common.print_json(head | {"counts": counts, "findings": [finding.to_json() for finding in findings]})
     else:
         _print(findings, counts)
     if counts["failed"]:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(common.FAILED)
     if context.status is None:
-        click.get_current_context().exit(NO_DAEMON)
+        click.get_current_context().exit(common.NO_DAEMON)
 
 
 def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
@@ -66,9 +65,7 @@ def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shardcache.cli.output import count, make_console
-
-    console = make_console()
+    console = common.make_console()
     for (family, subject), group in groupby(findings, _heading):
         console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
         for finding in group:
@@ -85,8 +82,8 @@ def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
             if finding.remedy:
                 # Wrapped by the terminal, so that it can be copied as one command.
                 console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
-    failures = f"{count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
-    console.print(Text(f"{failures}, {count(counts['warning'], 'warning')}", "bold"))
+    failures = f"{common.count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
+    console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
 
 
 def _heading(finding: Finding) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
 
-import grp
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,7 @@ from shardcache.units import user_name
 from shardcache.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
-STORE_VARIABLES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
-"""Variables that select object stores, credentials and proxies."""
+_OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +137,19 @@ class Context:
 
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
-        """The daemon's environment; None if it may not be read: it is for the daemon's user and root alone."""
+        """The daemon's `store_variables`; None if they may not be read: they are for its user and root alone."""
         if self.pid is None:
             return None
         try:
             entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return None
-        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        return self.store_variables(dict(entry.split("=", 1) for entry in entries if "=" in entry))
+
+    @staticmethod
+    def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that select object stores, credentials and proxies."""
+        return {name: value for name, value in environment.items() if _OF_STORES.match(name)}
 
 
 def connect(socket: Path) -> tuple[int, int]:
@@ -156,48 +159,6 @@ def connect(socket: Path) -> tuple[int, int]:
     return pid, uid
 
 
-# Facts about paths: who may access them
-
-
 def me() -> str:
     """Return the current user's name."""
     return user_name(os.geteuid())
-
-
-def who_may(path: Path) -> str:
-    """Return a path's owner, group and mode, such as `owner:group 0750`."""
-    found = path.stat()
-    return f"{user_name(found.st_uid)}:{_group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
-
-
-def barrier(path: Path, mode: int) -> Path | None:
-    """Return the folder on the way, or the path itself, that the current user may not access; None if there is none.
-
-    Args:
-        mode: access mode of `os.access` for the path itself.
-    """
-    closed = (folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK))
-    return next(closed, None if os.access(path, mode) else path)
-
-
-def way_in(path: Path) -> tuple[str, str]:
-    """Return the reason that the current user may not access a path, and the command that fixes it."""
-    found = path.stat()
-    # Joining root's group is not a fix.
-    if found.st_gid == 0 or not found.st_mode & 0o070:
-        cause = f"only its owner may access {path} ({who_may(path)})"
-        return cause, "shardcache serve --group NAME   # the group of the training users"
-    cause = f"{path} is {who_may(path)}, and {me()} is neither its owner nor in its group"
-    return cause, f"usermod -aG {_group_name(found.st_gid)} {me()}   # as root; then log in again"
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
-def nearest(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())

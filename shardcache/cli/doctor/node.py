@@ -1,5 +1,6 @@
 """Checks of the node: socket and daemon, options, the cache's folder, space and disk, and the kernel's limits."""
 
+import grp
 import os
 import shlex
 import tempfile
@@ -8,22 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shardcache.cli.doctor.context import (
-    STORE_VARIABLES,
-    Context,
-    Finding,
-    barrier,
-    connect,
-    failed,
-    me,
-    nearest,
-    of_error,
-    ok,
-    skipped,
-    warning,
-    way_in,
-    who_may,
-)
+from shardcache.cli.doctor.context import Context, Finding, connect, failed, me, of_error, ok, skipped, warning
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError, DaemonError
 from shardcache.private import tool_socket
@@ -78,8 +64,8 @@ def listener(context: Context) -> Finding:
     try:
         connect(socket)
     except PermissionError:
-        closed = barrier(socket, os.W_OK)
-        cause, remedy = way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(socket))}")
+        closed = _barrier(socket, os.W_OK)
+        cause, remedy = _way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(socket))}")
         return failed(f"you may not use {socket}", cause, remedy)
     except FileNotFoundError:
         cause = "none was started; or, in a container, the socket's folder is not mounted"
@@ -97,7 +83,7 @@ def listener(context: Context) -> Finding:
         return failed(f"the server at {socket} returns no status", cause, remedy)
     user = "an unknown user" if context.uid is None else user_name(context.uid)
     version, pid = context.status["version"], context.status["pid"]
-    return ok(f"shardcache {version}, pid {pid}, run by {user}; {who_may(socket)}")
+    return ok(f"shardcache {version}, pid {pid}, run by {user}; {_who_may(socket)}")
 
 
 def _start(context: Context) -> str:
@@ -144,8 +130,8 @@ def environment(context: Context) -> Finding | None:
     """Name the variables that differ from the daemon's; their values may be secrets."""
     if context.environment is None:
         return None
-    differing = context.environment.items() ^ os.environ.items()
-    names = sorted({name for name, _ in differing if STORE_VARIABLES.match(name)})
+    differing = context.environment.items() ^ context.store_variables(os.environ).items()
+    names = sorted({name for name, _ in differing})
     return ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}") if names else None
 
 
@@ -161,23 +147,23 @@ def folder(context: Context) -> Finding:
 
 
 def _readable(place: Path) -> Finding:
-    closed = barrier(place, os.R_OK | os.X_OK)
+    closed = _barrier(place, os.R_OK | os.X_OK)
     if closed is None:
         return ok(f"{place} exists, and {me()} may read it")
     if not closed.exists():
         cause = "readers open the daemon's files by path; in a container, the folder must be mounted at the same path"
         return failed(f"{place} does not exist", cause, f"docker run -v {place}:{place}:ro …")
-    return failed(f"{me()} may not read {place}", *way_in(closed))
+    return failed(f"{me()} may not read {place}", *_way_in(closed))
 
 
 def _writable(context: Context, place: Path) -> Finding:
-    existing = nearest(place)
+    existing = _nearest(place)
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         mounted = mount_of(existing).folder
         cause = f"the filesystem at {mounted} is mounted read-only; dmesg shows if the kernel did it after an error"
         return failed(f"{place} is not writable", cause, f"mount -o remount,rw {shlex.quote(str(mounted))}")
-    if barrier(existing, os.R_OK | os.W_OK | os.X_OK) is not None:
-        cause = f"{existing} is {who_may(existing)}, and the daemon would run as {me()}"
+    if _barrier(existing, os.R_OK | os.W_OK | os.X_OK) is not None:
+        cause = f"{existing} is {_who_may(existing)}, and the daemon would run as {me()}"
         command = f"chown -R {me()}" if existing == place else f"install -d -o {me()} -m 0750"
         return failed(f"{me()} may not write to {place}", cause, f"{command} {shlex.quote(str(place))}   # as root")
     return _owned(context, place) if existing == place else ok(f"{place} will be created")
@@ -194,9 +180,9 @@ def _owned(context: Context, place: Path) -> Finding:
         judge = warning if context.uid is None and uid == 0 else failed
         return judge(f"{place} belongs to another user", cause, f"chown -R {user_name(uid)} {place}   # as root")
     if place.stat().st_mode & 0o002:
-        cause = f"every user of this node may write to it ({who_may(place)})"
+        cause = f"every user of this node may write to it ({_who_may(place)})"
         return warning(f"{place} is world-writable", cause, f"chmod o-w {place}")
-    return ok(f"{place} ({who_may(place)})")
+    return ok(f"{place} ({_who_may(place)})")
 
 
 def folder_format(context: Context) -> Finding | None:
@@ -213,7 +199,7 @@ def filesystem(context: Context) -> Finding | None:
     """Check that the filesystem is a local disk's."""
     if context.own_cache_dir is None:
         return None
-    mount = mount_of(nearest(context.own_cache_dir))
+    mount = mount_of(_nearest(context.own_cache_dir))
     found = f"{mount.kind} at {mount.folder}"
     if mount.is_network:
         cause = "every read goes over the network, which the cache should avoid, and locks may not work across nodes"
@@ -237,7 +223,7 @@ def space(context: Context) -> Finding:
     place, settings = context.own_cache_dir, context.settings
     if place is None or settings is None:
         return skipped("capacity and --min-free are known to the daemon's operator, with valid options")
-    stat, (total_bytes, free_bytes) = os.statvfs(nearest(place)), _space_of(nearest(place))
+    stat, (total_bytes, free_bytes) = os.statvfs(_nearest(place)), _space_of(_nearest(place))
     capacity_bytes, min_free_bytes = settings.capacity.of(total_bytes), settings.min_free.of(total_bytes)
     if context.status is None:
         used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
@@ -247,7 +233,7 @@ def space(context: Context) -> Finding:
     limits = f"cache {size(used_bytes)}, capacity {size(capacity_bytes)}, --min-free {size(min_free_bytes)}"
     found = f"{size(free_bytes)} of {size(total_bytes)} free; {limits}"
     figures = {"free_bytes": free_bytes, "reachable_bytes": reachable_bytes}
-    largest = f"du -xh --max-depth=2 {shlex.quote(str(mount_of(nearest(place)).folder))} | sort -h | tail"
+    largest = f"du -xh --max-depth=2 {shlex.quote(str(mount_of(_nearest(place)).folder))} | sort -h | tail"
     if not reachable_bytes:
         cause = "free space is below --min-free, so nothing is fetched"
         return failed(found, cause, f"{largest}   # remove unneeded files, or lower --min-free", **figures)
@@ -270,7 +256,7 @@ def speed(context: Context) -> Finding | list[Finding]:
         return skipped("not measured with --quick")
     if context.own_cache_dir is None:
         return skipped("you may not write to the cache folder")
-    place = nearest(context.own_cache_dir)
+    place = _nearest(context.own_cache_dir)
     total_bytes, free_bytes = _space_of(place)
     kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
     # Few enough that a running daemon would not evict shards for them.
@@ -338,3 +324,45 @@ def shared_memory(_context: Context) -> Finding:
         remedy = f"ls -lS {_SHM}   # remove files of dead jobs; shardcache stores nothing there"
         return warning(found, cause, remedy, free_bytes=free_bytes)
     return ok(found, free_bytes=free_bytes)
+
+
+# Who may access a path
+
+
+def _who_may(path: Path) -> str:
+    """Return a path's owner, group and mode, such as `owner:group 0750`."""
+    found = path.stat()
+    return f"{user_name(found.st_uid)}:{_group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
+
+
+def _barrier(path: Path, mode: int) -> Path | None:
+    """Return the folder on the way, or the path itself, that the current user may not access; None if there is none.
+
+    Args:
+        mode: access mode of `os.access` for the path itself.
+    """
+    closed = (folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK))
+    return next(closed, None if os.access(path, mode) else path)
+
+
+def _way_in(path: Path) -> tuple[str, str]:
+    """Return the reason that the current user may not access a path, and the command that fixes it."""
+    found = path.stat()
+    # Joining root's group is not a fix.
+    if found.st_gid == 0 or not found.st_mode & 0o070:
+        cause = f"only its owner may access {path} ({_who_may(path)})"
+        return cause, "shardcache serve --group NAME   # the group of the training users"
+    cause = f"{path} is {_who_may(path)}, and {me()} is neither its owner nor in its group"
+    return cause, f"usermod -aG {_group_name(found.st_gid)} {me()}   # as root; then log in again"
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or its _nearest parent that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())

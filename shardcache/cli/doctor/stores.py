@@ -17,7 +17,7 @@ from typing import Any
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, me, of_error, ok, skipped, warning
+from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS
 from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
@@ -77,9 +77,9 @@ def _environment_of(context: Context) -> Iterator[str]:
         return
     own = dict(os.environ)
     try:
-        for name in filter(STORE_VARIABLES.match, own):
+        for name in context.store_variables(own):
             del os.environ[name]
-        os.environ.update((name, value) for name, value in context.environment.items() if STORE_VARIABLES.match(name))
+        os.environ.update(context.environment)
         yield f"the daemon's, run as {user_name(context.uid or 0)}"
     finally:
         os.environ.clear()

@@ -1,4 +1,4 @@
-"""`shardcache index`: write an index file with a dataset's shards and their sample counts."""
+"""`shardcache write` and `shardcache index`: datasets as shards, and the index files of datasets."""
 
 from __future__ import annotations
 
@@ -11,25 +11,18 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from shardcache import shardlist
+from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
-from shardcache.cli.common import (
-    carry_out,
-    json_option,
-    metadata_member,
-    print_json,
-    socket_option,
-    token_member,
-    urls_argument,
-)
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef
+from shardcache.units import size
 
 if TYPE_CHECKING:
     from shardcache.tarindex import MetadataMember, TokenMember
 
-
 _STDOUT = Path("-")
 _SUFFIX = ".json"
+_MAX_WORKERS = 8
 
 
 def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
@@ -46,7 +39,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 
 
 @click.command()
-@urls_argument
+@common.urls_argument
 @click.option(
     "-o",
     "--output",
@@ -64,7 +57,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    type=token_member,
+    type=common.token_member,
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
 @click.option(
@@ -76,11 +69,11 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
-    type=metadata_member,
+    type=common.metadata_member,
     help="Keep in that table the JSON object in the member with this extension, or these of its fields.",
 )
-@json_option
-@socket_option
+@common.json_option
+@common.socket_option
 def index(
     urls: list[str],
     output: Path,
@@ -125,7 +118,7 @@ def _count(events: Lines, as_json: bool, output: Path) -> list[ShardRef]:
     """Return the counted shards in the order of the list, once all are; exit 1 if one failed."""
     found: dict[int, ShardRef] = {}
     numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
-    carry_out(
+    common.carry_out(
         _noted(events, found),
         as_json,
         "counting",
@@ -140,13 +133,12 @@ def _write_table(
     patterns: list[str], socket: Path | None, file: IO[bytes], metadata: MetadataMember | None, as_json: bool
 ) -> list[ShardRef]:
     """Write the table of samples and show the progress; return the shards that it lists."""
-    from shardcache.cli.output import ByteProgress, make_console
     from shardcache.cli.sample_table import write_table
 
     if as_json:
-        return write_table(patterns, socket, file, metadata, print_json)
-    with ByteProgress(make_console(), "listing samples") as bar:
-        return write_table(patterns, socket, file, metadata, bar.update)
+        return write_table(patterns, socket, file, metadata, common.print_json)
+    with common.byte_progress(common.make_console(), "listing samples") as show:
+        return write_table(patterns, socket, file, metadata, show)
 
 
 def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
@@ -181,3 +173,108 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+# Shards from other formats
+
+
+def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
+    if any(not name or not extension for name, _, extension in pairs):
+        raise click.BadParameter("write COLUMN=EXTENSION,COLUMN=EXTENSION, such as image=jpg,label=cls")
+    return {name: extension for name, _, extension in pairs}
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("destination")
+@click.option(
+    "--shard-size",
+    default="256MiB",
+    show_default=True,
+    metavar="SIZE",
+    type=common.parse_size,
+    help="Most bytes of a shard.",
+)
+@click.option(
+    "--names", default="shard-%06d.tar", show_default=True, metavar="PATTERN", help="Names of the shards, by number."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Number of processes that write and upload.  [default: one per CPU, at most 8]",
+)
+@click.option("--shuffle", type=int, metavar="SEED", help="Write files or rows in random order; not for JSONL.")
+@click.option("--classes", is_flag=True, help="Folders: add the number of each file's first-level folder as cls.")
+@click.option(
+    "--columns",
+    metavar="COLUMN=EXT,...",
+    callback=_columns,
+    help="Tables: the columns to write, and their extensions.  [default: all, as COLUMN.txt and so on]",
+)
+@click.option("--split", metavar="NAME", help="Hugging Face: the split, if there are several.")
+@click.option(
+    "--field", metavar="NAME", help="JSONL: write this text of each line as txt.  [default: the whole line as json]"
+)
+@click.option("--pack", is_flag=True, help="JSONL: write many lines per member, which shardcache alone reads.")
+@click.option(
+    "--tokens",
+    metavar="EXT[:DTYPE]",
+    type=common.token_member,
+    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, readable=False),
+    help="TOML file with [[origin]] tables.  [default: the daemon's]",
+)
+@common.json_option
+def write(
+    sources: tuple[str, ...],
+    destination: str,
+    shard_size: int,
+    names: str,
+    workers: int | None,
+    shuffle: int | None,
+    classes: bool,
+    columns: dict[str, str],
+    split: str | None,
+    field: str | None,
+    pack: bool,
+    tokens: TokenMember | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a dataset as tar shards, with an index of their samples.
+
+    SOURCE is folders, .parquet files, .jsonl files (also compressed), or a Hugging Face dataset: hf:NAME, or the folder
+    of a saved one. DESTINATION is a folder or url. No daemon is needed. The same input gives the same shards, with any
+    number of workers; the same command again resumes an interrupted run, and keeps complete shards. index.json is
+    written last: use it as the dataset's url.
+    """
+    import asyncio
+
+    from shardcache.config import Settings
+    from shardcache.writing.conversion import convert
+    from shardcache.writing.inputs import WriteOptions
+    from shardcache.writing.shards import ShardNames
+
+    options = WriteOptions(shard_size, ShardNames(names), tokens, field, pack, columns, split, classes, shuffle)
+    processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+    tables = Settings.load({}, config).origin
+    with common.byte_progress(common.make_console(stderr=True), "writing") as show:
+        work = convert(sources, destination, options, workers=processes, tables=tables, progress=show)
+        summary = asyncio.run(work)
+    if as_json:
+        common.print_json(summary)
+        return
+    console = common.make_console()
+    shards, samples = (common.count(summary[f"{noun}s"], noun) for noun in ("shard", "sample"))
+    numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
+    console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
+    if tokens is not None:
+        console.print(common.count(summary["tokens"], "token"))
+    if summary["skipped_files"]:
+        console.print(f"{common.count(summary['skipped_files'], 'file')} left out: no name of the form KEY.EXTENSION")
+    console.print(summary["index"], markup=False)
