@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import click
 import pytest
 
+from shardcache.cli.cluster import _resolver
 from shardcache.cluster.authority import issue
 from shardcache.cluster.tier import PEER_NAME, Tls, parse
 from shardcache.cluster.tier_status import ask
@@ -37,6 +39,13 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("wrong", ["dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""])
+def test_a_resolver_is_an_address(wrong: str) -> None:
+    """What is none could be a piece of nginx's syntax."""
+    with pytest.raises(click.BadParameter, match="neither ADDRESS"):
+        _resolver(wrong)
+
+
 def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path) -> None:
     """nginx resolves the names of S3 again and again, and connects to no name outside the store's."""
     store = "https://s3.eu-central-1.amazonaws.com"
@@ -44,8 +53,6 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
     assert "resolver 10.0.0.53:8600 [fd00::53]" in text and "https://$http_host;" in text
-    for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""):
-        assert shardcache(*common, "--resolver", wrong).code == 2
     assert shardcache(*common, "--resolver", "none").code == 0
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
 
@@ -61,17 +68,12 @@ def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) 
     assert "resolver 10.0.0.53 ipv6=off;" in (tmp_path / "c").read_text()
 
 
-def test_a_store_of_tls_is_named(tmp_path: Path) -> None:
-    """nginx compares a certificate with a name only: by its address, every request would fail."""
-    ran = shardcache("cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://10.0.9.9", "--out", tmp_path)
-    assert ran.code == 2 and "name the store" in ran.err
-
-
 @pytest.fixture(scope="module")
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of three nodes."""
+    """Certificates of a node, and of any, by one authority."""
     folder = tmp_path_factory.mktemp("tls")
-    issue(parse("node1=127.0.0.2"), folder, 30)
+    for nodes in (parse("node1=127.0.0.2"), None):
+        issue(nodes, folder, 30)
     return folder
 
 
@@ -94,10 +96,12 @@ def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
 @needs_nginx
 def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Path, tmp_path: Path) -> None:
     """Without a certificate, or with one of another cluster, an owner tells nothing."""
-    issue(parse("stranger=127.0.0.9"), tmp_path, 30)
+    for nodes in (parse("stranger=127.0.0.9"), None):
+        issue(nodes, tmp_path, 30)
     owner = secure.tier.nodes[0].at(secure.tier.owner_port)
     trusted = issued / "ca.pem"
-    for folder, status in ((issued / "node1", 200), (Path(), 400), (tmp_path / "stranger", 400)):
+    strangers = (Path(), tmp_path / "stranger", tmp_path / "shared")
+    for folder, status in ((issued / "node1", 200), (issued / "shared", 200), *((each, 400) for each in strangers)):
         answer = secure.get(owner, f"{STORE}/.shardcache/peers", {}, _context(folder, trusted))
         assert answer.status == status, folder
     with suppress(http.client.HTTPException, OSError):
@@ -120,58 +124,44 @@ async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
 
 
 @needs_nginx
-async def test_status_of_the_living_does_not_wait_for_the_dead() -> None:
+async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes) -> None:
     """However many are silent, and wherever in the list: a living node's report is complete."""
-    with TierNodes([STORE], 1) as nodes, ExitStack() as stack:
-        tier, silent = nodes.tier, parse(",".join(f"127.0.1.{number}" for number in range(1, 251)))
+    with ExitStack() as stack:
+        tier, silent = secure.tier, parse(",".join(f"127.0.1.{number}" for number in range(1, 251)))
         for node in silent:
             listener = stack.enter_context(socket.socket())
             listener.bind((node.address, tier.owner_port))
             listener.listen()
-        reports = await ask((*silent, *tier.nodes), tier.owner_port, None, limit_s=1)
-    assert [report.error for report in reports] == ["no answer"] * 250 + [None]
+        reports = await ask((*silent, *tier.nodes), tier.owner_port, tier.tls, limit_s=1)
+    assert [report.error for report in reports] == ["no answer"] * 250 + [None] * 3
 
 
 def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     """The second run keeps the authority and replaces the nodes' files; the keys are for their owner alone."""
-    command = ("cluster", "certificates", "--nodes", "a=10.0.0.1,b=10.0.0.2", "--out", tmp_path, "--json")
-    first = shardcache(*command)
+    command = ("cluster", "certificates", "--out", tmp_path, "--json")
+    first = shardcache(*command, "--nodes", "a=10.0.0.1,b=10.0.0.2")
     assert first.code == 0, first.err
     authority, former = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "a/node.pem").read_bytes()
-    assert shardcache(*command, "--days", "7").code == 0
+    issue(parse("a=10.0.0.1,b=10.0.0.2"), tmp_path, 7)
     assert (tmp_path / "ca.pem").read_bytes() == authority == (tmp_path / "b/ca.pem").read_bytes()
     assert (tmp_path / "a/node.pem").read_bytes() != former
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.key")} == {0o600}
-    verified = (
-        "openssl",
-        "verify",
-        "-CAfile",
-        tmp_path / "ca.pem",
-        "-verify_hostname",
-        PEER_NAME,
-        tmp_path / "a/node.pem",
+    trusted = ("-CAfile", tmp_path / "ca.pem", "-verify_hostname", PEER_NAME)
+    verified = subprocess.run(
+        ["openssl", "verify", *trusted, tmp_path / "a/node.pem"], check=False, capture_output=True
     )
-    assert subprocess.run(verified, check=False, capture_output=True).returncode == 0
+    assert verified.returncode == 0
+    shared = shardcache(*command, "--shared")
+    assert [row["node"] for row in shared.json["certificates"]] == ["shared"]
     (tmp_path / "ca.key").unlink()
-    lost = shardcache(*command)
+    lost = shardcache(*command, "--shared")
     assert lost.code == 2 and lost.json["error"]["remedy"]
 
 
-@needs_nginx
-def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
-    """An owner that has it answers whoever has it, and nobody who has the one of another authority."""
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
-        ran = shardcache("cluster", "certificates", "--shared", "--out", folder, "--json")
-        assert ran.code == 0 and [row["node"] for row in ran.json["certificates"]] == ["shared"], ran.err
-    files = ours / "shared"
-    with TierNodes([STORE], 2, tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
-        owner = nodes.tier.nodes[1].at(nodes.tier.owner_port)
-        for folder, status in ((ours, 200), (theirs, 400)):
-            caller = _context(folder / "shared", ours / "ca.pem")
-            assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, caller).status == status
-    assert shardcache("cluster", "certificates", "--out", ours).code == 2
-    assert shardcache("cluster", "certificates", "--out", ours, "--shared", "--nodes", "a=10.0.0.1").code == 2
+@pytest.mark.parametrize("options", [(), ("--shared", "--nodes", "a=10.0.0.1")])
+def test_a_certificate_is_for_some_nodes_or_for_all(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Neither for none nor for both."""
+    assert shardcache("cluster", "certificates", "--out", tmp_path, *options).code == 2
 
 
 @needs_nginx

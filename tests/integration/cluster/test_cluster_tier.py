@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from http.client import IncompleteRead
@@ -65,9 +64,15 @@ def _client(endpoint_url: str, access_key: str, secret_key: str, style: str = "p
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes in front of a store that checks signatures."""
-    with SeaweedFS() as store:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """Of the store."""
+    return make_certificate(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def cluster(certificate: Certificate) -> Iterator[Cluster]:
+    """Three nodes in front of a store that checks signatures, and speaks TLS as well."""
+    with SeaweedFS(certificate=certificate) as store:
         store.make_bucket("data")
         for name, body in BODIES.items():
             store.put("data", name, body)
@@ -87,7 +92,7 @@ def test_each_part_is_fetched_once_for_all_nodes(cluster: Cluster) -> None:
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     """The ring computes the owner to which nginx sends the requests for each of many shards."""
     nodes, tier = cluster.nodes, cluster.nodes.tier
-    urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(2000)]
+    urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(500)]
     for url in urls:
         nodes.get(nodes.front(tier.nodes[0]), url, {**PART, "If-Match": '"any"'})
     ring = Ring([node.at(tier.owner_port) for node in tier.nodes])
@@ -162,20 +167,8 @@ def test_no_signature_is_logged(cluster: Cluster) -> None:
 class ByArgument(http.server.BaseHTTPRequestHandler):
     """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
 
-    seen: ClassVar[list[str]]
-    fails: ClassVar[bool]
-
-    @classmethod
-    @contextmanager
-    def served(cls) -> Iterator[tuple[str, list[str]]]:
-        """Yield the address of such a server, and the ranges that it is asked for."""
-        cls.seen, cls.fails = [], False
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield f"http://127.0.0.1:{server.server_port}", cls.seen
-            finally:
-                server.shutdown()
+    seen: ClassVar[list[str]] = []  # the ranges that it was asked for
+    fails: ClassVar[bool] = False
 
     def do_GET(self) -> None:
         """Answer a range of the file; 503 for one of the name `busy`, and for all once the server fails."""
@@ -199,15 +192,30 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def test_arguments_of_a_url_tell_files_apart() -> None:
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    """The address of such a server."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pair(web: str) -> Iterator[TierNodes]:
+    """Two nodes in front of it."""
+    with TierNodes([web], 2) as nodes:
+        yield nodes
+
+
+def test_arguments_of_a_url_tell_files_apart(web: str, pair: TierNodes) -> None:
     """A file that another argument chooses is never answered from the cache, even with the same ETag."""
-    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
-        answers = [_first(nodes, f"{store}/get?file={name}") for name in "aba"]
+    answers = [_first(pair, f"{web}/get?file={name}") for name in "aba"]
     assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "MISS", "HIT"]
     assert answers[0].body == answers[2].body != answers[1].body
 
 
-def test_arguments_of_the_signature_alone_leave_the_key() -> None:
+def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNodes) -> None:
     """Whatever else a url asks for, however it is written, is not cached as the plain file."""
     names = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Security-Token", "Signature")
     first, second = ("&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc"))
@@ -215,16 +223,14 @@ def test_arguments_of_the_signature_alone_leave_the_key() -> None:
         *("PartNumber=1", "partNumber=1", "response-content-encoding=gzip", "versionId=1", "x-id=GetObject", "unknown"),
         *("X-Amz-Checksum-Mode=ENABLED", "x-amz-date=a", "X-Amz-Dat%65=a", "X-Amz-Date", "%58-Amz-Date=a", "="),
     )
-    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
-        plain = _first(nodes, f"{store}/get?{first}")
-        assert _first(nodes, f"{store}/get?{second}&X-Amz-Date=b").body == plain.body
-        for other in others:
-            for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
-                answer = _first(nodes, f"{store}/get?{arguments}")
-                assert answer.headers["x-shardcache-tier"] == "MISS", arguments
-        between = [f"versionId=1&{signature}&x-id=GetObject" for signature in (first, second)]
-        cached = [_first(nodes, f"{store}/get?{arguments}").headers["x-shardcache-tier"] for arguments in between]
-        assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
+    plain = _first(pair, f"{web}/get?{first}")
+    assert _first(pair, f"{web}/get?{second}&X-Amz-Date=b").body == plain.body
+    for other in others:
+        for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
+            assert _first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] == "MISS", arguments
+    between = [f"versionId=1&{signature}&x-id=GetObject" for signature in (first, second)]
+    cached = [_first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] for arguments in between]
+    assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
 
 
 def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
@@ -233,26 +239,28 @@ def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
 
 
 @pytest.mark.parametrize("ipv6", [True, False])
-def test_addresses_that_cannot_be_reached_cost_no_request(*, ipv6: bool) -> None:
+def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: bool) -> None:
     """Of a name with addresses of both kinds, on a node that has a way to one kind alone, known or not."""
-    with ByArgument.served() as (store, _), NameServer(*(f"ff0e::{number}" for number in range(1, 7))) as names:
-        named = store.replace("127.0.0.1", "store.test")
-        with TierNodes([named], 1, resolvers=(names.address,), ipv6=ipv6) as nodes:
-            answers = [_first(nodes, f"{named}/get?file={number}") for number in range(20)]
-            tried = "".join(str(line["upstream"]) for line in nodes.log(nodes.tier.nodes[0]))
+    named = web.replace("127.0.0.1", "store.test")
+    with (
+        NameServer(*(f"ff0e::{number}" for number in range(1, 7))) as names,
+        TierNodes([named], 1, resolvers=(names.address,), ipv6=ipv6) as nodes,
+    ):
+        answers = [_first(nodes, f"{named}/get?file={number}") for number in range(20)]
+        tried = "".join(str(line["upstream"]) for line in nodes.log(nodes.tier.nodes[0]))
     assert [answer.status for answer in answers] == [206] * 20
     assert ("ff0e" in tried) is ipv6
 
 
-def test_readers_that_refetch_a_part_wait_for_one_fetch() -> None:
+def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNodes) -> None:
     """All of those who find a part damaged, on whichever node, cost the store one request."""
-    with ByArgument.served() as (store, seen), TierNodes([store], 2) as nodes, ThreadPoolExecutor(30) as threads:
-        url, fresh = f"{store}/get?file=a", {"X-Shardcache-Fresh": "1"}
-        _first(nodes, url)
-        seen.clear()
-        answers = list(threads.map(lambda _: _first(nodes, url, **fresh), range(30)))
-        assert {answer.status for answer in answers} == {206}
-        assert [asked for asked in seen if asked != "bytes=0-0"] == ["bytes=0-99"]
+    url, fresh = f"{web}/get?file=refetched", {"X-Shardcache-Fresh": "1"}
+    _first(pair, url)
+    ByArgument.seen.clear()
+    with ThreadPoolExecutor(30) as threads:
+        answers = list(threads.map(lambda _: _first(pair, url, **fresh), range(30)))
+    assert {answer.status for answer in answers} == {206}
+    assert [asked for asked in ByArgument.seen if asked != "bytes=0-0"] == ["bytes=0-99"]
 
 
 def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Cluster) -> None:
@@ -267,23 +275,24 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
     assert cluster.nodes.get(node, urls[1], headers).status == 412
 
 
-def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier() -> None:
+def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier(web: str, pair: TierNodes) -> None:
     """Its 503 reaches the daemon, and is no failure of the tier's own."""
-    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
-        assert [_first(nodes, f"{store}/{path}").status for path in ("get?", "busy?")] == [206, 503]
+    assert [_first(pair, f"{web}/{path}").status for path in ("get?", "busy?")] == [206, 503]
 
 
 @pytest.mark.parametrize("outage_s", [0, 600])
-def test_nodes_read_what_the_store_permitted_lately_while_it_fails(outage_s: int) -> None:
+def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
+    outage_s: int, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is."""
-    with ByArgument.served() as (store, _), TierNodes([store], 1, outage_s=outage_s) as nodes:
+    with TierNodes([web], 1, outage_s=outage_s) as nodes:
 
         def read(key: str, name: str = "get") -> Answer:
             signature = f"X-Amz-Credential={key}%2F20260101&X-Amz-Signature={os.urandom(4).hex()}"
-            return _first(nodes, f"{store}/{name}?{signature}")
+            return _first(nodes, f"{web}/{name}?{signature}")
 
         assert [read("a").status, read("a", "another").status] == [206, 206]
-        ByArgument.fails = True
+        monkeypatch.setattr(ByArgument, "fails", True)
         if outage_s:
             eventually(lambda: read("a").status == 206)  # nginx notes a permission after its answer
         else:
@@ -292,77 +301,53 @@ def test_nodes_read_what_the_store_permitted_lately_while_it_fails(outage_s: int
     assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2
 
 
-# A store that is reached over TLS, by its name or by its address
+# The same store, reached over TLS by its name
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """Of the store."""
-    return make_certificate(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secure(certificate: Certificate) -> Iterator[SeaweedFS]:
-    """A store that also speaks TLS, with one object."""
-    with SeaweedFS(certificate=certificate) as it:
-        it.make_bucket("data")
-        it.put("data", SHARDS[0], BODIES[SHARDS[0]])
-        yield it
-
-
-def part(store: SeaweedFS, nodes: TierNodes, node: int = 0, *, style: str = "virtual") -> Answer:
-    """Request the object's first bytes from a node, by a url that has the store's name."""
-    client = _client(by_name(store)[0], store.access_key, store.secret_key, style)
+def part(cluster: Cluster, nodes: TierNodes, node: int = 0, *, style: str = "virtual") -> Answer:
+    """Request the first bytes of a shard from a node, by a url that has the store's name."""
+    (store_url,) = by_name(cluster.store)
+    client = _client(store_url, cluster.store.access_key, cluster.store.secret_key, style)
     url = client.generate_presigned_url("get_object", Params={"Bucket": "data", "Key": SHARDS[0]})
-    etag = store.client.head_object(Bucket="data", Key=SHARDS[0])["ETag"]
-    return nodes.get(nodes.front(nodes.tier.nodes[node]), url, {**PART, "If-Match": etag})
+    headers = {**PART, "If-Match": cluster.etags[SHARDS[0]]}
+    return nodes.get(nodes.front(nodes.tier.nodes[node]), url, headers)
 
 
-def by_name(store: SeaweedFS) -> list[str]:
-    """Return the stores of a tier that finds this one by its name."""
-    return [store.https_endpoint_url.replace("127.0.0.1", DOMAIN)]
+def by_name(store: SeaweedFS, name: str = DOMAIN) -> list[str]:
+    """Return the stores of a tier that finds this one by a name."""
+    return [store.https_endpoint_url.replace("127.0.0.1", name)]
 
 
-def test_a_store_is_found_by_its_name(secure: SeaweedFS, certificate: Certificate) -> None:
-    """And the names of its buckets at run time; fetched once over TLS, for all nodes."""
-    with (
-        NameServer() as names,
-        TierNodes(by_name(secure), 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes,
-    ):
+def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate) -> None:
+    """And the names of its buckets at run time; fetched once over TLS, for all nodes.
+
+    One at the same address, whose certificate has another name, is not trusted.
+    """
+    (stranger,) = by_name(cluster.store, "store.invalid")
+    stores = [*by_name(cluster.store), stranger]
+    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes:
         for style in ("virtual", "path"):
-            answers = [part(secure, nodes, node, style=style) for node in (0, 1)]
+            answers = [part(cluster, nodes, node, style=style) for node in (0, 1)]
             assert [answer.body for answer in answers] == [BODIES[SHARDS[0]][:100_000]] * 2
             assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "HIT"]
-        assert names.asked == {DOMAIN, f"data.{DOMAIN}"}
+        assert _first(nodes, f"{stranger}/data/a.tar?").status in (500, 502)
+        assert names.asked == {DOMAIN, f"data.{DOMAIN}", "store.invalid"}
 
 
-def test_a_store_of_another_authority_is_not_trusted(secure: SeaweedFS, tmp_path: Path) -> None:
+def test_a_store_of_another_authority_is_not_trusted(cluster: Cluster, tmp_path: Path) -> None:
     """The tier answers with an error, and caches nothing: its caller then asks the store itself."""
-    other = make_certificate(tmp_path)
-    with NameServer() as names, TierNodes(by_name(secure), 1, resolvers=(names.address,), store_ca=other.ca) as nodes:
-        assert part(secure, nodes).status in (500, 502)
+    stores, other = by_name(cluster.store), make_certificate(tmp_path)
+    with NameServer() as names, TierNodes(stores, 1, resolvers=(names.address,), store_ca=other.ca) as nodes:
+        assert part(cluster, nodes).status in (500, 502)
         assert nodes.cached(nodes.tier.nodes[0]) == []
 
 
-def test_a_store_whose_certificate_has_another_name_is_not_trusted(secure: SeaweedFS, certificate: Certificate) -> None:
-    """A name below another domain, at the same address."""
-    url = secure.https_endpoint_url.replace("127.0.0.1", "store.invalid")
-    with NameServer() as names, TierNodes([url], 1, resolvers=(names.address,), store_ca=certificate.ca) as nodes:
-        front = nodes.front(nodes.tier.nodes[0])
-        answer = nodes.get(front, f"{url}/data/a.tar?", {"Range": "bytes=0-99", "If-Match": '"any"'})
-        assert answer.status in (500, 502)
-        assert names.asked == {"store.invalid"}
-
-
-def test_daemons_share_what_one_fetched_over_tls(secure: SeaweedFS, certificate: Certificate, tmp_path: Path) -> None:
+def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, certificate: Certificate, tmp_path: Path) -> None:
     """Versions and listings over TLS from the store, parts from the tier, which alone fetched them, once."""
-    secure.make_bucket("train")
-    url = secure.put("train", "a.tar", make_tar(random_samples(20, {"bin": 50_000})))
-    env = {**secure.https_env(), "AWS_ENDPOINT_URL": by_name(secure)[0]}
-    with (
-        NameServer() as names,
-        TierNodes(by_name(secure), 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes,
-    ):
+    stores = by_name(cluster.store)
+    url = cluster.store.put("data", "over-tls.tar", make_tar(random_samples(20, {"bin": 50_000})))
+    env = {**cluster.store.https_env(), "AWS_ENDPOINT_URL": stores[0]}
+    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes:
         for node in nodes.tier.nodes:
             root = tmp_path / node.name
             root.mkdir()

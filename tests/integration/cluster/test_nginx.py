@@ -26,7 +26,7 @@ from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.disks.mounts import MountedFiles
 from support.network.ports import free_port
 from support.programs.cli import Ran, shardcache
-from support.programs.daemon import eventually
+from support.programs.daemon import Daemon, Process, eventually
 from support.programs.guard import GUARD_S
 from support.programs.processes import children, wait_until_ended
 
@@ -44,23 +44,29 @@ class NodeRun:
         self.mounted = MountedFiles(folder / "mounted")
         self.listed = self.mounted.folder / "nodes"
         self.mounted.replace({"nodes": ONE})
-        self.process: subprocess.Popen[bytes] | None = None
+        self._started: list[Process] = []
         self._seen: set[int] = set()
 
     def start(self) -> int:
         """Start it; return the process of nginx's master as soon as nginx serves figures."""
-        command = (
-            *(sys.executable, "-m", "shardcache", "cluster", "run", "--nodes", self.listed, "--node", "one"),
+        args = (
+            *("cluster", "run", "--nodes", self.listed, "--node", "one"),
             *("--store", STORE, "--front", f"127.0.0.1:{self.front}", "--owner-port", self._owner_port),
             *("--workers", 1, "--cache-dir", self.folder / "cache", "--run-dir", self.folder / "run"),
             *(("--user", USER) if USER else ()),
         )
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.until(lambda: '"cached_bytes": 0' in json.dumps(self.status().json))
+        figures = self.folder / "run" / "status.json"
+        figures.unlink(missing_ok=True)
+        self._started.append(Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log"))
+        self.until(figures.exists)
         (master,) = children(self.process.pid)
         self._seen |= {master, *children(master)}
         return master
+
+    @property
+    def process(self) -> Process:
+        """The command that was started last."""
+        return self._started[-1]
 
     def status(self) -> Ran:
         """Run `shardcache cluster status`."""
@@ -74,16 +80,16 @@ class NodeRun:
         """Return once a condition holds. Raises AssertionError if the command ends before."""
 
         def holds() -> bool:
-            assert self.process is not None and self.process.poll() is None, self.said()
+            assert self.process.poll() is None, self.said()
             return condition()
 
         eventually(holds)
 
     def close(self) -> None:
         """Kill it, and what it has started."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        for process in self._started:
+            process.kill()
+            process.wait()
         for pid in self._seen:
             with suppress(FileNotFoundError, ProcessLookupError):  # it ended with the command
                 if Path(f"/proc/{pid}/comm").read_text().strip() == "nginx":
@@ -119,38 +125,30 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
     found = tier_findings(node.folder, f"127.0.0.1:{node.front}")
     assert [finding["state"] for finding in found] == ["ok"]
-    assert node.process is not None
-    node.process.send_signal(signal.SIGTERM)
+    node.process.terminate()
     assert node.process.wait(GUARD_S) == 0
     assert [finding["state"] for finding in tier_findings(node.folder, f"127.0.0.1:{node.front}")] == ["failed"]
     assert (node.folder / "cache" / "clean").exists()
 
 
 @needs_nginx
-def test_killed_it_takes_nginx_with_it(node: NodeRun) -> None:
-    """No process of nginx is left when the command dies by SIGKILL; the next one serves at the same ports."""
+def test_neither_the_command_nor_nginx_outlives_the_other(node: NodeRun) -> None:
+    """Killed by SIGKILL, it leaves no process of nginx, and the next one serves at the same ports.
+
+    When nginx's master is killed, its workers are, too, and the command fails.
+    """
     master = node.start()
     running = [master, *children(master)]
-    assert node.process is not None and len(running) > 1
+    assert len(running) > 1
     node.process.kill()
-    node.process.wait()
     for pid in running:
         wait_until_ended(pid, GUARD_S)
-    node.start()
-
-
-@needs_nginx
-def test_node_does_not_outlive_nginx(node: NodeRun) -> None:
-    """When nginx's master dies by SIGKILL, its workers are killed, and the command fails."""
     master = node.start()
     workers = children(master)
-    assert node.process is not None and workers
     os.kill(master, signal.SIGKILL)
     assert node.process.wait(GUARD_S) == 1
     assert "nginx ended with status -9" in node.said()
-    for pid in workers:
-        assert not Path(f"/proc/{pid}").exists()
-    node.start()
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
@@ -310,21 +308,18 @@ def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytes
     assert "refused" in capsys.readouterr().err
 
 
-def test_another_server_is_not_the_tier(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no HTTP, as what is no tier, fails the probe."""
+def test_the_probe_loads_little_and_takes_no_other_server_for_the_tier() -> None:
+    """It runs every few seconds on each node. What is no HTTP, as what is no tier, fails it."""
+    code = (
+        "import sys\nfrom shardcache.cluster.nginx_probe import main\n"
+        f"print(main(sys.argv[1:]), [name for name in {HEAVY} if name in sys.modules])"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        command = [sys.executable, "-m", "shardcache.cluster.nginx_probe", address]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as probe:
+        command = [sys.executable, "-c", code, f"127.0.0.1:{server.getsockname()[1]}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
             with server.accept()[0] as connection:
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nhello")
-            assert probe.wait() == 1
-            assert probe.stderr is not None and b"status 404: not this tier" in probe.stderr.read()
+            out, err = probe.communicate()
+    assert out.strip() == "1 []" and "status 404: not this tier" in err
     assert main([]) == 2
-
-
-def test_the_probe_loads_little() -> None:
-    """It runs every few seconds on each node."""
-    code = f"import sys, shardcache.cluster.nginx_probe; print([name for name in {HEAVY} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

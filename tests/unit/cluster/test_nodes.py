@@ -47,12 +47,13 @@ def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h"]
+    "url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h", "https://10.0.9.9"]
 )
 def test_a_store_is_an_endpoint(url: str) -> None:
-    """A bucket, a path or a piece of nginx's syntax is refused."""
-    with pytest.raises(ConfigError):
+    """A bucket, a path or a piece of nginx's syntax is refused; so is TLS at an address, which nginx cannot verify."""
+    with pytest.raises(ConfigError) as refused:
         Upstream.parse(url)
+    assert refused.value.remedy
 
 
 def test_shares_are_those_of_the_keys() -> None:
