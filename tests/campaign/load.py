@@ -378,7 +378,7 @@ class Load:
 
 
 def _send_all(session: RawSession, message: dict[str, Any]) -> None:
-    with contextlib.suppressOSError:
+    with contextlib.suppress(OSError):
         for _ in range(_FLOOD):
             session.send(**message)
 
