@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _QUIET_S = 10.0
 # Not Python's global generator: ranks seed that alike, and training depends on its sequence.
 _random = random.SystemRandom()
+
+# A process that another thread forks in the middle of `Popen`, such as a worker of a DataLoader, would inherit the pipe
+# by whose end Popen notices that the command runs, and keep it open: Popen would wait for that process's end.
+_spawning = threading.RLock()
+os.register_at_fork(before=_spawning.acquire, after_in_parent=_spawning.release, after_in_child=_spawning.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +104,24 @@ def ensure_started() -> Path:
 
 def _start() -> None:
     command = [sys.executable, "-P", "-m", "shardcache", "serve", "--private", "--json"]
-    try:
+    pipe = subprocess.PIPE
+    with _spawning:
         # A session of its own: no signal to this job's processes reaches it, even while it starts.
-        ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, timeout=_START_S
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )
-        outcome = json.loads(ran.stdout)
+    try:
+        with process:
+            try:
+                out, err = process.communicate(timeout=_START_S)
+            finally:
+                process.kill()  # unless it has ended
+        outcome = json.loads(out)
     except subprocess.TimeoutExpired:
         raise errors.DaemonError(f"the private daemon did not start within {_START_S:g} s") from None
     except ValueError:
         raise errors.DaemonError(
-            f"the private daemon did not start: {ran.stderr.strip()[-1000:]}", remedy="shardcache serve --private"
+            f"the private daemon did not start: {err.strip()[-1000:]}", remedy="shardcache serve --private"
         ) from None
     if "error" in outcome:
         raise errors.from_json(outcome["error"])
