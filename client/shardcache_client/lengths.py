@@ -166,12 +166,6 @@ class LengthBatches(IterableDataset[Any]):
 class _Rounds:
     """One pass over a dataset: pairs of a batch and the state after it. Iterable once.
 
-    Args:
-        loaded: the structure of states that the dataset was resumed from, or None.
-
-    Attributes:
-        state: the state before the first batch.
-
     Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
     """
 
@@ -188,7 +182,7 @@ class _Rounds:
         note = state["batch_by_length"] if state else {"round": 0, "given": 0}
         self._skip: int = note["given"]
         self._buffer = SampleBuffer.of(dataset, note["round"])
-        self.state = state or self._buffer.state(self._reader, self._epoch)
+        self.state = state or self._buffer.state(self._reader, self._epoch)  # before the first batch
 
     def __iter__(self) -> Iterator[tuple[Any, State]]:
         buffer, before = self._buffer, None
@@ -248,35 +242,17 @@ class _Rounds:
         )
 
 
-def _too_long(sample: Any, length: int, max_tokens: int) -> SampleError:
-    fields = sample if isinstance(sample, dict) else {}
-    return SampleError(
-        f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={max_tokens}",
-        url=fields.get("__url__"),
-        remedy="raise max_tokens, or skip such samples with on_error=warn_and_continue",
-    )
-
-
 @dataclass(slots=True)
 class SampleBuffer:
-    """Consecutive samples of one reader.
+    """Consecutive samples of one reader."""
 
-    Attributes:
-        number: number of buffers before this one.
-        start: the dataset's state before the first sample.
-        first: the dataset's position before the first sample.
-        samples: the samples; None in place of those already yielded.
-        lengths, positions: length of each sample, and the dataset's position at it.
-        refused: number of samples that were too long to be added.
-    """
-
-    number: int
-    start: State
-    first: int
-    samples: list[Any] = field(default_factory=list)
+    number: int  # number of buffers before this one
+    start: State  # the dataset's state before the first sample
+    first: int  # the dataset's position before the first sample
+    samples: list[Any] = field(default_factory=list)  # None in place of those already yielded
     lengths: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    refused: int = 0
+    positions: list[int] = field(default_factory=list)  # the dataset's at each sample
+    refused: int = 0  # number of samples that were too long to be added
     _shortest: int = 0  # the last of the shortest: the one that `batches` repeats
     _passed: int = 0  # bit n: the sample at position `first + n` was yielded or refused
 
@@ -371,11 +347,7 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
 
     The padded size of a batch is at most `max_tokens`, and at most what `count` batches need, so that the work is
     spread over all of them. Each sample is in one batch. If there are fewer samples than batches, the shortest sample
-    is repeated as additional batches of one.
-
-    Args:
-        lengths: from 1 to `max_tokens`; at least one.
-        count: `fewest(lengths, max_tokens)` or more.
+    is repeated as additional batches of one. `count` is `fewest(lengths, max_tokens)` or more.
     """
     numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     longest_first = [lengths[number] for number in numbers]

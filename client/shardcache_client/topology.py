@@ -121,11 +121,8 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
     """Return the name under which the daemon lists this job.
 
     In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
-    Ray job; Slurm's job name with the id that `squeue` shows; the script's name, with torchrun's run id if the user
-    chose one.
-
-    Args:
-        module: name of the module that `python -m` runs; None for that of this process.
+    Ray job; Slurm's job name with the id that `squeue` shows; the name of the script, or of the module that `python -m`
+    runs, with torchrun's run id if the user chose one.
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]

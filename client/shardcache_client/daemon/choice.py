@@ -58,10 +58,7 @@ class DaemonChoice:
     def of(
         cls, socket: str | os.PathLike[str] | None = None, daemon: Which = "auto", fallback: Fallback = "error"
     ) -> "DaemonChoice":
-        """Return the choice that a user's arguments describe.
-
-        Raises ConfigError if they contradict each other, or name a private daemon where its packages are not installed.
-        """
+        """Return the choice that a user's arguments describe. Raises ConfigError."""
         if socket is not None and daemon == "private":
             raise errors.ConfigError(
                 "a socket is not that of a private daemon", remedy='omit socket, or daemon="private"'
@@ -136,21 +133,13 @@ def _start() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
+    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged."""
 
-    Attributes:
-        limit_s: how long to wait for one shard, or for a daemon that went away.
-        first_report_s: how long a wait lasts before it is first logged.
-        next_report_s: interval between further log lines.
-        grace_s: how long to wait for the node's daemon if a private one can replace it; a restart takes two seconds.
-        retry_s: delay before the node's daemon is first tried again after that.
-    """
-
-    limit_s: float = 300.0
-    first_report_s: float = 10.0
-    next_report_s: float = 60.0
-    grace_s: float = 10.0
-    retry_s: float = 10.0
+    limit_s: float = 300.0  # how long to wait for one shard, or for a daemon that went away
+    first_report_s: float = 10.0  # how long a wait lasts before it is first logged
+    next_report_s: float = 60.0  # interval between further log lines
+    grace_s: float = 10.0  # how long to wait for a node's daemon that a private one can replace; a restart takes 2 s
+    retry_s: float = 10.0  # delay before the node's daemon is first tried again after that
 
     def wait(
         self,
@@ -159,12 +148,9 @@ class Patience:
         explain: Callable[[], str],
         on_wait: Callable[[], None] | None,
     ) -> T:
-        """Wait for a shard, and log the reason of a long wait. Raises ShardTimeoutError after `limit_s`.
+        """Wait until `poll`, given a deadline, returns the shard, and log the reason of a long wait.
 
-        Args:
-            poll: returns the shard, or None if it has not arrived by the given time.
-            explain: returns the reason of the wait.
-            on_wait: called periodically.
+        `on_wait` is called periodically. Raises ShardTimeoutError after `limit_s`.
         """
         start_s = time.monotonic()
         deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
@@ -192,17 +178,11 @@ class Outage:
     Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker, "Exponential Backoff and
     Jitter", AWS Architecture Blog, 2015). All readers of a node lose their daemon at the same moment; this spreads out
     their reconnects, yet keeps them fast.
-
-    Args:
-        cause: the error that ended the last connection, or prevented the first.
-
-    Attributes:
-        begun_s: start of the outage, by `time.monotonic`.
     """
 
     def __init__(self, cause: errors.NoDaemonError) -> None:
         self.begun_s = time.monotonic()
-        self._cause = cause
+        self._cause = cause  # what ended the last connection, or prevented the first
         self._quiet = isinstance(cause, errors.StoppingError)
         self._logged = False
         self._max_s = _FIRST_PAUSE_S

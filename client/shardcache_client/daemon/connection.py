@@ -180,18 +180,12 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 @dataclass(frozen=True, slots=True)
 class ReaderIdentity:
-    """A reading process, as shown in the daemon's list of jobs.
-
-    Attributes:
-        loader: name shared by the workers of one DataLoader, which takes batches from them in turn; empty if this
-            process is not a worker.
-        batch_size: samples in such a batch.
-    """
+    """A reading process, as shown in the daemon's list of jobs."""
 
     job: str
     topology: Topology = field(default_factory=Topology)
-    loader: str = ""
-    batch_size: int = 1
+    loader: str = ""  # name shared by the workers of one DataLoader, which takes batches from them in turn
+    batch_size: int = 1  # samples in such a batch
     pid: int = field(default_factory=os.getpid)
 
 
@@ -201,10 +195,7 @@ class DaemonConnection:
     Raises NoDaemonError if nothing listens on the socket or the connection breaks; its subclass StoppingError if the
     daemon announces that it is stopping; DaemonError if this user may not use it; VersionMismatchError if daemon and
     client have no protocol version in common; ProtocolError if a message is invalid. Deadlines are those of
-    `time.monotonic`.
-
-    Args:
-        is_private: True if only a daemon of this user may be at the socket.
+    `time.monotonic`. With `is_private`, only a daemon of this user may be at the socket.
     """
 
     def __init__(

@@ -37,23 +37,14 @@ _UNREADABLE = 2
 
 @dataclass(slots=True, eq=False)
 class LeaseRequest:
-    """A request for one shard, and the daemon's grant of it.
+    """A request for one shard, and the daemon's grant of it; number, request and grant on the current connection."""
 
-    Attributes:
-        position: of the shard in the plan.
-        partial: True if the beginning may be granted before the whole shard has arrived.
-        needed: True once the reader has reached the shard, and holds it or waits for it.
-        number: the lease's number on the current connection.
-        request: id of the last request for it on the current connection.
-        grant: the daemon's grant on the current connection; None while waiting for it.
-    """
-
-    position: int
-    partial: bool
-    needed: bool = False
-    number: int = 0
-    request: int = 0
-    grant: Grant | None = None
+    position: int  # of the shard in the plan
+    partial: bool  # True if the beginning may be granted before the whole shard has arrived
+    needed: bool = False  # True once the reader has reached the shard, and holds it or waits for it
+    number: int = 0  # of the lease
+    request: int = 0  # id of the last request for it
+    grant: Grant | None = None  # None while waiting for it
 
 
 class Session:
@@ -63,23 +54,18 @@ class Session:
     one. Every method that needs an answer raises NoDaemonError if no daemon gives one within the session's patience,
     and DaemonError if this user may not use the daemon or it speaks another protocol.
 
-    Args:
-        choice: the daemon. With a fallback, an error of the node's cache leads to the private daemon until the node's
-            is well again; errors of the origin and refusals reach the reader as usual.
-        partial_reads: default for `lease`: True if a shard may be granted before it has arrived whole.
-
-    Attributes:
-        on_wait: called periodically while waiting for a shard.
+    With a fallback, an error of the node's cache leads to the private daemon until the node's is well again; errors of
+    the origin and refusals reach the reader as usual.
     """
 
     def __init__(
         self, choice: DaemonChoice, reader: ReaderIdentity, patience: Patience, *, partial_reads: bool = False
     ) -> None:
         self.reader = reader
-        self.on_wait: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None  # called periodically while waiting for a shard
         self._choice = choice
         self._patience = patience
-        self._partial_reads = partial_reads
+        self._partial_reads = partial_reads  # True if a shard may be granted before it has arrived whole
         self._is_private = choice.node is None
         self._connection: DaemonConnection | None = None
         self._outage: Outage | None = None  # since the last connection was lost, until a daemon answers
@@ -114,10 +100,7 @@ class Session:
         return Manifest.from_answer(self._insist(deadline_s, ask))
 
     def declare(self, plan: Plan) -> None:
-        """Declare the plan to the daemon. All leases of an earlier plan must have ended.
-
-        A long plan is sent in pieces: the first one now, the others by `extend`.
-        """
+        """Declare the plan, of a long one the first piece. All leases of an earlier plan must have ended."""
         self._go_back()
         self._plan, self._unreadable = plan, (-1, 0)
         self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
@@ -131,11 +114,7 @@ class Session:
         self._try(self._extend)
 
     def lease(self, position: int, *, partial: bool | None = None) -> LeaseRequest:
-        """Request the shard at a position of the plan, without waiting for it or marking it as needed yet.
-
-        Args:
-            partial: True if its beginning will do; None: the session's default.
-        """
+        """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it."""
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
             url = self._plan.shard(position).url
@@ -185,11 +164,7 @@ class Session:
         return lease.grant
 
     def _settle(self, lease: LeaseRequest, through: Callable[..., Any]) -> Grant:
-        """Wait for the answer to a lease's last request; any error except a lost connection ends the lease.
-
-        Args:
-            through: `_insist` to reconnect until a daemon answers, or `_once` for the current connection only.
-        """
+        """Wait for a lease's last answer by `_insist` or `_once`; any error but a lost connection ends the lease."""
         assert self._plan is not None
         deadline_s = time.monotonic() + self._patience.limit_s
         try:
@@ -210,11 +185,7 @@ class Session:
         return cast(Grant, answer)
 
     def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
-        """Release a shard, or withdraw the request for it. No-op for a lease that an error has ended.
-
-        Args:
-            read: False if the granted file could not be read, so the shard is still to be read.
-        """
+        """Release a shard or its request, unless it has ended; `read` is False if the file could not be read."""
 
         def tell(connection: DaemonConnection) -> None:
             connection.forget(lease.request)
@@ -399,13 +370,10 @@ class SessionPool:
     """Lends a session to each iterator of a dataset in one process, and keeps one from epoch to epoch.
 
     The plan of the kept session still names the next epoch's shards, so the daemon prefetches them between epochs.
-
-    Attributes:
-        settings: the arguments with which this object was created; equal for interchangeable ones.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
-        self.settings = choice, patience, partial_reads
+        self.settings = choice, patience, partial_reads  # equal for interchangeable pools
         self._kept: list[Session] = []  # at most one
 
     @contextmanager

@@ -68,17 +68,11 @@ def _pickle(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
-    """Decodes an image file.
+    """Decodes an image file."""
 
-    Attributes:
-        color: "l", "rgb" or "rgba".
-        container: "numpy" (height x width, or height x width x colors), "torch" (colors first) or "pil".
-        is_uint8: True for values from 0 to 255, False for floats from 0 to 1.
-    """
-
-    color: str
-    container: str
-    is_uint8: bool
+    color: str  # "l", "rgb" or "rgba"
+    container: str  # "numpy" (height x width, or height x width x colors), "torch" (colors first) or "pil"
+    is_uint8: bool  # True for values from 0 to 255, False for floats from 0 to 1
 
     def __call__(self, data: Any) -> Any:
         """Return the image in a file with these bytes."""
@@ -209,10 +203,7 @@ _BY_EXTENSION: dict[str, Decoder] = {
 
 
 def decoder(spec: Spec) -> Decoder:
-    """Return a decoder.
-
-    Raises ConfigError if the name is unknown, or a library that the decoder needs is not installed.
-    """
+    """Return a decoder. Raises ConfigError if its name is unknown, or a library that it needs is not installed."""
     if isinstance(spec, str):
         return _named(spec)
     if spec in _TYPES:
@@ -258,10 +249,7 @@ def _check_torchcodec() -> None:
 
 
 def by_extension(name: str) -> Callable[[str], Decoder | None]:
-    """Return a function from an extension to its decoder, or None: images by `name`, the rest as webdataset does.
-
-    The last component of an extension counts. Raises ConfigError if `name` is no image decoder.
-    """
+    """Return a function from an extension to its decoder, or None: images by `name`, the rest as webdataset does."""
     if name not in _OF_IMAGES:
         raise ConfigError(
             f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",

@@ -17,19 +17,11 @@ Missing = Literal["error", "skip"] | Mapping[str, Any]
 
 
 class Members:
-    """A choice of members by extension; of "jpg;png", the first that a sample has, under the name of the first.
-
-    Args:
-        names: extensions without a dot, which are the names that samples get.
-        others: True to read other members, too.
-
-    Attributes:
-        unread: extensions seen in shards, of which no members are read.
-    """
+    """A choice of members by extension; of "jpg;png", the first that a sample has, under the name of the first."""
 
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
-        self.unread: set[str] = set()
-        self._others = others
+        self.unread: set[str] = set()  # extensions seen in shards, of which no members are read
+        self._others = others  # True to read other members, too
         self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
         self._alternatives: list[list[str]] = []
         for alternatives in names:
@@ -71,25 +63,15 @@ class Dropped(Enum):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """From a sample's bytes to what the dataset yields. Can be pickled if its functions can.
+    """From a sample's bytes to what the dataset yields. Can be pickled if its functions can."""
 
-    Attributes:
-        required: members that each sample must have.
-        missing: for those that one lacks: raise, skip the sample, or take the value from this mapping.
-        decoder_of: returns the decoder of a member by its extension; None to leave it as it is.
-        decode: decodes the sample.
-        stages: further functions; True for a filter.
-        members: the members to read; None for all.
-        blocks: the blocks of tokens that are samples; None for the samples of the tars.
-    """
-
-    required: tuple[str, ...] = ()
-    missing: Missing = "error"
-    decoder_of: Callable[[str], Decoder | None] | None = None
+    required: tuple[str, ...] = ()  # members that each sample must have
+    missing: Missing = "error"  # for those that one lacks: raise, skip the sample, or take the value from this mapping
+    decoder_of: Callable[[str], Decoder | None] | None = None  # by extension; None to leave a member as it is
     decode: Callable[[Sample], Any] | None = None
-    stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()
-    members: Members | None = None
-    blocks: TokenBlocks | None = None
+    stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()  # further functions; True for a filter
+    members: Members | None = None  # the members to read; None for all
+    blocks: TokenBlocks | None = None  # the blocks of tokens that are samples; None for the samples of the tars
 
     @classmethod
     def of(
@@ -140,10 +122,7 @@ class Pipeline:
         return replace(self, stages=(*self.stages, (is_filter, function)))
 
     def __call__(self, sample: Sample) -> Any:
-        """Return what becomes of a sample, or a `Dropped`.
-
-        Raises MissingMemberError, or DecodeError for any exception of a decoder or stage.
-        """
+        """Return what becomes of a sample, or a `Dropped`. Raises MissingMemberError, DecodeError."""
         if self.members is not None:
             sample = self.members.choose(sample)
         absent = [name for name in self.required if name not in sample]
@@ -179,15 +158,10 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineBySource(Pipeline):
-    """The pipelines of several sources; a sample's `__source__` chooses its own. Otherwise has only stages.
+    """The pipelines of several sources; a sample's `__source__` chooses its own. Otherwise has only stages."""
 
-    Attributes:
-        sources: by name, in the order of the manifest.
-        firsts: number in the manifest of each source's first shard.
-    """
-
-    sources: Mapping[str, Pipeline] = field(default_factory=dict)
-    firsts: tuple[int, ...] = ()
+    sources: Mapping[str, Pipeline] = field(default_factory=dict)  # by name, in the order of the manifest
+    firsts: tuple[int, ...] = ()  # number in the manifest of each source's first shard
 
     def __bool__(self) -> bool:
         """Return True if samples have to go through these pipelines."""

@@ -41,10 +41,7 @@ class ShardGoneError(CacheDirError):
 
 
 def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
-    """Map a file for reading, checking its size and, if given, its inode.
-
-    Raises CorruptShardError if the size differs, OSError if the file cannot be read or has another inode.
-    """
+    """Map a file for reading. Raises CorruptShardError for another size, OSError if unreadable or of another inode."""
     # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_nameless(path) else os.O_NOFOLLOW))
     try:
@@ -94,10 +91,8 @@ def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
 def cut(tables: Tables, columns: Sequence[Column | None], url: str, start: int, stop: int) -> Iterator[Sample]:
     """Yield the samples from number `start` to `stop`: `{"__key__": str, "__url__": str, extension: bytes…}`.
 
-    Args:
-        columns: one per extension of `tables`, in its order; None to leave out its members.
-
-    Raises SampleError in place of a bad sample, which ends the iterator.
+    Columns are in the order of the tables' extensions, None for members to leave out. Raises SampleError in place of a
+    bad sample, which ends the iterator.
     """
     keys = tables.keys
     member_end = tables.member_ends[start - 1] if start else 0

@@ -48,11 +48,9 @@ class SpanDeal(ABC):
         return Partition(topology.world_size, topology.workers, self.even, self.batch_size)
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return a reader's share of an epoch, or a share of other readers, to make up for skipped samples.
+        """Return a reader's share of the rest of an epoch after some phases, or one that makes up for skipped samples.
 
-        Args:
-            time: 0 for its own share; 1, 2 and so on for the shares of the readers so many places further on.
-            phases: earlier phases of the epoch, read by other readers.
+        `time` is 0 for its own share; 1, 2 and so on for the shares of the readers so many places further on.
         """
         cut = self.cut(topology)
         first = phases[0].cut if phases else cut
@@ -66,10 +64,8 @@ class SpanDeal(ABC):
         return Share(segments, cut.size(len(rest), reader))
 
     def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the number of samples that a reader must yield for its own share; None for all that can be read.
-
-        Skipped samples must be replaced, or the ranks would get unequal numbers.
-        """
+        """Return the number of samples that a reader must yield for its own share; None for all that can be read."""
+        # Skipped samples must be replaced, or the ranks would get unequal numbers.
         return None if self.even is None else share.samples
 
     def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
@@ -185,11 +181,8 @@ class ElasticDeal(SpanDeal):
 
 
 def batches_before(phases: Sequence[Phase]) -> int:
-    """Return the number of global batches taken in earlier phases of an epoch.
-
-    A phase has the number of samples taken by each worker of a rank, all of whom are in step. A batch that was begun is
-    read again.
-    """
+    """Return the number of global batches taken in earlier phases of an epoch; one that was begun is read again."""
+    # A phase has the number of samples taken by each worker of a rank, all of whom are in step.
     return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
 
 
@@ -297,10 +290,7 @@ class Assignment:
         return self.batch_size if size is None else batch_size_of_rank(size, world_size)
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return the deal of samples, or of whole shards if `counted` is False or samples are not counted.
-
-        Raises ConfigError if samples are to be dealt that are not counted, or if there are none.
-        """
+        """Return the deal of samples; of whole shards if `counted` is False or samples are not. Raises ConfigError."""
         options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
         if self.global_batch_size is not None and (counted is False or manifest.counts is None):
             raise ConfigError(

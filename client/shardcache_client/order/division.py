@@ -27,16 +27,12 @@ class Partition:
     """Division of a sequence among the readers of a job: consecutive spans, rank by rank and worker by worker.
 
     Readers have the numbers `rank * workers + worker`.
-
-    Attributes:
-        even: see `Even`.
-        batch_size: workers' spans are whole batches of this size, except for the rank's last batch.
     """
 
     world_size: int
     workers: int
     even: Even = "pad"
-    batch_size: int = 1
+    batch_size: int = 1  # workers' spans are whole batches of this size, except for the rank's last batch
 
     @property
     def readers(self) -> int:
@@ -88,19 +84,13 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of an epoch read by the same readers.
+    """A part of an epoch read by the same readers."""
 
-    Attributes:
-        cut: division of the samples that were left at its start.
-        taken: number of samples of its span that each reader has passed, by `rank * workers + worker`; one entry per
-            worker if it is the same on each rank.
-        beyond: per reader, samples after those that it has passed as well: bits, in hexadecimal, with bit n for the
-            n-th sample. Empty if there are none.
-    """
-
-    cut: Partition
+    cut: Partition  # division of the samples that were left at its start
+    # Number of samples of its span that each reader has passed; one per worker if it is the same on each rank.
     taken: tuple[int, ...]
-    beyond: tuple[str, ...] = ()
+    # Per reader, samples after those that it has passed as well: bits, in hexadecimal, with bit n for the n-th sample.
+    beyond: tuple[str, ...] = ()  # empty if there are none
 
 
 Stretch = tuple[int, int, int]

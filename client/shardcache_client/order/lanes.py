@@ -99,18 +99,12 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of steps in a mix.
-
-    Attributes:
-        first: step in which reading begins, and number of that step's samples to skip.
-        last: step in which it ends, and number of that step's samples to read; None to read the mix to its end.
-        span: the same range as places of the mix's order, if samples are counted.
-    """
+    """A range of steps in a mix."""
 
     mix: Mix
-    first: tuple[int, int] = (0, 0)
-    last: tuple[int, int] | None = None
-    span: tuple[int, int] = (0, 0)
+    first: tuple[int, int] = (0, 0)  # step in which reading begins, and number of that step's samples to skip
+    last: tuple[int, int] | None = None  # step in which it ends, and number of its samples to read; None for all
+    span: tuple[int, int] = (0, 0)  # the same range as places of the mix's order, if samples are counted
 
     @property
     def samples(self) -> int:
@@ -192,19 +186,12 @@ Lane: TypeAlias = Mix | Slice
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Slice):
-    """Places of lanes that take turns.
+    """Places of lanes that take turns."""
 
-    Attributes:
-        turns: the lane of each place.
-        lanes: the samples of each lane from `origin` on.
-        origin: place of `turns` at which the lanes begin.
-        names: name of each lane, given to its samples; empty for none.
-    """
-
-    turns: Turns
-    lanes: tuple[Lane, ...]
-    origin: int = 0
-    names: tuple[str, ...] = ()
+    turns: Turns  # the lane of each place
+    lanes: tuple[Lane, ...]  # the samples of each lane from `origin` on
+    origin: int = 0  # place of `turns` at which the lanes begin
+    names: tuple[str, ...] = ()  # name of each lane, given to its samples; empty for none
 
     @property
     def mixed(self) -> bool:

@@ -159,18 +159,13 @@ def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Ch
 
 @dataclass(frozen=True)
 class Manifest(Sequence[ShardRef]):
-    """The shards in the order of the dataset's urls; immutable, comparable between processes.
+    """The shards in the order of the dataset's urls; immutable, comparable between processes."""
 
-    Attributes:
-        shards: the shards, with version, size and number of samples where known.
-        counts_listed: True if all counts come from index files, where every node finds the same ones; other counts are
-            known only to nodes that have fetched the shards.
-        choices: the samples of each shard that belong to the dataset; None for all samples of all shards.
-    """
-
-    shards: tuple[ShardRef, ...]
+    shards: tuple[ShardRef, ...]  # with version, size and number of samples where known
+    # True if all counts come from index files, where every node finds the same ones; others are known only to nodes
+    # that have fetched the shards.
     counts_listed: bool = field(default=False, compare=False)
-    choices: Choices | None = None
+    choices: Choices | None = None  # the samples of each shard that belong to the dataset; None for all
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> "Manifest":
@@ -189,10 +184,7 @@ class Manifest(Sequence[ShardRef]):
         return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
 
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
-        """Return the same shards with another number of samples each: `count(tokens, samples)`.
-
-        Raises ConfigError if an index file does not give the tokens of each shard.
-        """
+        """Return the same shards with another number of samples each: `count(tokens, samples)`. Raises ConfigError."""
         blocks = []
         for shard in self.shards:
             if shard.tokens is None or shard.samples is None:
@@ -313,26 +305,16 @@ _NEXT_PIECE = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shards that one reader will read, as declared to the daemon.
-
-    Attributes:
-        epoch: the current epoch.
-        shards: each shard of this epoch or the next, once.
-        order: indices into `shards` in reading order, through both epochs.
-        reads: number of positions of `order` that belong to this epoch.
-    """
+    """The shards that one reader will read, as declared to the daemon."""
 
     epoch: int
-    shards: tuple[ShardRef, ...]
-    order: tuple[int, ...]
-    reads: int
+    shards: tuple[ShardRef, ...]  # each shard of this epoch or the next, once
+    order: tuple[int, ...]  # indices into `shards` in reading order, through both epochs
+    reads: int  # number of positions of `order` that belong to this epoch
 
     @classmethod
     def of(cls, shards: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> "Plan":
-        """Build the plan to read the shards with the numbers `now` in this epoch, and those `after` in the next.
-
-        Numbers come in reading order; a shard may come several times.
-        """
+        """Build the plan to read shards by number: `now` in this epoch, `after` in the next, some perhaps again."""
         numbers = [*now, *after]
         index = {number: i for i, number in enumerate(sorted(set(numbers)))}
         return cls(epoch, tuple(shards[each] for each in index), tuple(index[each] for each in numbers), len(now))

@@ -66,19 +66,12 @@ _ONE = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class QuotaStep:
-    """Epochs with the same weights.
+    """Epochs with the same weights."""
 
-    Attributes:
-        first: the first of these epochs.
-        due: what each source is due in each of them; in all, the samples of an epoch.
-        starts: number of samples of each source that all epochs before the first take.
-        ahead: by how much that is more than the sources were due, or less.
-    """
-
-    first: int
-    due: tuple[int, ...]
-    starts: tuple[int, ...]
-    ahead: tuple[int, ...]
+    first: int  # the first of these epochs
+    due: tuple[int, ...]  # what each source is due in each of them; in all, the samples of an epoch
+    starts: tuple[int, ...]  # number of samples of each source that all epochs before the first take
+    ahead: tuple[int, ...]  # by how much that is more than the sources were due, or less
 
     def taken(self, epoch: int) -> tuple[int, ...]:
         """Return the number of samples of each source that all epochs before this one take."""
@@ -103,10 +96,7 @@ class SourceQuotas:
 
     @classmethod
     def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> "SourceQuotas":
-        """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes.
-
-        Raises ConfigError for weights that are incomplete, negative or all 0, or for a source without samples.
-        """
+        """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes."""
         names = [source.name for source in sources]
         if weights is None:
             weights = {source.name: source.samples for source in sources}

@@ -48,36 +48,24 @@ def permutation(size: int, key: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """Shuffle options of a dataset.
+    """Shuffle options of a dataset."""
 
-    Attributes:
-        seed: the same on all ranks.
-        window: maximum number of shards whose samples are mixed; 0 keeps the samples of a shard in file order.
-        groups: number of fixed groups of shards. A round goes through one group after another, so that a node, which
-            reads the same part of each round, mostly meets the same shards again.
-    """
-
-    seed: int = 0
-    window: int = 8
+    seed: int = 0  # the same on all ranks
+    window: int = 8  # maximum number of shards whose samples are mixed; 0 keeps the samples of a shard in file order
+    # Number of fixed groups of shards. A round goes through one group after another, so that a node, which reads the
+    # same part of each round, mostly meets the same shards again.
     groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples of one shard that one reader reads in one round.
+    """Samples of one shard that one reader reads in one round."""
 
-    Attributes:
-        shard: number of the shard in the manifest.
-        key: key of the round.
-        start, stop: range of the samples in that order; `stop` is None for all samples of an uncounted shard.
-        first: number in the manifest of the first shard of this shard's dataset; not 0 if several are mixed.
-    """
-
-    shard: int
-    key: str
+    shard: int  # number of the shard in the manifest
+    key: str  # key of the round
     start: int = 0
-    stop: int | None = None
-    first: int = 0
+    stop: int | None = None  # None for all samples of an uncounted shard
+    first: int = 0  # number in the manifest of the first shard of this shard's dataset; not 0 if several are mixed
 
     @property
     def own_key(self) -> str:

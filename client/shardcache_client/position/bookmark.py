@@ -18,32 +18,20 @@ _MAX_REMEMBERED = 16
 
 @dataclass(slots=True, eq=False)
 class Iteration:
-    """One iteration over a dataset, in the process that reads it.
+    """One iteration over a dataset, in the process that reads it."""
 
-    Attributes:
-        loader: of a DataLoader's worker, a number that all workers have that the loader started together; else None.
-        worker, workers: number of this worker, and of all.
-        states: states from which it resumes; none if it reads the epoch from its beginning.
-        turn: number of the worker that has the first turn, if there are as many as there were.
-        looks: True if it takes no part in the dataset's position, since another one is being read.
-        is_set: True if the epoch was set, not counted.
-        place: tracks its position.
-        done: True if nothing of it is left; `ended` once it was read to its end.
-        counted: True once it was the main one.
-    """
-
-    loader: int | None = None
+    loader: int | None = None  # a number shared by the workers that a DataLoader started together; None elsewhere
     worker: int = 0
     workers: int = 1
     epoch: int = 0
-    states: Sequence[ReaderState] = ()
-    turn: int = 0
-    looks: bool = False
-    is_set: bool = False
-    place: Any = None
-    done: bool = False
-    ended: bool = False
-    counted: bool = False
+    states: Sequence[ReaderState] = ()  # from which it resumes; none if it reads the epoch from its beginning
+    turn: int = 0  # number of the worker that has the first turn, if there are as many as there were
+    looks: bool = False  # True if it takes no part in the dataset's position, since another one is being read
+    is_set: bool = False  # True if the epoch was set, not counted
+    place: Any = None  # tracks its position
+    done: bool = False  # True if nothing of it is left
+    ended: bool = False  # True once it was read to its end
+    counted: bool = False  # True once it was the main one
     number: int = 0
     pid: int = 0
     _reader: weakref.ref[Iterator[Any]] | None = None
@@ -65,15 +53,11 @@ class Bookmark:
     Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch on; until then it may be
     a look, of which nothing remains. The one that counts is the main one as long as it is read; an iteration that
     begins in this time looks at the same epoch.
-
-    Args:
-        notes: the notes that these processes share.
-        epochs: decides with the other ranks which epoch follows one that was ended early.
     """
 
     def __init__(self, notes: SharedNotes, epochs: Epochs) -> None:
-        self.notes = notes
-        self._epochs = epochs
+        self.notes = notes  # shared by these processes
+        self._epochs = epochs  # decides with the other ranks which epoch follows one that was ended early
         self._set_here: int | None = None  # epoch set by this process or before it was started
         self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
         self._iterations = 0  # number begun by this worker
@@ -122,14 +106,10 @@ class Bookmark:
         self._change({"set": epoch})
 
     def load(self, data: object, datasets: Mapping[bool, str], *, worker: bool) -> None:
-        """Resume from a state at the next iteration.
+        """Resume from a structure of states of the dataset with these identifiers at the next iteration.
 
-        Args:
-            data: a result of `ReaderState.to_json`, or any structure with such states of several workers or ranks.
-            datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
-            worker: True in a DataLoader worker, which loads for itself only; otherwise for all future readers.
-
-        Raises ConfigError if it contains no state, or one of another dataset.
+        A `worker` of a DataLoader loads for itself only, any other process for all future readers. Raises ConfigError
+        if there is no state, or one of another dataset.
         """
         states = find_states(data)
         if states[0].dataset != datasets.get(states[0].counted):
@@ -148,10 +128,7 @@ class Bookmark:
         self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
 
     def follow(self, other: "Bookmark") -> bool:
-        """Continue where another bookmark does, if an epoch was set or a state loaded there since the last call.
-
-        Returns True if so.
-        """
+        """Continue where another bookmark does if an epoch was set or a state loaded there since; return True if so."""
         notes = other.notes.read()
         before, self._followed = self._followed, notes.get("changes", 0)
         if before == self._followed:
@@ -179,10 +156,7 @@ class Bookmark:
             notes |= changes
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration in this process, or take part in the one that another worker of its loader has begun.
-
-        The iteration gets its epoch, states and turn.
-        """
+        """Begin an iteration, or join the one that another worker has begun; set its epoch, states and turn."""
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += iteration.loader is not None
         # The number of this worker's iteration, too: a persistent worker that starts late may begin its first one after
@@ -322,16 +296,7 @@ def _count(notes: Notes, iteration: Iteration) -> None:
 
 
 class RankPosition:
-    """The states of a rank's workers after the batches that the training loop has taken from them.
-
-    Args:
-        states: of all workers, at the start of the iteration.
-        left: returns the number of samples that a worker has left after a state, as `batches_left`.
-        ends_together: returns True if all ranks end the epoch after the same number of batches.
-        turn: number of the worker whose batch comes first.
-        batching: size of the loader's batches, and True if it drops short ones.
-        in_order: True if workers' batches come in turn, False if they come as they are ready.
-    """
+    """The states of a rank's workers after the batches that the training loop has taken from them."""
 
     def __init__(
         self,
@@ -344,12 +309,12 @@ class RankPosition:
         in_order: bool,
     ) -> None:
         self.epoch = states[0].epoch
-        self._states = list(states)
-        self._left = left
-        self._ends_together = ends_together
+        self._states = list(states)  # of all workers, first those at the start of the iteration
+        self._left = left  # returns the number of samples that a worker has left after a state
+        self._ends_together = ends_together  # returns True if all ranks end after the same number of batches
         self._next_worker = turn
-        self._batching = batching
-        self._in_step = in_order or len(states) == 1
+        self._batching = batching  # size of the loader's batches, and True if it drops short ones
+        self._in_step = in_order or len(states) == 1  # else, workers' batches come as they are ready
         self._ended = False
 
     def __repr__(self) -> str:

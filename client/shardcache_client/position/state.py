@@ -18,24 +18,15 @@ _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 @dataclass(slots=True)
 class Position:
-    """A reader's position: an epoch, the divisions of it so far, and how far the reader has come in its share.
-
-    Attributes:
-        phases: earlier phases of the epoch, read by other readers.
-        time: number of shares read to the end.
-        taken: number of samples passed in the current share.
-        given: number of samples yielded in all, without bad ones.
-        step: the step being read, if samples are not counted.
-        before: number of samples taken before this step.
-    """
+    """A reader's position: an epoch, the divisions of it so far, and how far the reader has come in its share."""
 
     epoch: int
-    phases: tuple[Phase, ...] = ()
-    time: int = 0
-    taken: int = 0
-    given: int = 0
-    step: int = 0
-    before: int = 0
+    phases: tuple[Phase, ...] = ()  # earlier phases of the epoch, read by other readers
+    time: int = 0  # number of shares read to the end
+    taken: int = 0  # number of samples passed in the current share
+    given: int = 0  # number of samples yielded in all, without bad ones
+    step: int = 0  # the step being read, if samples are not counted
+    before: int = 0  # number of samples taken before this step
 
     @property
     def nth(self) -> int:
@@ -61,33 +52,23 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """The position of one reader of a job.
+    """The position of one reader of a job."""
 
-    Attributes:
-        dataset: identifies the dataset: its urls, seed and everything else that its order depends on.
-        position: position of the reader.
-        cut: division of the rest of the epoch after the position's phases.
-        counted: True if samples are dealt, False if whole shards whose samples are not counted.
-        reader: `rank * workers + worker`.
-        beyond: samples after the position that were passed as well, as in `Phase`; set by stages that reorder samples.
-            The same readers read them again on resuming; other readers do not.
-        over: True if no reader has anything left of the epoch.
-        sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
-            "samples" in the epoch, and of those that this reader has "passed" of its share.
-        seeds: seeds that were drawn, by source; that of a dataset alone under "". Its states are of this seed's order.
-        in_step: False if other ranks may have come further, or less far: its workers did not take turns, or this
-            one has reached its end, and loaders drop short batches, which not all ranks have.
-    """
-
-    dataset: str
+    dataset: str  # identifies the dataset: its urls, seed and everything else that its order depends on
     position: Position
-    cut: Partition
-    counted: bool = True
-    reader: int = 0
+    cut: Partition  # division of the rest of the epoch after the position's phases
+    counted: bool = True  # True if samples are dealt, False if whole shards whose samples are not counted
+    reader: int = 0  # `rank * workers + worker`
+    # Samples after the position that were passed as well, as in `Phase`; set by stages that reorder samples. The same
+    # readers read them again on resuming; other readers do not.
     beyond: str = ""
-    over: bool = False
+    over: bool = False  # True if no reader has anything left of the epoch
+    # Of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its "samples" in
+    # the epoch, and of those that this reader has "passed" of its share.
     sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    seeds: Mapping[str, int] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)  # those drawn, by source; that of a dataset alone under ""
+    # False if other ranks may have come further, or less far: its workers did not take turns, or this one has reached
+    # its end, and loaders drop short batches, which not all ranks have.
     in_step: bool = True
 
     @property
@@ -180,10 +161,7 @@ def _phase(data: Mapping[str, Any]) -> Phase:
 
 
 def find_states(data: object) -> list[ReaderState]:
-    """Return all states found anywhere in nested dicts and lists, such as a StatefulDataLoader's state.
-
-    Raises ConfigError if there is none, or if they are not from the same moment of the same epoch.
-    """
+    """Return the states, all of one moment, anywhere in nested dicts and lists such as a StatefulDataLoader's state."""
     try:
         states = [ReaderState.from_json(each) for each in _search(data)]
     except RecursionError as exn:
@@ -235,11 +213,7 @@ def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, sa
     """Return the position from which a reader resumes, given the states of some readers, perhaps cut differently.
 
     If samples are counted, the position of a reader without a state follows from the batches that another rank has
-    taken, as all ranks take their batches in step.
-
-    Args:
-        samples: number of samples of the epoch; None if they are not counted.
-
+    taken, as all ranks take their batches in step. `samples` is the number in the epoch; None if they are not counted.
     Raises ConfigError if the position cannot be derived, or if uncounted shards would have to be cut again.
     """
     first, reader = states[0], topology.reader
@@ -381,10 +355,7 @@ def _after_batches(states: Sequence[ReaderState]) -> Position:
 
 
 def resume_batches(states: Sequence[ReaderState], cut: Partition, topology: Topology) -> Position:
-    """Return the position from which a reader resumes, given the states of some readers of a job.
-
-    Raises ConfigError if the states of some workers are missing.
-    """
+    """Return the position from which a reader resumes, given the states of some readers of a job; see `resume`."""
     if cut == states[0].cut:
         own = {state.reader: state.position for state in states}
         alike = [state.position for state in states if state.reader % cut.workers == topology.worker]

@@ -82,10 +82,7 @@ class MeetingPlace:
         return found if found is not None and found.world_size > 1 else None
 
     def store(self) -> "KeyValueStore | None":
-        """Return the store that the job's ranks share, over a connection that stays open.
-
-        None if no store is known, or if none answers, which is logged. Tried once per process and address.
-        """
+        """Return the store that the job's ranks share; None if none is known or, which is logged once, none answers."""
         address = self.address()
         if address is None:
             return None
@@ -147,10 +144,7 @@ class KeyValueStore:
 
     @classmethod
     def of_process_group(cls) -> Self | None:
-        """Return the store of torch.distributed's process group; None if processes do not share it.
-
-        Raises RanksError if it does not answer.
-        """
+        """Return the store of torch.distributed's process group; None if it is not shared. Raises RanksError."""
         address = _address_of_process_group()
         if address is not None:
             # Not torch's own connection: a wait on that would block torch's watchdogs.
@@ -198,11 +192,7 @@ class KeyValueStore:
         """Return the number of this process among those that read for the same rank, from 0; the same each time.
 
         Processes of one number, one for each rank, can so agree without the others. It makes no difference which ones
-        they are, as all that read for a rank read the same samples.
-
-        Args:
-            name: the same in all processes, and unique to those that may agree.
-            rank, world_size: rank for which this process reads.
+        they are, as all that read for a rank read the same samples. The name is unique to those that may agree.
         """
         if world_size == self._ranks.world_size:
             return 0
@@ -265,13 +255,9 @@ class Agreement:
     with those of the next: a reader first says hello under a random name, and rank 0 counts only readers that it has
     greeted itself. Each iteration therefore needs a new Agreement on every rank.
 
-    The connection is opened lazily and belongs to the process that first asks. Can be pickled before that.
-
-    Args:
-        channel: the same on all ranks, and unique among readers that may ask at the same time. Replicas, which read the
-            same share, are each agreed with one reader of every other rank.
-        ranks: this process's rank.
-        timeout_s: time limit for one question.
+    The connection is opened lazily and belongs to the process that first asks. Can be pickled before that. The channel
+    is the same on all ranks, and unique among readers that may ask at the same time. Replicas, which read the same
+    share, are each agreed with one reader of every other rank.
     """
 
     def __init__(self, channel: str, ranks: Ranks, timeout_s: float = 300.0, place: MeetingPlace | None = None) -> None:

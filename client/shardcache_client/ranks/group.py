@@ -28,19 +28,12 @@ class Epochs:
 
 
 class RankGroup:
-    """Ranks that know their number and share nothing: each resolves its own manifest and counts its own epochs.
+    """Ranks that know their number and share nothing: each resolves its own manifest and counts its own epochs."""
 
-    Args:
-        given: the ranks that the user named; None for the launcher's.
-
-    Attributes:
-        settled: True if all ranks have the manifest of rank 0.
-    """
-
-    settled = False
+    settled = False  # True if all ranks have the manifest of rank 0
 
     def __init__(self, given: Ranks | MeshRanks | None) -> None:
-        self.given = given
+        self.given = given  # the ranks that the user named; None for the launcher's
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topology()!r})"
@@ -91,11 +84,7 @@ class RankGroup:
         """Raise RanksError if another rank is known to have other options of the order."""
 
     def of_copy(self, name: str = "") -> "RankGroup":
-        """Return the group of a copy of the dataset, which counts epochs of its own.
-
-        Args:
-            name: the same on all ranks. Default: a number, by the order in which copies are made.
-        """
+        """Return the group of a copy of the dataset, with epochs of its own, known by name or else by order."""
         return self
 
     def epochs(self, batches: Mapping[str, object]) -> Epochs:

@@ -111,10 +111,7 @@ def _line(mesh: Any, name: str = "mesh") -> str:
 
 
 def refuse_model_parallelism() -> None:
-    """Raise ConfigError with the line to write if this process divides a model, and so shares its samples with others.
-
-    Known from DeviceMeshes, Megatron, Accelerate and models that transformers has divided by a tp_plan.
-    """
+    """Raise ConfigError with the line to write if this process divides a model, and so shares samples with others."""
     for found, line in _divided_models():
         raise ConfigError(
             f"this process has {found}: ranks that hold parts of one model must train on the same samples, and the "

@@ -26,12 +26,6 @@ class OneEpoch(Epochs):
 
     Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's number of passes over
     it; the first rank to decide decides for all. If ranks share no store, each one counts for itself.
-
-    Args:
-        name: the same on all ranks, and unique to the dataset.
-        compare: raises RanksError if this rank makes other batches than others.
-        patience_s: how long a rank that has ended an epoch early waits for the others to do so. If it was the only one,
-            they wait for it in turn, so this must be well below the timeout of a collective.
     """
 
     def __init__(
@@ -42,10 +36,12 @@ class OneEpoch(Epochs):
         compare: Callable[[], None],
         patience_s: float,
     ) -> None:
-        self._name = name
+        self._name = name  # the same on all ranks, and unique to the dataset
         self._place = place
         self._topology = topology
-        self._compare = compare
+        self._compare = compare  # raises RanksError if this rank makes other batches than others
+        # How long a rank that has ended an epoch early waits for the others to do so. If it was the only one, they wait
+        # for it in turn, so this must be well below the timeout of a collective.
         self._patience_s = patience_s
 
     def __repr__(self) -> str:

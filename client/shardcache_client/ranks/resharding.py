@@ -18,19 +18,12 @@ Shares = Callable[[Variables], int]
 
 
 class Resharder(NamedTuple):
-    """A function of another project that passes on one share of the samples it reads.
+    """A function of another project that passes on one share of the samples it reads."""
 
-    Attributes:
-        name: name that its users know.
-        remedy: remedy of the error.
-        ranks: returns the number of shares that it makes for ranks, from the local variables of its frame.
-        workers: returns the number of shares that it makes for a rank's workers.
-    """
-
-    name: str
-    remedy: str
-    ranks: Shares = lambda _: 1
-    workers: Shares = lambda _: 1
+    name: str  # name that its users know
+    remedy: str  # remedy of the error
+    ranks: Shares = lambda _: 1  # returns the number of shares for ranks, from the local variables of its frame
+    workers: Shares = lambda _: 1  # returns the number of shares for a rank's workers, likewise
 
 
 def _processes(variables: Variables) -> int:
@@ -92,11 +85,7 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
     """Raise ConfigError if a wrapper on the call stack would lose samples.
 
     A second division is right as long as it makes no more shares than the job has processes: for example, of a dataset
-    divided among nodes, whose processes then divide the node's share.
-
-    Args:
-        topology: the dataset's own division of its samples.
-        processes: number of processes in the job.
+    divided among nodes, whose processes then divide the node's share. `topology` is the dataset's own division.
     """
     if topology.readers == 1:
         return

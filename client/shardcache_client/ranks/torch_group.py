@@ -45,10 +45,6 @@ class TorchRankGroup(RankGroup):
     waits. Processes restarted by torchrun may have other options and see other shards than before.
 
     Can be pickled for workers.
-
-    Args:
-        urls: of the dataset, as the user gave them.
-        timeout_s: how long to wait for rank 0's manifest.
     """
 
     def __init__(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> None:
@@ -59,7 +55,7 @@ class TorchRankGroup(RankGroup):
         self._dataset = self._name = self._options_of = f"{digest}/{_made[kind]}"  # of all copies; of this one
         _made[kind] += 1
         self._url = next(iter(urls), "")
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s  # of the wait for rank 0's manifest
         self._place = MeetingPlace()
         self._inherited: Ranks | None = None
         self._compared: dict[str, int] = {}  # by what was compared, the process that has done so
@@ -105,10 +101,8 @@ class TorchRankGroup(RankGroup):
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if shards or selection differ from those of the first rank to compare.
 
-        For the main process or worker 0 of a rank, at the start of an iteration.
-
-        Args:
-            counted: True if samples are dealt. Otherwise counts are ignored, as one rank may know more than another.
+        Other workers than a rank's first do not compare. Unless samples are dealt, counts are ignored, as one rank may
+        know more than another.
         """
         store = None if self.alone or self.topology().worker else self._place.store()
         if store is None:

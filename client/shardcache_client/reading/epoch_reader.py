@@ -32,18 +32,13 @@ log = logging.getLogger("shardcache")
 
 
 class EpochReader(Generic[T_co]):
-    """An iterable over a dataset's samples, one epoch after another, whose position can be saved and loaded.
-
-    Attributes:
-        seed: as given, or as drawn.
-        manifest: the shards in the order of `urls`, with sizes and sample counts where known.
-    """
+    """An iterable over a dataset's samples, one epoch after another, whose position can be saved and loaded."""
 
     _group: RankGroup
 
     def _assemble(self, settings: StreamSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
         """Set what an iteration needs, besides the ranks."""
-        self.seed = seed
+        self.seed = seed  # as given, or as drawn
         self.manifest = settings.manifest
         self._on_error = on_error
         self._job = job

@@ -28,15 +28,11 @@ class LeasedShard:
     """Reads a shard from the sample it has reached, each time from the current grant: of an arriving file, of the whole
     one, or of either from the next daemon.
 
-    Every error names the samples of the shard that had already been yielded.
+    Every error names the samples of the shard that had already been yielded. The lease is owned by this object.
 
     Args:
-        lease: a lease of the session, owned by this object from here on.
         count: number of samples according to the manifest; None if unknown.
         span: range of samples to read in order, with None as the end for all; no span to read samples by number.
-
-    Attributes:
-        number: number of the next sample; without a span, of those read before all had arrived.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class LeasedShard:
         self._shard: MappedShard | ArrivingShard | None = None
         self._cut: Callable[[int], Sample] | None = None
         self._version: str | None = None
-        self.number = self._start
+        self.number = self._start  # of the next sample; without a span, of those read before all had arrived
         self._bad = 0  # number of samples that could not be yielded
         self._last_key = ""
         self._tried_again = False
@@ -73,10 +69,9 @@ class LeasedShard:
         return self.number - self._start - self._bad
 
     def open(self) -> None:
-        """Wait for the shard, or its beginning, and map it.
+        """Wait for the shard, or its beginning, and map it. Raises what `Session.wait` and `MappedShard` raise.
 
-        Raises what `Session.wait` and `MappedShard` raise, and ShardChangedError if the origin has replaced the shard
-        after some of its samples were yielded.
+        Also raises ShardChangedError if the origin has replaced the shard after some of its samples were yielded.
         """
         with self._naming_what_was_given():
             self._open()
@@ -256,13 +251,7 @@ class LeasedShard:
 
 
 class ShardWindow:
-    """Takes the shards of a declared plan one after another and releases them in any order.
-
-    Args:
-        reads: number of positions of the plan that belong to this epoch.
-        partial: True if a shard's beginning will do; None: the session's default.
-        view_of: returns the view for the LeasedShard of a shard, given its number in the manifest; None for the whole.
-    """
+    """Takes the shards of a declared plan one after another and releases them in any order."""
 
     def __init__(
         self,
@@ -274,10 +263,10 @@ class ShardWindow:
         view_of: Callable[[int], View] | None = None,
     ) -> None:
         self._session = session
-        self._reads = reads
-        self._partial = partial
+        self._reads = reads  # number of positions of the plan that belong to this epoch
+        self._partial = partial  # True if a shard's beginning will do; None: the session's default
         self._handover = handover
-        self._view_of = view_of
+        self._view_of = view_of  # returns the view of a shard, given its number in the manifest; None for the whole
         self._ahead: deque[LeaseRequest] = deque()
         self._asked = 0
         self._taken: list[LeasedShard] = []

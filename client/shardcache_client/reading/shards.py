@@ -20,11 +20,7 @@ if TYPE_CHECKING:  # imports numpy
 
 
 class MappedShard:
-    """One published shard, read by its index. Its samples outlive it.
-
-    Args:
-        in_order: True if most of it will be read in file order.
-        handover: passes samples to other processes without a copy; with None, all values are bytes.
+    """One published shard, read by its index. Its samples outlive it; without a handover, all values are bytes.
 
     Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if a file does not
     exist, CacheDirError if it may not be read, CorruptShardError if the sidecar is damaged or of another tar.
@@ -68,10 +64,7 @@ class MappedShard:
         return self._samples
 
     def close(self) -> None:
-        """Unmap the shard. Iterators over it raise ValueError from here on.
-
-        With a handover, it stays mapped until the last value sliced from it is gone.
-        """
+        """Unmap the shard, with a handover once no value is left. Iterators over it raise ValueError from here on."""
         self.index.close()
         if self._loan is None:
             self.tar.close()
@@ -134,9 +127,6 @@ class ArrivingShard:
     A sample is yielded once the header after its last member has arrived. The last sample is always left to the index:
     only the end of the tar shows that it is whole, and the daemon checks that end.
 
-    Args:
-        last: number of the last sample according to the manifest, which is not yielded here; None if unknown.
-
     Raises ShardGoneError if the file was published or given up, CacheDirError if it may not be read, CorruptShardError
     if its size differs from the shard's.
     """
@@ -145,7 +135,7 @@ class ArrivingShard:
         self.url = grant["url"]
         self._reads = reads
         self._more = more
-        self._last = last
+        self._last = last  # number of the last sample according to the manifest, not yielded here; None if unknown
         self._ready_bytes = grant["ready_bytes"]
         self._size_bytes = grant["size_bytes"]
         path = Path(grant["path"])
@@ -173,11 +163,9 @@ class ArrivingShard:
         self._members, self._more = iter(()), _closed
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
-        """Yield samples from number `start` on, each as soon as it has arrived, until `stop` or until the rest must be
-        read another way.
+        """Yield samples as `MappedShard` does, each as soon as it has arrived, until the rest must be read another way.
 
-        Raises SampleError in place of a bad sample, as `MappedShard.samples` does; NotATarError, TruncatedShardError or
-        CorruptShardError if the bytes so far are not a valid tar; and what `more` raises.
+        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are no valid tar; what `more` raises.
         """
         for number in count(start) if stop is None else range(start, stop):
             if not self._is_whole(number):

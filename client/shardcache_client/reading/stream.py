@@ -56,10 +56,7 @@ class Skipped:
     shards: int = 0
 
     def skip(self, exn: Exception) -> None:
-        """Call the handler, and count the skipped sample or shard.
-
-        Raises StoppedError if the handler ends the epoch, or what the handler raises.
-        """
+        """Call the handler, and count the sample or shard. Raises StoppedError if the handler ends the epoch."""
         if not self.on_error(exn):
             raise StoppedError
         if isinstance(exn, SampleError):
@@ -90,15 +87,12 @@ class SampleReader:
 
     A lane takes a shard from the window when its turn needs one. A turn whose sample is skipped or not wanted is over,
     too, so the lanes take their shards in the order of the plan, whatever happens.
-
-    Args:
-        manifest: the dataset's, if samples are dealt; else None.
     """
 
     def __init__(
         self, manifest: Manifest | None, shard_window: ShardWindow, position: Position, skipped: Skipped
     ) -> None:
-        self._manifest = manifest
+        self._manifest = manifest  # the dataset's, if samples are dealt; else None
         self._shard_window = shard_window
         self._position = position
         self._skip = skipped.skip
@@ -281,26 +275,17 @@ def _named(sample: Sample, part: Interleaved, lane: int) -> Sample:
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings shared by the streams of a dataset.
-
-    Attributes:
-        pipeline: applied to each sample.
-        handover: passes samples to other processes without a copy.
-        epochs: number of epochs in the training run; None for no limit.
-        datasets: identifiers in states, for counted samples (True) and uncounted shards (False).
-        seeds: as in a state.
-        batching: batch size and drop_last of the loader, if it is known.
-    """
+    """Settings shared by the streams of a dataset."""
 
     sessions: SessionPool
     manifest: Manifest
     deal: Deal
     pipeline: Pipeline = field(default_factory=Pipeline)
-    handover: Handover | None = None
-    epochs: int | None = None
-    datasets: Mapping[bool, str] = field(default_factory=dict)
-    seeds: Mapping[str, int] = field(default_factory=dict)
-    batching: tuple[int, bool] | None = None
+    handover: Handover | None = None  # passes samples to other processes without a copy
+    epochs: int | None = None  # number of epochs in the training run; None for no limit
+    datasets: Mapping[bool, str] = field(default_factory=dict)  # identifiers of counted samples, of uncounted shards
+    seeds: Mapping[str, int] = field(default_factory=dict)  # as in a state
+    batching: tuple[int, bool] | None = None  # batch size and drop_last of the loader, if it is known
 
     @property
     def counted(self) -> Manifest | None:
@@ -313,26 +298,17 @@ class EpochStream:
 
     Errors of a shard or a sample go to the handler `on_error`. Raises NoDaemonError if the daemon stays away for longer
     than the session's patience.
-
-    Args:
-        position: the position from which the stream resumes, and which it moves on.
-
-    Attributes:
-        read: True once the last sample has been yielded.
-        topology: place of the reader among those of the job.
-        cut: division of the epoch, or its rest, among these.
-        share: the reader's own share, from its beginning.
     """
 
     def __init__(self, settings: StreamSettings, reader: ReaderIdentity, position: Position, on_error: Handler) -> None:
-        self.position = position
-        self.read = False
-        self.topology = reader.topology
-        self.cut = settings.deal.cut(reader.topology)
+        self.position = position  # from which the stream resumes, and which it moves on
+        self.read = False  # True once the last sample has been yielded
+        self.topology = reader.topology  # place of the reader among those of the job
+        self.cut = settings.deal.cut(reader.topology)  # division of the epoch, or its rest, among these
         self._settings = settings
         self._reader = reader
         self._skipped = Skipped(on_error)
-        self.share = self._share(0)
+        self.share = self._share(0)  # the reader's own, from its beginning
         # Samples that a filter leaves out are not replaced: each of the others comes once.
         self._quota = None if settings.pipeline.filters else settings.deal.quota(reader.topology, self.share)
 

@@ -135,13 +135,10 @@ class Handover:
 
     In the receiving process, and in copies pickled for any other purpose, Buffers are sent by value, as no other
     process is known to be able to follow a reference.
-
-    Args:
-        extensions: extensions of the members passed without a copy; None for all.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
-        self.extensions = extensions
+        self.extensions = extensions  # of the members passed without a copy; None for all
         self.acks = Acks()
         self._lent: set[Loan] = set()
 
@@ -162,9 +159,7 @@ class Handover:
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> "Loan":
         """Return the loan of a file mapped whole, which slices its bytes and tracks when it may be unmapped.
 
-        Args:
-            path: path at which other processes find the file while this one has it mapped; None if they cannot, and
-                get its bytes by value.
+        At `path`, other processes find the file while this one has it mapped; with None, they get its bytes by value.
         """
         return Loan(self, mapped, path, inode, url)
 
@@ -223,10 +218,7 @@ class Loan:
         return os.getpid() == self._sender_pid
 
     def settled(self) -> bool:
-        """Return True if everything sent has arrived, so that lease and map may be dropped. Does not block.
-
-        Meaningful once the reader has dropped `whole()` and the last sample.
-        """
+        """Return True, once the reader has dropped `whole()` and the last sample, if everything sent has arrived."""
         if not self.refers:
             return True  # the Buffers themselves keep the map, and no other process needs to find the file
         # In this order, as a Buffer may be sent as long as it lives.

@@ -32,14 +32,10 @@ class SharedNotes:
 
     The notes live in a memfd, an unnamed file that vanishes with the last process that holds it, however that process
     ends. Threads and processes may read and edit at any time, and may be killed while doing so.
-
-    Args:
-        notes: initial notes.
-        in_worker: returns True in a DataLoader worker. Pickled with the notes.
     """
 
     def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
-        self._in_worker = in_worker
+        self._in_worker = in_worker  # returns True in a DataLoader worker; pickled with the notes
         self._fds: dict[int, int] = {}  # by pid of a trainer; the last is this process's, or that of its trainer
         self._hold(_filled(notes or {}), os.getpid(), {})
 
