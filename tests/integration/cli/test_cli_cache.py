@@ -62,7 +62,7 @@ def done(ran: Ran) -> dict[str, object]:
 
 
 def test_warm_reports_each_shard_and_the_sum(daemon: Daemon, pattern: str, shards: list[str], tmp_path: Path) -> None:
-    """With --json: what was resolved, each shard as it arrives, and at last the numbers, bytes from the store too."""
+    """With --json: what was resolved, each shard as it arrives, and the sum; a cached shard is not fetched twice."""
     ran = shardcache("warm", "--json", pattern, socket=daemon.socket)
     size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
     assert ran.code == 0
@@ -71,48 +71,31 @@ def test_warm_reports_each_shard_and_the_sum(daemon: Daemon, pattern: str, shard
     assert arrived == dict.fromkeys(shards, "fetched")
     numbers = {"shards": SHARDS, "fetched": SHARDS, "cached": 0, "failed": 0, "origin_bytes": size_bytes}
     assert done(ran) == {"event": "done"} | numbers
+    again = done(shardcache("warm", "--json", pattern, socket=daemon.socket))
+    assert (again["cached"], again["fetched"], again["origin_bytes"]) == (SHARDS, 0, 0)
 
 
-def test_warm_again_fetches_nothing(warmed: Daemon, pattern: str) -> None:
-    """A cached shard is not fetched twice."""
-    ran = shardcache("warm", "--json", pattern, socket=warmed.socket)
-    assert ran.code == 0
-    assert (done(ran)["cached"], done(ran)["fetched"], done(ran)["origin_bytes"]) == (SHARDS, 0, 0)
-
-
-def test_missing_shard_fails_and_the_others_arrive(daemon: Daemon, shards: list[str]) -> None:
-    """One url that is not there: exit 1, an error that names it, and the rest is cached."""
-    missing = shards[0].replace("000000", "999999")
-    ran = shardcache("warm", "--json", missing, *shards, socket=daemon.socket)
-    assert ran.code == 1
+def test_shards_that_fail_are_named_and_the_others_arrive(daemon: Daemon, shards: list[str], tmp_path: Path) -> None:
+    """Exit 1: a missing shard and a file that is no tar, which is not cached; as text, each remedy once at the end."""
+    (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
+    missing, no_tar = shards[0].replace("000000", "99999{8,9}"), f"file://{tmp_path}/no.tar"
+    ran = shardcache("warm", "--json", missing, no_tar, *shards, socket=daemon.socket)
     errors = [event["error"] for event in ran.events if event["event"] == "error"]
-    assert [(error["code"], error["url"]) for error in errors] == [("not_found", missing)]
-    assert (done(ran)["fetched"], done(ran)["failed"]) == (SHARDS, 1)
-
-
-def test_warm_prints_the_missing_shard_and_the_remedy(daemon: Daemon, shards: list[str]) -> None:
-    """The line names the url, and what can be done comes once, at the end."""
-    missing = shards[0].replace("000000", "99999{8,9}")
+    expected = [(missing.replace("{8,9}", digit), "not_found") for digit in "89"] + [(no_tar, "not_a_tar")]
+    assert ran.code == 1 and sorted((error["url"], error["code"]) for error in errors) == sorted(expected)
+    assert (done(ran)["fetched"], done(ran)["failed"]) == (SHARDS, 3)
+    assert cached(daemon, f"file://{tmp_path}/") == shards
     ran = shardcache("warm", missing, socket=daemon.socket)
     assert ran.code == 1
     assert ran.out.count("failed  ") == 2 and ran.out.count("What to do: check the path") == 1
 
 
 @pytest.mark.parametrize("nothing", ["nothing-*.tar", "nowhere/"])
-def test_pattern_that_matches_nothing_fails(nothing: str, daemon: Daemon, shards: list[str], tmp_path: Path) -> None:
+def test_pattern_that_matches_nothing_fails(nothing: str, daemon: Daemon, tmp_path: Path) -> None:
     """A glob or prefix without a single match is an error that names it, not an empty success."""
-    url = f"file://{tmp_path}/store/{nothing}"
+    url = f"file://{tmp_path}/{nothing}"
     ran = shardcache("warm", url, socket=daemon.socket)
     assert ran.code == 1 and url in ran.err and "What to do:" in ran.err
-
-
-def test_file_that_is_no_tar_fails(daemon: Daemon, tmp_path: Path) -> None:
-    """A file that is no tar is named, and does not stay in the cache."""
-    (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
-    ran = shardcache("warm", "--json", f"file://{tmp_path}/no.tar", socket=daemon.socket)
-    errors = [event["error"]["code"] for event in ran.events if event["event"] == "error"]
-    assert (ran.code, errors) == (1, ["not_a_tar"])
-    assert cached(daemon, f"file://{tmp_path}/") == []
 
 
 def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
@@ -129,15 +112,11 @@ def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
 
 
 def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """A line of JSON a shard, with its size, samples and leases."""
+    """A line of JSON a shard; as text, only urls that start with PREFIX, whole also in a narrow pipe."""
     ran = shardcache("ls", "--json", prefix, socket=warmed.socket)
     assert ran.code == 0
     assert sorted(row["url"] for row in ran.events) == shards
     assert [(row["samples"], row["leases"]) for row in ran.events] == [(10, 0)] * SHARDS
-
-
-def test_ls_prints_the_shards_below_a_prefix(warmed: Daemon, shards: list[str]) -> None:
-    """Only urls that start with PREFIX are listed, whole, also in a narrow pipe."""
     ran = shardcache("ls", shards[1], socket=warmed.socket, env={"COLUMNS": "20"})
     assert ran.code == 0 and ran.out.splitlines()[1].split()[0] == shards[1]
     assert len(ran.out.splitlines()) == 2
@@ -157,7 +136,10 @@ def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
 
 
 def test_evict_removes_what_matches(warmed: Daemon, shards: list[str], prefix: str, tmp_path: Path) -> None:
-    """A brace pattern removes its shards; the store still has them."""
+    """A brace pattern removes its shards; the store still has them. Without a match: exit 1, and nothing else goes."""
+    ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
+    assert ran.code == 1 and "no cached shard matches" in ran.out
+    assert cached(warmed, prefix) == shards
     ran = shardcache("evict", "--json", shards[0].replace("000000", "{000000,000002}"), socket=warmed.socket)
     assert ran.code == 0
     assert sorted(ran.json["evicted"]) == [shards[0], shards[2]] and ran.json["kept"] == []
@@ -191,13 +173,6 @@ def test_relative_paths_mean_the_callers_folder(
     assert sorted(f"file://{path}" for path in evicted) == shards
 
 
-def test_evict_without_a_match_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """A shard that is not cached cannot be evicted: exit 1, and nothing else goes."""
-    ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
-    assert ran.code == 1 and "no cached shard matches" in ran.out
-    assert cached(warmed, prefix) == shards
-
-
 def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, shards: list[str], prefix: str) -> None:
     """One bit flipped on disk: exit 1 naming the shard, which is put aside and comes fresh from the store."""
     damaged = flip_a_bit(warmed, shards[1])
@@ -208,10 +183,6 @@ def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, 
     assert cached(warmed, prefix) == [shards[0], shards[2]]
     assert done(shardcache("warm", "--json", *shards, socket=warmed.socket))["fetched"] == 1
     assert shardcache("verify", prefix, socket=warmed.socket).code == 0
-
-
-def test_verify_prints_the_corrupt_shard_and_the_remedy(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """The corrupt shard's url and the remedy are printed."""
     flip_a_bit(warmed, shards[0])
     ran = shardcache("verify", prefix, socket=warmed.socket)
     assert ran.code == 1 and f"failed  {shards[0]}: " in ran.out and "What to do:" in ran.out
@@ -234,25 +205,19 @@ def test_status_has_sizes_and_counters(tmp_path: Path, shards: list[str]) -> Non
 
 def flip_a_bit(daemon: Daemon, url: str) -> Path:
     """Damage a published shard within a sample's bytes; return its path."""
-    [path] = (path for path in daemon.cache_dir.glob("shards/*/*.tar") if url in sidecar(path))
+    [sidecar] = (path for path in daemon.cache_dir.glob("shards/*/*.idx") if url.encode() in path.read_bytes())
+    path = sidecar.with_suffix(".tar")
     path.chmod(0o600)
-    with path.open("r+b") as file:
-        file.seek(1000)
-        byte = file.read(1)[0]
-        file.seek(1000)
-        file.write(bytes([byte ^ 1]))
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
     return path
 
 
-def sidecar(path: Path) -> str:
-    """Return what lies beside a published shard; its header tells the url."""
-    return path.with_suffix(".idx").read_bytes().decode(errors="replace")
-
-
-@pytest.mark.parametrize("command", ["status", "warm", "ls", "evict", "verify", "pin"])
+@pytest.mark.parametrize("command", ["status", "warm", "ls"])
 def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shards: list[str]) -> None:
     """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""
-    urls = shards if command in ("warm", "evict") else []
+    urls = shards if command == "warm" else []
     where = ("--json", "--socket", str(warmed.socket))
     run = [sys.executable, "-X", "importtime", "-m", "shardcache", command, *urls, *where]
     done = subprocess.run(run, env=clean_environment({}), capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
-"""`shardcache config`: the options that a daemon would have, what sets each, and whether a file is valid."""
+"""Commands without a daemon: `shardcache config`, completion, and commands that find no daemon."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,54 @@ def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, 
 
 
 def test_every_invalid_option_is_named(file: Path) -> None:
-    """One run is enough to mend a file."""
+    """One run is enough to mend a file; neither a missing file nor a folder is read as an empty file."""
     file.write_text("attempts = 0\nlog_level = 'loud'\n")
     told = shardcache("config", "check", file).err
     assert "attempts in" in told and "log_level in" in told
+    for path in (file.parent / "none.toml", file.parent):
+        assert shardcache("config", "check", path).code == 2
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
-    """So is a folder: neither is read as an empty file."""
-    assert shardcache("config", "check", tmp_path / "none.toml").code == 2
-    assert shardcache("config", "check", tmp_path).code == 2
+# Commands that find no daemon
+
+URL = "s3://bucket/a.tar"
+COMMANDS = [("status",), ("top",), ("warm", URL), ("ls",), ("evict", URL), ("verify",), ("dashboard", "--no-open")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_no_socket_exits_3_with_the_command_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Each command that needs a daemon exits 3 and prints the command that starts one at that very socket."""
+    ran = shardcache(*command, socket=tmp_path / "none.sock")
+    assert (ran.code, ran.out) == (3, "")
+    assert f"shardcache serve --socket {tmp_path}/none.sock --cache-dir" in ran.err
+
+
+def test_socket_of_a_killed_daemon_exits_3(tmp_path: Path) -> None:
+    """Named by $SHARDCACHE_SOCKET, too; with --json, a script finds the error where it reads the result."""
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    ran = shardcache("status", "--json", env={"SHARDCACHE_SOCKET": str(path)})
+    assert (ran.code, ran.json["error"]["code"], ran.json["error"]["url"]) == (3, "no_daemon", str(path))
+
+
+# Completion, by the script that docs/commands.md describes
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("sta", {"plain,status"}),
+        ("serve --cap", {"plain,--capacity"}),
+        ("serve --log-format ", {"plain,text", "plain,json"}),
+        ("config ch", {"plain,check"}),
+        ("warm sha", {"file,sha"}),
+        ("serve --cache-dir sha", {"file,sha"}),
+        ("config check sha", {"file,sha"}),
+    ],
+)
+def test_commands_options_values_and_paths_are_completed(line: str, offered: set[str]) -> None:
+    """Commands, options and their values are offered by their beginning; paths are left to the shell."""
+    words = f"shardcache {line}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_SHARDCACHE_COMPLETE": "bash_complete"}
+    assert set(shardcache(env=asked).out.splitlines()) == offered

@@ -87,19 +87,12 @@ def test_odd_but_harmless_options_are_warnings(tmp_path: Path) -> None:
     assert "meant=SHARDCACHE_CAPACITY" in log and "name=SHARDCACHE_CAPCITY" in log
 
 
-def test_socket_in_use_is_refused(tmp_path: Path) -> None:
-    """A second daemon at the same socket exits 1 and leaves the first one alone."""
+def test_socket_and_cache_dir_in_use_are_refused(tmp_path: Path) -> None:
+    """A second daemon exits 1 and leaves the first one alone: each would evict what the other serves."""
     with Daemon(tmp_path) as daemon:
-        ran = shardcache("serve", "--socket", daemon.socket, "--cache-dir", tmp_path / "other")
-        assert ran.code == 1 and str(daemon.socket) in ran.err
-        assert shardcache("status", socket=daemon.socket).code == 0
-
-
-def test_cache_dir_in_use_is_refused(tmp_path: Path) -> None:
-    """Two daemons never share a cache folder: each would evict what the other serves."""
-    with Daemon(tmp_path) as daemon:
-        ran = shardcache("serve", "--socket", tmp_path / "other.sock", "--cache-dir", daemon.cache_dir)
-        assert ran.code == 1 and str(daemon.cache_dir) in ran.err
+        for socket, folder in ((daemon.socket, tmp_path / "other"), (tmp_path / "other.sock", daemon.cache_dir)):
+            ran = shardcache("serve", "--socket", socket, "--cache-dir", folder)
+            assert ran.code == 1 and str(daemon.socket if socket == daemon.socket else folder) in ran.err
         assert shardcache("status", socket=daemon.socket).code == 0
 
 

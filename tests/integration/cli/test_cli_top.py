@@ -17,15 +17,13 @@ from support.programs.daemon import Daemon
 from support.shards.tars import write_shards
 
 LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
-
-
 INTERVAL = "0.1"
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Run a daemon."""
-    with Daemon(tmp_path) as daemon:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon for all tests here."""
+    with Daemon(tmp_path_factory.mktemp("d")) as daemon:
         yield daemon
 
 
@@ -46,14 +44,10 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
-    """One frame without any terminal's codes, the daemon's folder in it, rates over an interval, exit 0."""
+    """One frame without any terminal's codes, rates over an interval, exit 0; with --json, the whole status page."""
     ran = shardcache("top", "--once", "--interval", INTERVAL, socket=daemon.socket)
     assert ran.code == 0 and ran.out.startswith("shardcache ") and f"pid {daemon.pid}" in ran.out
     assert str(daemon.cache_dir) in ran.out and "requests/s" in ran.out and "\x1b" not in ran.out
-
-
-def test_once_as_json_is_one_page_with_its_rates(daemon: Daemon) -> None:
-    """A script gets the whole status page and the rates of one interval."""
     page = shardcache("top", "--once", "--json", "--interval", INTERVAL, socket=daemon.socket).json
     assert page["pid"] == daemon.pid and page["cache"]["dir"] == str(daemon.cache_dir)
     assert page["rates"]["interval_s"] > 0 and page["rates"]["origin_bytes_per_s"] == 0

@@ -9,6 +9,7 @@ import pytest
 
 import house
 from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
@@ -39,8 +40,3 @@ def test_a_cold_shard_passes_few_files(moto: Bucket, tmp_path: Path) -> None:
     ran = {line for path in tmp_path.glob("*.files") for line in path.read_text().splitlines()}
     print(f"{len(ran)} files", *sorted(ran), sep="\n")
     assert len(ran) <= house.LIMITS["files that a cold shard passes"]
-
-
-def children(pid: int) -> list[str]:
-    """Return the pids of a process's children."""
-    return [pid for task in Path(f"/proc/{pid}/task").iterdir() for pid in (task / "children").read_text().split()]

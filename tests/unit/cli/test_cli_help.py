@@ -7,15 +7,14 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from shardcache.cli.doctor.runner import CHECKS
 from shardcache.cli.main import app
 from shardcache.cli.serve import serve
 from shardcache.config import Settings
-from support.programs.cli import shardcache
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")
-COMMANDS = ("serve", "status", "top", "write", "warm", "index", "ls", "evict", "verify", "doctor", "probe", "demo")
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -28,48 +27,37 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself(command: str) -> None:
-    """Each command has a help page, and the list of commands names it."""
-    page = shardcache(command, "--help")
-    assert page.code == 0 and page.out.startswith(f"Usage: shardcache {command}")
-    assert f"\n  {command} " in shardcache("--help").out
-
-
-def test_client_installation_says_how_to_get_the_command_line() -> None:
-    """Where only the client is installed, the command exits 2 and names the extra."""
-    code = "import sys; sys.modules['click'] = None; from shardcache.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install 'shardcache[daemon]'" in done.stderr
-
-
-@pytest.mark.parametrize("columns", ["80", "120"])
-def test_summaries_are_whole(columns: str) -> None:
-    """The list of commands cuts no sentence, in any width."""
-    page = " ".join(shardcache("--help", env={"COLUMNS": columns}).out.split())
+@pytest.mark.parametrize("columns", [80, 120])
+def test_each_command_explains_itself(columns: int) -> None:
+    """Each command has a help page, and a summary in the list of commands that is not cut in any width."""
+    page = " ".join(CliRunner().invoke(app, ["--help"], terminal_width=columns).output.split())
     assert "..." not in page.partition("Commands:")[2]
-    for command in app.commands.values():
+    for name, command in app.commands.items():
         assert " ".join((command.short_help or command.help or "").split()).partition(". ")[0].rstrip(".") in page
+        ran = CliRunner().invoke(app, [name, "--help"], prog_name="shardcache")
+        assert ran.exit_code == 0 and ran.output.startswith(f"Usage: shardcache {name} ")
 
 
-FLAGS = [name for name in Settings.model_fields if name != "origin"]
-
-
-def flag(name: str) -> str:
-    """Return the option of a field."""
-    return "--" + name.replace("_", "-")
+@pytest.mark.parametrize(
+    ("missing", "program", "code", "remedy"),
+    [
+        ("click", "from shardcache.__main__ import main; main()", 2, "pip install 'shardcache[daemon]'"),
+        ("moto", "from shardcache.cli.main import app; app(['demo'])", 1, "pip install 'shardcache[demo]'"),
+    ],
+)
+def test_missing_packages_are_named_with_their_extra(missing: str, program: str, code: int, remedy: str) -> None:
+    """Where only the client is installed, there is no command line; without the extra, there is no demo."""
+    program = f"import sys; sys.modules[{missing!r}] = None; {program}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == code and missing in done.stderr and remedy in done.stderr
 
 
 def test_serve_has_a_flag_for_each_setting() -> None:
-    """A field of Settings needs no second declaration to become a flag; tables stay in the config file."""
+    """A field of Settings needs no second declaration to become a flag with help; tables stay in the config file."""
     # click keeps the first help option that it makes, and for other tests that was also -h.
     flags = {param.opts[0] for param in serve.get_params(click.Context(serve)) if "--help" not in param.opts}
-    assert flags == {"--config", "--private", "--json", *map(flag, FLAGS)}
-
-
-def test_every_setting_is_described() -> None:
-    """Help and the settings page have something to say about each option."""
+    fields = {"--" + name.replace("_", "-") for name in Settings.model_fields if name != "origin"}
+    assert flags == {"--config", "--private", "--json", *fields}
     assert all(field.description for field in Settings.model_fields.values())
 
 
