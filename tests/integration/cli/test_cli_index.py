@@ -34,10 +34,10 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon whose cache has room for two of the shards, and which believes no listing."""
-    with Daemon(tmp_path, "--listing-ttl-s", "0", capacity=str(2 * SHARD_BYTES)) as daemon:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for all tests here whose cache has room for two of the shards, and which believes no listing."""
+    with Daemon(tmp_path_factory.mktemp("d"), "--listing-ttl-s", "0", capacity=str(2 * SHARD_BYTES)) as daemon:
         yield daemon
 
 
@@ -64,6 +64,7 @@ def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path,
     """Each shard is fetched once and passes through: every row is right, in the order of the pattern."""
     index = tmp_path / "index.json"
     pattern = f"file://{store}/shard-{{000005..000000}}.tar"
+    before = daemon.status()["counters"]
     ran = shardcache("index", "--json", pattern, "-o", index, socket=daemon.socket)
     assert ran.code == 0
     paths = sorted(store.iterdir(), reverse=True)
@@ -73,27 +74,30 @@ def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path,
     assert done(ran) == {"fetched": SHARDS, "known": 0, "failed": 0, "origin_bytes": origin_bytes}
     assert ran.events[0] == {"event": "resolved", "shards": SHARDS, "total_bytes": origin_bytes}
     assert ran.events[-1]["samples"] == SHARDS * SAMPLES
-    status = daemon.status()
-    assert status["counters"]["origin_bytes"] == origin_bytes
-    assert status["counters"]["evictions"] >= SHARDS - 2
+    after = daemon.status()["counters"]
+    assert after["origin_bytes"] - before["origin_bytes"] == origin_bytes
+    assert after["evictions"] - before["evictions"] >= SHARDS - 2
 
 
-def test_shards_with_known_counts_are_not_read_again(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Neither after eviction nor after a restart: the second index is the same, and not one byte was fetched."""
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
+def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """A shard fetched once is counted in the manifest for ever, and an index of such shards reads not one byte.
+
+    Used as a url, the index tells sessions urls, versions, sizes and counts, as a listing of what was counted does.
+    """
+    url, first, second = f"file://{store}/shard-000000.tar", tmp_path / "first.json", tmp_path / "second.json"
+    assert manifest(daemon, url)[0][3] is None
+    assert shardcache("warm", url, socket=daemon.socket).code == 0
+    assert shardcache("evict", url, socket=daemon.socket).code == 0
+    daemon.restart()
+    assert url not in [row["url"] for row in daemon.shards()]
+    assert manifest(daemon, url)[0][3] == SAMPLES
     assert shardcache("index", f"file://{store}/", "-o", first, socket=daemon.socket).code == 0
     daemon.restart()
     ran = shardcache("index", "--json", f"file://{store}/", "-o", second, socket=daemon.socket)
     assert (ran.code, done(ran)) == (0, {"fetched": 0, "known": SHARDS, "failed": 0, "origin_bytes": 0})
     assert second.read_text() == first.read_text()
     assert daemon.status()["counters"]["origin_bytes"] == 0
-
-
-def test_the_index_is_the_manifest(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Used as a url, it tells sessions urls, versions, sizes and counts, as a listing of what was counted does."""
-    index = tmp_path / "index.json"
-    assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
-    told = manifest(daemon, f"file://{index}")
+    told = manifest(daemon, f"file://{second}")
     assert told == manifest(daemon, f"file://{store}/")
     assert [(samples, version is None) for _, version, _, samples in told] == [(SAMPLES, False)] * SHARDS
 
@@ -117,27 +121,16 @@ def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store
     assert all(row["sizes"] == {"bin": [SIZES["bin"]] * SAMPLES} for row in told)
 
 
-def test_table_needs_a_file_next_to_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Standard output has no place for it; and of a shard that fails, neither file is written."""
-    ran = shardcache("index", f"file://{store}/", "-o", "-", "--samples", socket=daemon.socket)
-    assert ran.code == 2 and "--samples writes a second file" in ran.err
-    (store / "shard-000002.tar").write_bytes(b"no tar" * 1000)
-    ran = shardcache("index", f"file://{store}/", "-o", tmp_path / "index.json", "--samples", socket=daemon.socket)
-    assert ran.code == 1 and "shard-000002.tar" in ran.err
-    assert not [path for path in tmp_path.iterdir() if "index" in path.name]
-
-
 def test_metadata_that_cannot_be_kept_names_shard_and_sample(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """And neither file is written. Without a table, there is no place to keep it."""
-    ran = shardcache("index", f"{store}/", "-o", tmp_path / "index.json", "--metadata", "bin", socket=daemon.socket)
-    assert ran.code == 2 and "pass --samples, too" in ran.err
-    options = ("-o", tmp_path / "index.json", "--samples", "--metadata")
-    ran = shardcache("index", f"{store}/", *options, ".json", socket=daemon.socket)
-    assert ran.code == 2 and "no dot" in ran.err
-    ran = shardcache("index", f"{store}/", *options, "bin", socket=daemon.socket)
+    """Of a shard that fails, or has no metadata, neither the table nor the index is written."""
+    options = (f"{store}/", "-o", tmp_path / "index.json", "--samples")
+    ran = shardcache("index", *options, "--metadata", "bin", socket=daemon.socket)
     told = " ".join(ran.err.split())
     assert ran.code == 1 and "the member 'bin' of the sample '000000' holds no valid metadata" in told
     assert "shard-000000.tar" in told and "--metadata json:width,height" in told
+    (store / "shard-000002.tar").write_bytes(b"no tar" * 1000)
+    ran = shardcache("index", *options, socket=daemon.socket)
+    assert ran.code == 1 and "shard-000002.tar" in ran.err
     assert not [path for path in tmp_path.iterdir() if "index" in path.name]
 
 
@@ -152,19 +145,11 @@ def test_a_table_of_other_versions_is_not_kept() -> None:
         check_same(before, before[:1])
 
 
-def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path) -> None:
-    """A shard fetched once, evicted and forgotten by the process is counted in the manifest all the same."""
-    url = f"file://{store}/shard-000000.tar"
-    assert manifest(daemon, url)[0][3] is None
-    assert shardcache("warm", url, socket=daemon.socket).code == 0
-    assert shardcache("evict", url, socket=daemon.socket).code == 0
-    daemon.restart()
-    assert daemon.shards() == []
-    assert manifest(daemon, url)[0][3] == SAMPLES
-
-
 def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Given as a url, also to a daemon that knows nothing: only the shard that was replaced is read."""
+    """Given as a url, also to a daemon that knows nothing: only the shard that was replaced is read.
+
+    A listing that the daemon remembers is not trusted: a shard that was replaced a moment ago is counted again.
+    """
     index = tmp_path / "index.json"
     assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
     before = rows(index)
@@ -178,16 +163,10 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
     assert (after[3]["nsamples"], after[3]["filesize"]) == (3, replaced.stat().st_size)
     assert after[3]["etag"] != before[3]["etag"]
     assert after[:3] + after[4:] == before[:3] + before[4:]
-
-
-def test_remembered_listings_are_not_trusted_by_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """A shard that was replaced a moment ago is counted anew, and a job that then starts reads by the new index."""
-    index, url = tmp_path / "index.json", f"file://{store}/"
-    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
-    assert [row[3] for row in manifest(daemon, f"file://{index}")] == [SAMPLES] * SHARDS
+    assert [row[3] for row in manifest(daemon, f"file://{store}/")] == [SAMPLES] * 3 + [None] + [SAMPLES] * 2
     (store / "shard-000001.tar").write_bytes(make_tar(random_samples(2, SIZES)))
-    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
-    assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, *[SAMPLES] * (SHARDS - 2)]
+    assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
+    assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, SAMPLES, 3, SAMPLES, SAMPLES]
 
 
 @pytest.mark.parametrize("place", ["s3", "http", "file"])
@@ -273,6 +252,9 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
         (["-o", "/no/such/folder/index.json"], "does not exist"),
         (["-o", "-", "--json"], "standard output"),
         ([], "--output"),
+        (["-o", "-", "--samples"], "--samples writes a second file"),
+        (["-o", "index.json", "--metadata", "json"], "pass --samples, too"),
+        (["-o", "index.json", "--samples", "--metadata", ".json"], "no dot"),
     ],
 )
 def test_output_that_cannot_be_written_is_refused_before_any_work(flags: list[str], hint: str, tmp_path: Path) -> None:
