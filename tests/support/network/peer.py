@@ -93,9 +93,10 @@ class Peer:
 
 
 Script = Callable[[Peer], None]
+Step = Callable[[Peer], object]
 
 
-def begun(*steps: Callable[[Peer], object], stays: bool = True) -> Script:
+def begun(*steps: Step, stays: bool = True) -> Script:
     """Return the script of a daemon to which a plan is declared, that takes these steps, and hears what still comes."""
 
     def script(peer: Peer) -> None:
@@ -108,17 +109,22 @@ def begun(*steps: Callable[[Peer], object], stays: bool = True) -> Script:
     return script
 
 
-def granted(lease: int, **fields: Any) -> Callable[[Peer], None]:
+def granted(lease: int, **fields: Any) -> Step:
     """Return the step that hears one request and answers it as a granted lease."""
     return lambda peer: peer.grant(lease, **fields)
 
 
-def arriving(lease: int, ready_bytes: int) -> Callable[[Peer], None]:
+def arriving(lease: int, ready_bytes: int) -> Step:
     """Return the step that hears one request and answers it with the beginning of a shard."""
     return lambda peer: peer.arrive(lease, ready_bytes)
 
 
-def explaining(reason: str, **fields: Any) -> Callable[[Peer], None]:
+def refused(error: ShardcacheError) -> Step:
+    """Return the step that hears one request and answers it with an error."""
+    return lambda peer: peer.refuse(error)
+
+
+def explaining(reason: str, **fields: Any) -> Step:
     """Return the step that hears the question for the reason of a wait, and answers it."""
 
     def explain(peer: Peer) -> None:

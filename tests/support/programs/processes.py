@@ -1,4 +1,4 @@
-"""Children of processes, by /proc."""
+"""Children of processes, and open files of this one, by /proc."""
 
 import os
 import platform
@@ -39,6 +39,15 @@ def transport_workers(pid: int) -> set[int]:
 def running(pid: int, module: str) -> set[int]:
     """Return those of them that are programs of a module by now."""
     return {child for child in children(pid) if module.encode() in _command(child)}
+
+
+def memfds() -> dict[int, str]:
+    """Return the names of this process's files without a path, by their descriptors."""
+    names = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            names[int(link.name)] = str(link.readlink())
+    return {fd: name for fd, name in names.items() if "memfd" in name}
 
 
 def wait_until_ended(pid: int, limit_s: float = 60.0) -> None:

@@ -7,7 +7,7 @@ import pickle
 import signal
 from array import array
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -21,7 +21,8 @@ from shardcache.store.disk import is_open_elsewhere
 from shardcache.tarindex import Samples
 from shardcache_client.files.buffers import Buffer
 from shardcache_client.files.slicing import ShardGoneError
-from shardcache_client.sharing.handover import Acks, Handover
+from shardcache_client.sharing.handover import Acks, Handover, Loan
+from support.programs.processes import memfds
 
 CONTENT = os.urandom(1 << 20)
 PIECE_BYTES = 5000
@@ -41,29 +42,41 @@ def piece(number: int) -> bytes:
     return CONTENT[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
 
 
-def map_whole(path: Path) -> mmap.mmap:
-    """Map a file as a reader does."""
+def lend(handover: Handover, path: Path) -> Loan:
+    """Map a file as a reader does, and lend it."""
     with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    return handover.lend(mapped, path, path.stat().st_ino, f"s3://bucket/{path.name}")
 
 
-class Worker:
-    """Program of a sender: it lends one shard and does as it is told."""
+class Lender:
+    """One shard that a worker lends, and what was cut of it."""
 
     def __init__(self, handover: Handover, path: Path) -> None:
         self._handover = handover
-        self._loan = handover.lend(map_whole(path), path, path.stat().st_ino, f"s3://bucket/{path.name}")
-        self._values: list[Buffer] = []
+        self._loan = lend(handover, path)
+        self._values: list[Any] = []
 
     def cut(self, number: int) -> None:
         """Cut a piece and keep it."""
         first = number * PIECE_BYTES
-        self._values.append(self._loan.whole()[first : first + PIECE_BYTES])  # type: ignore[arg-type]
+        self._values.append(self._loan.whole()[first : first + PIECE_BYTES])
 
-    def message(self) -> bytes:
-        """Pickle what was cut, as a DataLoader's queue does, and let go of it."""
+    def message(self, *numbers: int) -> bytes:
+        """Cut pieces, pickle all that was cut as a DataLoader's queue does, and let go of it."""
+        for number in numbers:
+            self.cut(number)
         data, self._values = bytes(ForkingPickler.dumps(self._values)), []
         return data
+
+    def odd_views(self) -> list[bytes]:
+        """Cut slices of slices, small and empty ones and others that are no run of bytes; return what they hold."""
+        value: Any = self._loan.whole()[1000:90_000]
+        self._values = [
+            *(value, value[10:60_000][2:50_000], value[0:0], value[:10], value[:50_000:5], value[49_999::-1]),
+            *(value[:6000].reshape(2, 3000), value[:5000].copy()),
+        ]
+        return list(map(bytes, self._values))
 
     def pickled_elsewhere(self) -> bytes:
         """Pickle it as `torch.save` and the like do."""
@@ -84,14 +97,14 @@ class Worker:
 
 def work(handover: Handover, path: Path, pipe: Connection) -> None:
     """Obey until the pipe ends."""
-    worker = Worker(handover, path)
+    lender = Lender(handover, path)
     while (order := pipe.recv()) is not None:
         name, *arguments = order
-        pipe.send(getattr(worker, name)(*arguments))
+        pipe.send(getattr(lender, name)(*arguments))
 
 
 class Sender:
-    """A process with a Worker; a context manager."""
+    """A process with a Lender, whose methods it has; a context manager."""
 
     def __init__(self, handover: Handover, path: Path, method: str = "fork") -> None:
         context: Any = multiprocessing.get_context(method)
@@ -113,34 +126,8 @@ class Sender:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.join()
 
-    def cut(self, number: int) -> None:
-        """See Worker."""
-        self._ask("cut", number)
-
-    def message(self, number: int = 0) -> bytes:
-        """Have a piece cut and pickled."""
-        self.cut(number)
-        return self.message_of_all()
-
-    def message_of_all(self) -> bytes:
-        """Have what was cut pickled."""
-        return bytes(self._ask("message"))
-
-    def pickled_elsewhere(self) -> bytes:
-        """See Worker."""
-        return bytes(self._ask("pickled_elsewhere"))
-
-    def settled(self) -> bool:
-        """See Worker."""
-        return bool(self._ask("settled"))
-
-    def forget(self) -> None:
-        """See Worker."""
-        self._ask("forget")
-
-    def settle(self) -> None:
-        """See Worker."""
-        self._ask("settle")
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._ask(name, *arguments)
 
     def _ask(self, *order: Any) -> Any:
         self._pipe.send(order)
@@ -151,10 +138,9 @@ class Sender:
 def test_a_relative_gets_references(shard: Path, method: str) -> None:
     """However the worker was started: the message is small, the bytes are right, and both see it settled."""
     with Sender(Handover(), shard, method) as sender:
-        for number in range(32):
-            sender.cut(number)
+        sender.cut(0)
         assert not sender.settled()
-        message = sender.message_of_all()
+        message = sender.message(*range(1, 32))
         assert len(message) < 3000
         assert not sender.settled()
         values = pickle.loads(message)
@@ -167,7 +153,7 @@ def test_the_bytes_are_those_of_one_map(shard: Path) -> None:
     """Two messages of one shard, or of two workers, share the receiver's map; with the last value it goes."""
     handover = Handover()
     with Sender(handover, shard) as one, Sender(handover, shard) as other:
-        messages = [one.message(), one.message(5), other.message(7)]
+        messages = [one.message(0), one.message(5), other.message(7)]
     values = [pickle.loads(message)[0] for message in messages]
     assert maps_of(shard) == 1
     assert len({id(value.base) for value in values}) == 1
@@ -202,7 +188,7 @@ def test_every_message_counts_and_none_twice(shard: Path) -> None:
 def test_samples_in_transit_outlive_their_lease(shard: Path) -> None:
     """A borrower may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
     with Sender(Handover(), shard) as sender:
-        message = sender.message()
+        message = sender.message(0)
         sender.forget()
         sender.settle()
         assert is_open_elsewhere(shard)
@@ -213,7 +199,7 @@ def test_samples_in_transit_outlive_their_lease(shard: Path) -> None:
 
 def test_worker_sends_inherited_views_as_bytes(shard: Path) -> None:
     """Values that were there before it was forked are no loan of its own, and need no receipt."""
-    loan = Handover().lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    loan = lend(Handover(), shard)
     values = [loan.whole()[:PIECE_BYTES]]
     with in_child(lambda: bytes(ForkingPickler.dumps(values))) as message:
         values.clear()
@@ -223,7 +209,7 @@ def test_worker_sends_inherited_views_as_bytes(shard: Path) -> None:
 
 def test_copied_values_keep_no_shard(shard: Path) -> None:
     """In a shard without a large member, the bytes are the map's own: nobody has to follow them."""
-    loan = Handover().lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    loan = lend(Handover(), shard)
     tables = Samples(
         extensions=["cls"], extension_ids=array("I", [0]), starts=array("Q", [512]), ends=array("Q", [516])
     )
@@ -255,10 +241,10 @@ def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
     """The next worker takes the dead one's place among the receipts, and waits for its own alone."""
     handover = Handover()
     with Sender(handover, shard) as dead:
-        late = dead.message()
+        late = dead.message(0)
         dead.kill()
     with Sender(handover, shard) as sender:
-        message = sender.message()
+        message = sender.message(0)
         pickle.loads(late)
         assert not sender.settled()
         pickle.loads(message)
@@ -268,7 +254,7 @@ def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
 def test_received_samples_outlive_a_killed_worker(shard: Path) -> None:
     """The receiver's map is its own; with it, the dead worker's shard is free again."""
     with Sender(Handover(), shard) as sender:
-        values = pickle.loads(sender.message())
+        values = pickle.loads(sender.message(0))
         sender.kill()
     assert bytes(values[0]) == piece(0)
     assert is_open_elsewhere(shard)
@@ -278,30 +264,19 @@ def test_received_samples_outlive_a_killed_worker(shard: Path) -> None:
 
 def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
     """A process that the dataset never came to cannot hand in a receipt; the error says what to send instead."""
-    ours, theirs = multiprocessing.Pipe()
-    stranger = multiprocessing.get_context("fork").Process(target=load_as_stranger, args=(theirs,))
-    stranger.start()
-    with Sender(Handover(), shard) as sender:
-        ours.send(sender.message())
-        assert "send bytes(value)" in ours.recv()
-        assert not sender.settled()
-    stranger.join()
-
-
-def load_as_stranger(pipe: Connection) -> None:
-    """Load one message and send back what goes wrong."""
-    message = pipe.recv()
-    try:
-        pickle.loads(message)
-    except ConfigError as exn:
-        pipe.send(str(exn))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as stranger:
+        stranger.submit(int).result()  # it is started before there is a dataset
+        with Sender(Handover(), shard) as sender:
+            with pytest.raises(ConfigError, match=r"send bytes\(value\)"):
+                stranger.submit(pickle.loads, sender.message(0)).result()
+            assert not sender.settled()
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None:
     """As in another mount namespace: the error names shard and remedy, and no other file is read in its place."""
     with Sender(Handover(), shard) as sender:
-        message = sender.message()
+        message = sender.message(0)
         shard.rename(shard.with_name("other.tar"))
         if replaced:
             shard.write_bytes(CONTENT)
@@ -316,7 +291,7 @@ def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
     with Sender(Handover(), shard) as sender:
         sender.cut(0)
         data = sender.pickled_elsewhere()
-        pickle.loads(sender.message_of_all())
+        pickle.loads(sender.message())
         assert sender.settled()
     shard.unlink()
     assert bytes(pickle.loads(data)[0]) == piece(0)
@@ -325,7 +300,7 @@ def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
 def test_received_samples_are_passed_on_by_value(shard: Path) -> None:
     """The receiver has no lease of its own to lend on."""
     with Sender(Handover(), shard) as sender:
-        (value,) = pickle.loads(sender.message())
+        (value,) = pickle.loads(sender.message(0))
     onward = bytes(ForkingPickler.dumps(value))
     del value
     shard.unlink()
@@ -335,7 +310,7 @@ def test_received_samples_are_passed_on_by_value(shard: Path) -> None:
 @pytest.mark.parametrize("again", [lambda handover: handover, lambda handover: pickle.loads(pickle.dumps(handover))])
 def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Handover], Handover]) -> None:
     """Nobody is known to follow a reference from here; so the lease may go at once, and the values keep the map."""
-    loan = again(Handover()).lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    loan = lend(again(Handover()), shard)
     value = loan.whole()[5:PIECE_BYTES]
     assert loan.settled()
     del loan
@@ -348,33 +323,11 @@ def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Hand
 
 def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
     """A view that is no run of bytes goes by value among references, and so do small and empty ones."""
-    with in_child_with_views(Handover(), shard) as (message, expected):
+    with Sender(Handover(), shard) as sender:
+        expected, message = sender.odd_views(), sender.message()
         values = pickle.loads(message)
     assert [bytes(value) for value in values] == expected
     assert len(message) < 80_000
-
-
-@contextmanager
-def in_child_with_views(handover: Handover, path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Have odd views pickled by a child that stays until they were loaded."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=send_views, args=(handover, path, theirs))
-    process.start()
-    yield ours.recv()
-    ours.send(None)
-    process.join()
-
-
-def send_views(handover: Handover, path: Path, pipe: Connection) -> None:
-    """Pickle all sorts of views; wait until they have arrived."""
-    loan = handover.lend(map_whole(path), path, path.stat().st_ino, "s3://bucket/shard.tar")
-    value: Any = loan.whole()[1000:90_000]
-    views = [
-        *(value, value[10:60_000][2:50_000], value[0:0], value[:10], value[:50_000:5], value[49_999::-1]),
-        *(value[:6000].reshape(2, 3000), value[:5000].copy()),
-    ]
-    pipe.send((bytes(ForkingPickler.dumps(views)), [bytes(view) for view in views]))
-    pipe.recv()
 
 
 # Acknowledgements
@@ -422,10 +375,3 @@ def test_nothing_is_left() -> None:
     assert len(memfds()) == len(before) + 2
     del acks
     assert memfds() == before
-
-
-def memfds() -> list[str]:
-    """Return this process's descriptors of files without a name, in order."""
-    fds = os.listdir("/proc/self/fd")  # noqa: PTH208
-    links = {fd: f"/proc/self/fd/{fd}" for fd in fds}
-    return sorted(fd for fd, link in links.items() if os.path.lexists(link) and "memfd" in os.readlink(link))  # noqa: PTH115
