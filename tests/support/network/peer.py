@@ -96,17 +96,22 @@ Script = Callable[[Peer], None]
 Step = Callable[[Peer], object]
 
 
-def begun(*steps: Step, stays: bool = True) -> Script:
-    """Return the script of a daemon to which a plan is declared, that takes these steps, and hears what still comes."""
+def welcomed(*steps: Step, stays: bool = True) -> Script:
+    """Return the script of a daemon that welcomes a reader, takes these steps, and hears what still comes."""
 
     def script(peer: Peer) -> None:
-        peer.begin()
+        peer.welcome()
         for step in steps:
             step(peer)
         if stays:
             peer.stay()
 
     return script
+
+
+def begun(*steps: Step, stays: bool = True) -> Script:
+    """Return such a script that begins with a plan."""
+    return welcomed(accepted, *steps, stays=stays)
 
 
 def granted(lease: int, **fields: Any) -> Step:

@@ -1,11 +1,9 @@
 """connection.py and websocket.py: what a client makes of whatever answers, or does not, at the socket."""
 
 import gc
-import http.server
 import json
 import os
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -15,19 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.errors import (
-    ConfigError,
-    DaemonError,
-    NoDaemonError,
-    ProtocolError,
-    VersionMismatchError,
-)
+from shardcache.errors import ConfigError, DaemonError, NoDaemonError, ProtocolError, VersionMismatchError
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity, WebSocket
 from shardcache_client.daemon.session import resolve
 from shardcache_client.topology import Topology
-from support.network.peer import Peer, scripted
+from support.network.peer import Peer, scripted, welcomed
 
 READER = ReaderIdentity("job", Topology(1, 2, 3, 4))
 
@@ -45,12 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_hello_identifies_the_reader(path: Path) -> None:
     """The daemon learns job, rank, worker and process of the reader."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.stay()
-
-    with scripted(path, script) as heard:
+    with scripted(path, welcomed()) as heard:
         DaemonConnection(path, READER).close()
     (hello,) = heard
     assert hello.pop("client_version")
@@ -154,26 +141,20 @@ def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
         DaemonConnection(path, READER)
 
 
-class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-
 @contextmanager
 def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
-    """Serve one answer to every GET at a Unix socket."""
+    """Serve one answer to one request at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(path))
+        listener.listen()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.wfile.write(f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    with _Unix(str(path), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+        pool.submit(answer)
+        yield
 
 
 def test_another_server_at_the_socket_is_no_daemon(path: Path) -> None:
@@ -191,26 +172,19 @@ def test_a_refusal_keeps_its_type(path: Path) -> None:
 
 def test_an_answer_that_does_not_come(path: Path) -> None:
     """A daemon that is silent for the whole time is an error that says so."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.stay()
-
-    with scripted(path, script), pytest.raises(DaemonError, match="did not answer 'resolve'"):
+    with scripted(path, welcomed()), pytest.raises(DaemonError, match="did not answer 'resolve'"):
         resolve(DaemonChoice(path), READER, ["s3://bucket/"], 0.05)
 
 
 def test_answers_are_distinguished_by_id(path: Path) -> None:
     """Two leases under way are each answered by their own answer, whichever comes first."""
 
-    def script(peer: Peer) -> None:
-        peer.welcome()
+    def in_reverse(peer: Peer) -> None:
         first, second = peer.hear()["id"], peer.hear()["id"]
         peer.lend(second, 22)
         peer.lend(first, 11)
-        peer.stay()
 
-    with scripted(path, script):
+    with scripted(path, welcomed(in_reverse)):
         connection = DaemonConnection(path, READER)
         first, second = connection.request("lease", position=0), connection.request("lease", position=1)
         assert (connection.answer(first, soon()) or {})["lease"] == 11
@@ -223,16 +197,14 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
     text = json.dumps({"type": "manifest", "id": 1, "shards": [["s3://bucket/x.tar", None, None, None]] * 50_000})
     ponged = threading.Event()
 
-    def script(peer: Peer) -> None:
-        peer.welcome()
+    def in_pieces(peer: Peer) -> None:
         peer.hear()
         pong = peer.websocket.ping()
         peer.websocket.send([text[:100], text[100:2_000_000], text[2_000_000:]])
         if pong.wait(30):
             ponged.set()
-        peer.stay()
 
-    with scripted(path, script):
+    with scripted(path, welcomed(in_pieces)):
         connection = DaemonConnection(path, READER)
         answer = connection.call("resolve", soon(), urls=[])
         assert len(answer["shards"]) == 50_000
@@ -242,13 +214,9 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
 
 def test_a_daemon_that_leaves(path: Path) -> None:
     """When the daemon closes, or dies without a word, asking raises NoDaemonError at once."""
-
-    def dies(peer: Peer) -> None:
-        peer.welcome()
-        peer.websocket.socket.shutdown(socket.SHUT_RDWR)
-
-    for leave in (Peer.welcome, dies):
-        with scripted(path, leave):
+    dying = welcomed(lambda peer: peer.websocket.socket.shutdown(socket.SHUT_RDWR), stays=False)
+    for leaving in (Peer.welcome, dying):
+        with scripted(path, leaving):
             connection = DaemonConnection(path, READER)
             with pytest.raises(NoDaemonError, match="broke"):
                 connection.call("resolve", soon(), urls=[])
@@ -262,13 +230,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
 )
 def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
     """A message that is no JSON, or whose id is no number, is named as such, not taken for a lost connection."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.websocket.send(message)
-        peer.stay()
-
-    with scripted(path, script):
+    with scripted(path, welcomed(lambda peer: peer.websocket.send(message))):
         connection = DaemonConnection(path, READER)
         with pytest.raises(ProtocolError, match=said):
             connection.call("resolve", soon(), urls=[])
@@ -277,12 +239,7 @@ def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
 
 def test_a_connection_costs_one_descriptor_and_no_thread(path: Path) -> None:
     """A connection that nobody closes goes with its object, and leaves no thread to fork over."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.stay()
-
-    with scripted(path, script):
+    with scripted(path, welcomed()):
         before = _sockets_to(path)
         connection = DaemonConnection(path, READER)
         assert _sockets_to(path) == before + 1

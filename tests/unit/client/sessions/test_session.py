@@ -24,7 +24,9 @@ from support.network.peer import (
     begun,
     explaining,
     granted,
+    refused,
     scripted,
+    welcomed,
 )
 from support.programs.daemon import eventually
 
@@ -59,11 +61,6 @@ def kinds(heard: list[Json]) -> list[str]:
 def after_the_break(heard: list[Json]) -> list[Json]:
     """Return the messages to the second daemon."""
     return heard[kinds(heard).index("hello", 1) :]
-
-
-def hears(peer: Peer) -> None:
-    """Take a message to the grave."""
-    peer.hear()
 
 
 def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
@@ -122,7 +119,7 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
 
 def test_the_plan_begins_at_the_readers_place_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next daemon learns what is still to be read, and leases that were asked for are asked for again."""
-    first = begun(granted(1, url=SHARDS[0].url), hears, stays=False)
+    first = begun(granted(1, url=SHARDS[0].url), Peer.hear, stays=False)
     second = begun(granted(1, url=SHARDS[1].url), granted(2, url=SHARDS[2].url))
     with session_with(path, first, second) as (session, heard):
         lease = session.lease(0)
@@ -149,7 +146,7 @@ def test_leases_are_taken_again_after_a_break(path: Path) -> None:
         assert peer.heard.needs[-3:] == [message["id"] for message in asked[1:]]
 
     plan = Plan(epoch=0, shards=SHARDS, order=(2, 0, 1, 2, 0, 1, 0), reads=6)
-    first = begun(granted(0), granted(1), granted(2), hears, stays=False)
+    first = begun(granted(0), granted(1), granted(2), Peer.hear, stays=False)
     with session_with(path, first, begun(second), plan=plan) as (session, heard):
         hand = [session.lease(position) for position in range(1, 4)]
         for lease in hand:
@@ -166,7 +163,7 @@ def test_leases_are_taken_again_after_a_break(path: Path) -> None:
 
 def test_a_new_daemons_numbers_are_the_ones_that_count(path: Path) -> None:
     """A shard that is still held when another daemon takes over is given back by the number which that one gave it."""
-    scripts = begun(granted(7), hears, stays=False), begun(granted(32), granted(31))
+    scripts = begun(granted(7), Peer.hear, stays=False), begun(granted(32), granted(31))
     with session_with(path, *scripts) as (session, heard):
         held, ahead = session.lease(0), session.lease(1)
         session.wait(held)
@@ -186,39 +183,31 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
         session.wait(lease)
 
 
-def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The line names the shard, the daemon's reason and how far the transfer is."""
+def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line in the log has the daemon's reason after a while, then the error has it, with the shard and the remedy.
 
-    def script(peer: Peer) -> None:
-        request = peer.hear()["id"]
-        explaining("downloading", done_bytes=3_000_000, total_bytes=64_000_000)(peer)
-        assert peer.heard[-1]["of"] == request
-        peer.lend(request, 1)
-
+    The next wait asks over a new connection, without the lost shard.
+    """
+    arrives = explaining("downloading", done_bytes=3_000_000, total_bytes=64_000_000)
+    first = begun(Peer.hear, arrives, explaining("waiting for space in the cache"))
+    scripts = first, begun(granted(1, url=SHARDS[1].url))
     caplog.set_level(logging.WARNING, "shardcache")
-    with session_with(path, begun(script), first_report_s=0.05) as (session, _):
-        session.wait(session.lease(0))
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert SHARDS[0].url in line
-    assert "downloading (3 of 64 MB)" in line
-
-
-def test_a_shard_that_does_not_come(path: Path) -> None:
-    """The error names shard, cause and remedy; the next wait asks over a new connection, without the lost one."""
-    scripts = begun(hears, explaining("waiting for space in the cache")), begun(granted(1, url=SHARDS[1].url))
-    with session_with(path, *scripts, limit_s=3) as (session, heard):
+    with session_with(path, *scripts, limit_s=3, first_report_s=0.05) as (session, heard):
         with pytest.raises(ShardTimeoutError, match="within 3 s: waiting for space in the cache") as caught:
             session.wait(session.lease(0))
+        line = caplog.records[0].getMessage()
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
+    assert SHARDS[0].url in line and "downloading (3 of 64 MB)" in line
     assert caught.value.url == SHARDS[0].url
     assert "timeout_s" in caught.value.remedy
+    assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
 
 
 def test_an_error_ends_its_lease_alone(path: Path) -> None:
     """The daemon's error for one shard is raised as it is; the next shard comes over the same connection."""
     error = AccessDeniedError("403", url=SHARDS[0].url)
-    script = begun(lambda peer: peer.refuse(error), granted(1, url=SHARDS[1].url))
+    script = begun(refused(error), granted(1, url=SHARDS[1].url))
     with session_with(path, script) as (session, heard):
         with pytest.raises(AccessDeniedError):
             session.wait(session.lease(0))
@@ -228,12 +217,7 @@ def test_an_error_ends_its_lease_alone(path: Path) -> None:
 
 def test_a_plan_that_is_refused(path: Path) -> None:
     """The daemon's verdict on a plan is raised, not asked for again."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.refuse(DaemonError("no such plan"))
-        peer.stay()
-
+    script = welcomed(refused(DaemonError("no such plan")))
     with pytest.raises(DaemonError, match="no such plan"), session_with(path, script):
         pass
 
@@ -243,10 +227,11 @@ def test_a_plan_that_is_refused(path: Path) -> None:
 
 def test_each_lease_says_whether_a_beginning_will_do(path: Path) -> None:
     """A lease's own wish outranks that of the session, after a break of the connection, too."""
-    scripts = begun(granted(0), hears, stays=False), begun(granted(1), granted(2))
+    scripts = begun(granted(0), Peer.hear, stays=False), begun(granted(1), granted(2))
     with session_with(path, *scripts, partial=True) as (session, heard):
         session.wait(session.lease(0))
         session.wait(session.lease(1, partial=False))
+        eventually(lambda: kinds(heard).count("lease") == 4)
     asked = [[each["partial"] for each in some if each["type"] == "lease"] for some in (heard, after_the_break(heard))]
     assert asked == [[True, False, False, True], [False, True]]  # the newest first
 
@@ -269,7 +254,7 @@ def test_more_is_asked_for_until_the_shard_is_whole(path: Path) -> None:
 
 def test_a_break_ends_what_was_granted(path: Path) -> None:
     """The old daemon's lease is not read on: the shard is asked for again, and the new one's word counts."""
-    scripts = begun(arriving(7, 4096), hears, stays=False), begun(arriving(1, 1024), granted(1))
+    scripts = begun(arriving(7, 4096), Peer.hear, stays=False), begun(arriving(1, 1024), granted(1))
     with session_with(path, *scripts, partial=True) as (session, heard):
         lease = session.lease(0)
         session.wait(lease)
@@ -284,7 +269,7 @@ def test_a_break_ends_what_was_granted(path: Path) -> None:
 def test_an_error_of_the_rest_ends_the_lease(path: Path) -> None:
     """The daemon's verdict on the rest is raised; there is nothing to give back then."""
     error = ShardChangedError("replaced", url=SHARDS[0].url)
-    script = begun(arriving(7, 1024), lambda peer: peer.refuse(error), granted(8))
+    script = begun(arriving(7, 1024), refused(error), granted(8))
     with session_with(path, script, partial=True) as (session, heard):
         lease = session.lease(0)
         session.wait(lease)
@@ -297,7 +282,7 @@ def test_an_error_of_the_rest_ends_the_lease(path: Path) -> None:
 
 def test_waiting_for_more_shows_in_the_log_and_ends(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As for a whole shard: the reason after a while, and an error when patience ends; the next connection is new."""
-    first = begun(arriving(7, 1024), hears, explaining("downloading"), explaining("downloading"))
+    first = begun(arriving(7, 1024), Peer.hear, explaining("downloading"), explaining("downloading"))
     caplog.set_level(logging.WARNING, "shardcache")
     with session_with(path, first, begun(granted(1)), partial=True, limit_s=3, first_report_s=0.05) as (session, _):
         lease = session.lease(0)
@@ -328,7 +313,7 @@ def test_long_plan_is_sent_in_pieces_apart_from_the_shards(path: Path) -> None:
 
 def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> None:
     """A connection that breaks between two pieces leaves no gap: the next daemon hears all that is still to be read."""
-    scripts = begun(granted(1), hears, hears, stays=False), begun(granted(1), accepted, accepted)
+    scripts = begun(granted(1), Peer.hear, Peer.hear, stays=False), begun(granted(1), accepted, accepted)
     with session_with(path, *scripts, plan=LONG) as (session, heard):
         lease = session.lease(0)
         session.wait(lease)
@@ -345,7 +330,7 @@ def test_long_plan_is_resent_from_its_beginning_after_a_break(path: Path) -> Non
 
 def test_plan_is_resent_as_far_as_there_are_leases_after_a_break(path: Path) -> None:
     """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
-    scripts = begun(granted(1), hears, stays=False), begun(accepted, granted(1), granted(2))
+    scripts = begun(granted(1), Peer.hear, stays=False), begun(accepted, granted(1), granted(2))
     with session_with(path, *scripts, plan=LONG) as (session, heard):
         session.wait(in_hand := session.lease(10))
         session.wait(session.lease(1_500))
