@@ -1,6 +1,5 @@
 """A daemon and shards for the tests of a module."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
+from support.shards.reading import write_index
 from support.shards.tars import BATCH, COUNTS, Make, write_indexed, write_shards
 
 SHARDS = 8
@@ -35,10 +35,7 @@ def urls(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def index(folder: Path, urls: str) -> str:
     """An index file of the same shards: their samples are counted, whether anybody has read them or not."""
-    rows = [{"url": f"shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
-    path = folder / "source" / "index.json"
-    path.write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{path}"
+    return write_index(folder / "source", [SAMPLES] * SHARDS, "shard-{:06d}.tar")
 
 
 @pytest.fixture(scope="module")

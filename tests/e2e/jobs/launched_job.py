@@ -16,12 +16,13 @@ from typing import Any
 
 import torch.distributed
 import torch.multiprocessing
+from jobs import BATCH, shuffled
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 
-WORLD, BATCH = 2, 5
+WORLD = 2
 Read = dict[str, list[list[str]]]
 Datasets = dict[str, ShardDataset]
 
@@ -29,11 +30,8 @@ Datasets = dict[str, ShardDataset]
 def make(daemon: str, urls: str, state: str) -> Datasets:
     """Make the datasets, in the process that launches the ranks."""
 
-    def dataset(**options: Any) -> ShardDataset:
-        return ShardDataset(urls, shuffle=True, seed=7, batch_size=BATCH, socket=daemon, **options)
-
-    datasets = {"counted": dataset(), "resumed": dataset(), "set": dataset(), "alone": dataset(zero_copy=True)}
-    datasets["handed over"] = dataset(zero_copy=True)
+    datasets = {name: shuffled(urls, daemon) for name in ("counted", "resumed", "set")}
+    datasets |= {name: shuffled(urls, daemon, zero_copy=True) for name in ("alone", "handed over")}
     datasets["resumed"].load_state_dict(json.loads(state))
     return datasets
 
@@ -107,13 +105,6 @@ def notebook(datasets: Datasets, out: str) -> None:
     notebook_launcher(accelerated, (datasets, out), num_processes=WORLD, use_port=port)
 
 
-def debug(datasets: Datasets, out: str) -> None:
-    """Accelerate's debug_launcher."""
-    from accelerate import debug_launcher
-
-    debug_launcher(accelerated, (datasets, out), num_processes=WORLD)
-
-
 class Toy(LightningModule):
     """Learns nothing; keeps what it was shown."""
 
@@ -143,25 +134,15 @@ class Toy(LightningModule):
 
 def lightning(strategy: str, datasets: Datasets, out: str) -> None:
     """Have Lightning make the ranks; they share a loader."""
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=WORLD,
-        strategy=strategy,
-        max_epochs=3,
-        enable_checkpointing=False,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    loader = DataLoader(datasets["counted"], batch_size=BATCH, collate_fn=keys)
-    trainer.fit(Toy(out), loader)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", devices=WORLD, strategy=strategy, max_epochs=3, logger=False, **quiet)
+    trainer.fit(Toy(out), DataLoader(datasets["counted"], batch_size=BATCH, collate_fn=keys))
 
 
 LAUNCHERS: dict[str, Callable[[Datasets, str], None]] = {
     "spawn": spawn,
     "fork": fork,
     "notebook": notebook,
-    "debug": debug,
     "ddp_spawn": partial(lightning, "ddp_spawn"),
     "ddp_fork": partial(lightning, "ddp_fork"),
 }

@@ -14,13 +14,13 @@ from torch.utils.data import DistributedSampler
 
 from shardcache.errors import ShardcacheError
 from shardcache_client import Mixture, ShardDataset
+from support.shards.reading import keys_of as keys
 
 BATCH = 3
-Step = Callable[[torch.Tensor], Any]
 
 
-def titan() -> tuple[Any, Step]:
-    """Shard parameters over "fsdp" and layers over "tp", as torchtitan does."""
+def titan() -> Any:
+    """Shard parameters over "fsdp" and layers over "tp", as torchtitan does; return the mesh of the former."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -28,40 +28,19 @@ def titan() -> tuple[Any, Step]:
     model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Linear(4, 1))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     fully_shard(model, mesh=mesh["fsdp"])
-    return mesh["fsdp"], lambda batch: model(batch).sum().backward()
+    model(torch.ones(1, 1)).sum().backward()  # makes what FSDP makes of meshes
+    return mesh["fsdp"]
 
 
-def megatron() -> tuple[Any, Step]:
-    """Take the groups from Megatron; each layer's parts are summed over its tensor-parallel group."""
+def megatron() -> Any:
+    """Have Megatron make the groups; return that of the ranks with samples of their own."""
     from megatron.core import parallel_state  # type: ignore[import-not-found]
 
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    group = parallel_state.get_tensor_model_parallel_group()
-    return parallel_state.get_data_parallel_group(), lambda batch: dist.all_reduce(batch, group=group)
+    return parallel_state.get_data_parallel_group()
 
 
-def pipeline() -> tuple[Any, Step]:
-    """Pass activations from the first stage to the last, which takes the labels from its own batch."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-    stage, (first, last) = mesh["pp"].get_local_rank(), mesh["pp"].mesh.tolist()
-
-    def step(batch: torch.Tensor) -> None:
-        if stage == 0:
-            dist.send(batch, last)
-            return
-        activations = torch.empty_like(batch)
-        dist.recv(activations, first)
-        assert torch.equal(activations, batch)
-
-    return mesh["dp"], step
-
-
-RECIPES = {"titan": titan, "megatron": megatron, "pipeline": pipeline}
-
-
-def keys(batch: list[dict[str, Any]]) -> list[str]:
-    """Return the keys of a batch."""
-    return [sample["__key__"] for sample in batch]
+RECIPES = {"titan": titan, "megatron": megatron}
 
 
 class Job:
@@ -70,14 +49,14 @@ class Job:
     def __init__(self, recipe: str, socket: str, urls: str) -> None:
         self._args, self._options = urls, {"shuffle": True, "seed": 7, "even": "drop", "socket": socket}
         self._early = self.dataset(None)
-        self.mesh, self._step = RECIPES[recipe]()
+        self.mesh = RECIPES[recipe]()
 
     def dataset(self, mesh: Any, **options: Any) -> ShardDataset:
         """Return the dataset, divided over a mesh."""
         return ShardDataset(self._args, mesh=mesh, **self._options | options)
 
     def train(self) -> dict[str, Any]:
-        """Read two epochs with forked workers, in step with the other ranks."""
+        """Read two epochs with forked workers."""
         dataset, read, states = self.dataset(self.mesh), [], []
         loader = dataset.loader(batch_size=BATCH, num_workers=2, collate_fn=keys)
         for _ in range(2):
@@ -85,7 +64,6 @@ class Job:
             for batch in loader:
                 read[-1].append(batch)
                 states.append(loader.state_dict())
-                self._step(torch.tensor([[float(key)] for key in batch]))
         topology = dataset.topology()
         return {"share": [topology.rank, topology.world_size], "read": read, "states": states}
 
@@ -105,11 +83,8 @@ class Job:
 
     def spawned(self) -> list[list[str]]:
         """Read by a worker that does not know the mesh."""
-        return list(
-            self.dataset(self.mesh).loader(
-                batch_size=BATCH, num_workers=1, collate_fn=keys, multiprocessing_context="spawn"
-            )
-        )
+        options = {"batch_size": BATCH, "num_workers": 1, "multiprocessing_context": "spawn"}
+        return list(self.dataset(self.mesh).loader(collate_fn=keys, **options))
 
     def mixture(self) -> list[list[str]]:
         """Read two sources."""
@@ -128,10 +103,8 @@ class Job:
         samples: Any = dataset.indexed()
         share = dataset.topology()
         sampler = DistributedSampler(samples, share.world_size, share.rank, shuffle=False, drop_last=True)
-        return {
-            "read": [keys([samples[number]]) for number in sampler],
-            "error": error(lambda: DistributedSampler(samples)),
-        }
+        read = [keys([samples[number]]) for number in sampler]
+        return {"read": read, "error": error(lambda: DistributedSampler(samples))}
 
     def other_seeds(self) -> dict[str, str | None]:
         """Return the errors where the last rank has a seed of its own."""

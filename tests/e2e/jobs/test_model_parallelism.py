@@ -15,18 +15,14 @@ from support.shards.tars import KEYS
 pytestmark = pytest.mark.slow
 
 MEGATRON = Path(support.__file__).parent / "megatron"
-COPIES = {"titan": [0, 0, 1, 1], "megatron": [0, 0, 1, 1], "pipeline": [0, 1, 0, 1]}  # by rank, in each recipe
-LINES = {
-    "titan": 'mesh=mesh["fsdp"]',
-    "megatron": "mesh=parallel_state.get_data_parallel_group()",
-    "pipeline": 'mesh=mesh["dp"]',
-}
+COPIES = (0, 0, 1, 1)  # by rank
+LINES = {"titan": 'mesh=mesh["fsdp"]', "megatron": "mesh=parallel_state.get_data_parallel_group()"}
 EACH = len(KEYS) // 2
 
 Report = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=COPIES)
+@pytest.fixture(scope="module", params=LINES)
 def recipe(request: pytest.FixtureRequest) -> str:
     """The recipe to follow."""
     name: str = request.param
@@ -40,10 +36,9 @@ def ranks(recipe: str, train: str, daemon: Daemon) -> list[Report]:
 
 
 @pytest.fixture
-def copies(recipe: str, ranks: list[Report]) -> list[list[Report]]:
+def copies(ranks: list[Report]) -> list[list[Report]]:
     """The reports of the two ranks of each copy."""
-    found = list(zip(COPIES[recipe], ranks, strict=True))
-    return [[report for owner, report in found if owner == copy] for copy in (0, 1)]
+    return [ranks[:2], ranks[2:]]
 
 
 def count(*parts: list[list[str]]) -> int:
@@ -53,11 +48,9 @@ def count(*parts: list[list[str]]) -> int:
     return reads.total()
 
 
-def test_ranks_of_a_copy_train_on_the_same_samples(
-    recipe: str, ranks: list[Report], copies: list[list[Report]]
-) -> None:
+def test_ranks_of_a_copy_train_on_the_same_samples(ranks: list[Report], copies: list[list[Report]]) -> None:
     """Batches and states of a copy are the same on its ranks, and over the copies every sample comes once an epoch."""
-    assert [rank["train"]["share"] for rank in ranks] == [[copy, 2] for copy in COPIES[recipe]]
+    assert [rank["train"]["share"] for rank in ranks] == [[copy, 2] for copy in COPIES]
     assert [one["train"] == other["train"] for one, other in copies] == [True, True]
     for epoch in range(2):
         assert count(*(one["train"]["read"][epoch] for one, _ in copies)) == 2 * EACH
@@ -70,13 +63,11 @@ def test_other_ways_of_reading_take_the_mesh(copies: list[list[Report]]) -> None
         assert count(*(one[way] for one, _ in copies)) == samples
 
 
-def test_sampler_of_indexed_divides_among_the_mesh(
-    recipe: str, ranks: list[Report], copies: list[list[Report]]
-) -> None:
+def test_sampler_of_indexed_divides_among_the_mesh(ranks: list[Report], copies: list[list[Report]]) -> None:
     """The ranks of a copy read the same numbers; a sampler for all ranks of the job is an error with the right ones."""
     assert [one["numbered"]["read"] == other["numbered"]["read"] for one, other in copies] == [True, True]
     assert count(*(one["numbered"]["read"] for one, _ in copies)) == 2 * EACH
-    for rank, copy in zip(ranks, COPIES[recipe], strict=True):
+    for rank, copy in zip(ranks, COPIES, strict=True):
         assert f"num_replicas=2, rank={copy})" in rank["numbered"]["error"]
 
 

@@ -1,6 +1,5 @@
 """Ranks on nodes whose daemons list different shards: one list for all, or an error that names the shard."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,14 @@ from shardcache_client import ShardDataset
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.ranks import processes
+from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar, random_samples, write_shards
 
 pytestmark = pytest.mark.slow
 
 SHARDS = 4
 SAMPLES = 5
+COUNTS = (9, 1, 1, 3)
 OLD_KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 Told = dict[str, Any]
@@ -68,14 +69,13 @@ def test_all_ranks_read_by_the_list_of_rank_0(
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
 
-@pytest.mark.parametrize("init", ["env", "file"])
-def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path, init: str) -> None:
+def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """With `seed=None`, over the job's key-value store: together, their shares are each sample once."""
-    told = run(tmp_path, [nodes[0].socket] * 2, "drawn", "fork", init, f"file://{source}/")
+    told = run(tmp_path, [nodes[0].socket] * 2, "drawn", "fork", "file", f"file://{source}/")
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
 
-@pytest.mark.parametrize(("init", "workers"), [("env", "none"), ("env", "fork"), ("tcp", "spawn")])
+@pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("tcp", "spawn")])
 def test_ranks_that_listed_before_they_met_are_compared(
     init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
 ) -> None:
@@ -90,9 +90,8 @@ def test_ranks_that_listed_before_they_met_are_compared(
 
 def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
-    rows = [{"url": f"{source}/shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
-    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    sockets, url = [node.socket for node in nodes], f"file://{tmp_path}/index.json"
+    url = write_index(tmp_path, [SAMPLES] * SHARDS, f"{source}/shard-{{:06d}}.tar")
+    sockets = [node.socket for node in nodes]
     told = run(tmp_path, sockets, "split", "none", "env", url)
     assert [rank["error"] for rank in told] == [None] * 2
     assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
@@ -109,59 +108,35 @@ def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tm
     assert ["NotFoundError" in rank["error"] for rank in told] == [True, True]
 
 
-@pytest.mark.parametrize("options", [{"even": None}, {"samples_per_epoch": 14}])
-def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, options: dict[str, Any]) -> None:
-    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks: both deal shards.
-
-    Dealt samples by the one and shards by the other, the two would lose some and read others twice. The counts of an
-    index file are the same for all: by them both deal samples.
-    """
-    with tempfile.TemporaryDirectory(prefix="shardcache-deal-") as name:
-        source = Path(name, "source")
-        source.mkdir()
-        for number, count in enumerate((9, 1, 1, 3)):
-            samples = random_samples(count, first=100 * number)
-            (source / f"{number}.tar").write_bytes(make_tar(samples))
-        rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate((9, 1, 1, 3))]
-        (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-        roots = [Path(name, each) for each in ("knows", "new")]
-        for root in roots:
-            root.mkdir()
-        with Daemon(roots[0]) as knows, Daemon(roots[1]) as new:
-            url = f"file://{source}/{{0..3}}.tar"
-            keys = keys_of(ShardDataset(url, socket=knows.socket))
-            ranks = [
-                ShardDataset(url, socket=node.socket, rank=rank, world_size=2, **options)
-                for rank, node in enumerate([knows, new])
-            ]
-            assert [ds.manifest.uncounted for ds in ranks] == [0, 4]
-            for epoch in range(2):
-                read = [keys_of(ds) for ds in ranks]
-                for ds in ranks:
-                    ds.set_epoch(epoch + 1)
-                if options == {"even": None}:
-                    assert [len(each) for each in read] == [10, 4]
-                    assert sorted(read[0] + read[1]) == keys
-                else:
-                    assert [len(each) for each in read] == [7, 7]
-                    assert set(read[0]) <= set(keys[:10])
-            with pytest.raises(TypeError, match="shardcache index"):
-                len(ShardDataset(url, socket=knows.socket, rank=0, world_size=2, even=None))
-            indexed = [
-                ShardDataset(f"file://{source}/index.json", socket=node.socket, rank=rank, world_size=2, even=None)
-                for rank, node in enumerate([new, knows])
-            ]
-            assert [keys_of(ds) for ds in indexed] == [keys[:7], keys[7:]]
-
-
-def keys_of(ds: ShardDataset) -> list[str]:
-    """Return the keys of all samples, in the order in which they come."""
-    return [sample["__key__"] for sample in ds]
-
-
 def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
     told = run(tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/")
     assert told[0]["error"] is None
     assert "RankTimeoutError" in told[1]["error"]
     assert "rank=0, world_size=1" in told[1]["error"]
+
+
+def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, nodes: list[Daemon]) -> None:
+    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks: both deal shards.
+
+    Dealt samples by the one and shards by the other, the two would lose some and read others twice. The counts of an
+    index file are the same for all: by them both deal samples.
+    """
+    knows, new = (node.socket for node in nodes)
+    for number, count in enumerate(COUNTS):
+        (tmp_path / f"{number}.tar").write_bytes(make_tar(random_samples(count, first=100 * number)))
+    url, index = f"file://{tmp_path}/{{0..3}}.tar", write_index(tmp_path, COUNTS)
+
+    def job(url: str, sockets: tuple[Path, Path], **options: Any) -> list[ShardDataset]:
+        return [ShardDataset(url, socket=each, rank=rank, world_size=2, **options) for rank, each in enumerate(sockets)]
+
+    keys = keys_of(ShardDataset(url, socket=knows))
+    fixed, uneven = job(url, (knows, new), samples_per_epoch=14), job(url, (knows, new), even=None)
+    assert [ds.manifest.uncounted for ds in (*fixed, *uneven)] == [0, 4, 0, 4]
+    with pytest.raises(TypeError, match="shardcache index"):
+        len(uneven[0])
+    read = list(map(keys_of, fixed))
+    assert [len(each) for each in read] == [7, 7] and set(read[0]) <= set(keys[:10])
+    read = list(map(keys_of, uneven))
+    assert [len(each) for each in read] == [10, 4] and sorted(read[0] + read[1]) == keys
+    assert list(map(keys_of, job(index, (new, knows), even=None))) == [keys[:7], keys[7:]]

@@ -16,6 +16,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
+from support.shards.reading import keys_of
 
 Wrap = Callable[[ShardDataset], Iterable[Any]]
 Make = Callable[..., ShardDataset]
@@ -54,20 +55,15 @@ RANK_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
-def test_a_second_sharding_among_ranks_is_an_error(make: Make, wrap: Wrap, name: str) -> None:
-    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a remedy."""
+def test_a_second_sharding_among_ranks_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
+    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a remedy.
+
+    With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no error.
+    """
     with pytest.raises(ConfigError, match=name) as failure:
         next(iter(wrap(make())))
     assert failure.value.remedy
-
-
-@pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
-def test_a_dataset_that_each_rank_reads_whole_may_be_sharded(
-    make: Make, keys: list[str], wrap: Wrap, name: str
-) -> None:
-    """With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no error."""
-    assert len({sample["__key__"] for sample in wrap(make(rank=0, world_size=1))}) == len(keys) / 2
+    assert len(set(keys_of(wrap(make(rank=0, world_size=1))))) == len(keys) / 2
 
 
 @pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
@@ -76,7 +72,7 @@ def test_the_rank_of_a_single_process_is_never_sharded_again(
 ) -> None:
     """Of one process the same wrappers take everything, or what they were told to take of it."""
     expected = len(keys) if "split" in name else len(keys) / 2
-    assert len({sample["__key__"] for sample in wrap(make())}) == expected
+    assert len(set(keys_of(wrap(make())))) == expected
 
 
 def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +82,7 @@ def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], mon
     for rank in range(4):
         monkeypatch.setenv("RANK", str(rank))
         node = make(rank=rank // 2, world_size=2)
-        read += [sample["__key__"] for sample in shards(node, rank % 2)]
-    assert sorted(read) == keys
-
-
-def test_a_wrapper_may_know_of_more_processes_than_the_dataset(make: Make, keys: list[str]) -> None:
-    """Each process whose launcher names no ranks reads everything; a wrapper that knows of two may share that out."""
-    read = [sample["__key__"] for rank in range(2) for sample in loader(shards(make(batch_size=5), rank), 2)]
+        read += keys_of(shards(node, rank % 2))
     assert sorted(read) == keys
 
 
@@ -107,7 +97,7 @@ WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 def test_a_second_sharding_among_workers_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
     """Two workers of one rank raise it; one worker takes everything, and so does a loader without."""
     for workers in (0, 1):
-        assert sorted(sample["__key__"] for sample in loader(wrap(make()), workers)) == keys
+        assert sorted(keys_of(loader(wrap(make()), workers))) == keys
     with pytest.raises(ConfigError, match=name):
         next(iter(loader(wrap(make()), 2)))
 
@@ -123,7 +113,7 @@ def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) ->
     with pytest.raises(ConfigError, match="split_by_node"):
         next(iter(make(WebDataset).compose(wds.split_by_node)))
     named = make(WebDataset, nodesplitter=wds.split_by_node, workersplitter=wds.split_by_worker)
-    assert len({sample["__key__"] for sample in named}) == len(keys) / 2
+    assert len(set(keys_of(named))) == len(keys) / 2
 
 
 @pytest.mark.slow

@@ -1,21 +1,20 @@
 """Iterators of one loader or dataset are independent: a look changes neither the running loop nor what is saved."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
-from support.programs.daemon import Daemon
-from support.shards.tars import write_indexed
+from support.shards.reading import keys_of
+from support.shards.tars import KEYS, Make
 
 # The machine may have fewer CPUs than a test has workers; torchdata 0.11 with torch 2.13.
 pytestmark = [
@@ -23,39 +22,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
-COUNTS = (5, 11, 3, 8)
-KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
-BATCH = 4
 
-Make = Callable[..., ShardDataset]
 Batch = list[str]
-
-
-@pytest.fixture(scope="module")
-def train(folder: Path) -> str:
-    """The index file of shards with uneven counts."""
-    return write_indexed(folder / "train", COUNTS)
-
-
-@pytest.fixture(scope="module")
-def make(daemon: Daemon, train: str) -> Make:
-    """A function that makes the dataset as each process of a job would."""
-
-    def make_dataset(**options: Any) -> ShardDataset:
-        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "socket": daemon.socket}
-        return ShardDataset(train, **chosen | options)
-
-    return make_dataset
-
-
-def keys_of(samples: Any) -> list[str]:
-    """Return the keys of samples."""
-    return [sample["__key__"] for sample in samples]
 
 
 def load(dataset: ShardDataset, workers: int = 0, **options: Any) -> ShardLoader[Batch]:
     """Return a loader of lists of keys."""
-    return dataset.loader(batch_size=BATCH, num_workers=workers, collate_fn=keys_of, **options)
+    return dataset.loader(num_workers=workers, collate_fn=keys_of, **options)
 
 
 def saved(loader: Any) -> Any:
@@ -72,10 +45,12 @@ def resumed(make: Make, state: Any, workers: int = 0) -> ShardLoader[Batch]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_look_in_the_middle_of_an_epoch_leaves_loop_and_state(make: Make, workers: int) -> None:
-    """At the first batch and at a later one: the epoch is whole, a state is that of the loop, and so is the next."""
+    """Before it, at its first batch and later: the epoch is whole, a state is that of the loop, and so is the next."""
     whole = load(make(), workers)
     epochs = [list(whole), list(whole)]
     loader = load(make(), workers)
+    assert next(iter(loader)) == epochs[0][0]
+    assert loader.state_dict() == load(make(), workers).state_dict()
     read = []
     for step, batch in enumerate(loader):
         read.append(batch)
@@ -88,35 +63,6 @@ def test_a_look_in_the_middle_of_an_epoch_leaves_loop_and_state(make: Make, work
     assert (loader.epoch, list(loader)) == (1, epochs[1])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_look_before_the_loop_takes_nothing_from_it(make: Make, workers: int) -> None:
-    """Whether its iterator is dropped or kept, as in PyTorch's tutorials; also after a state was loaded."""
-    whole = list(load(make(), workers))
-    loader = load(make(), workers)
-    assert next(iter(loader)) == whole[0]
-    assert (loader.epoch, loader.remaining, loader.state_dict()) == (0, 7, load(make(), workers).state_dict())
-    kept = iter(loader)
-    assert next(kept) == whole[0]
-    batches = iter(loader)
-    assert list(islice(batches, 3)) == whole[:3]
-    state = saved(loader)
-    assert next(kept) == whole[1]
-    assert saved(loader) == state
-    assert list(batches) == whole[3:]
-    again = resumed(make, state, workers)
-    assert next(iter(again)) == whole[3]
-    assert list(again) == whole[3:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_two_iterators_at_once_each_read_the_epoch(make: Make, workers: int) -> None:
-    """As those of a DataLoader, one inside of the other, too; the next epoch follows."""
-    loader = load(make(), workers)
-    first, second = zip(*zip(loader, loader, strict=True), strict=True)
-    assert sorted(chain(*first)) == sorted(chain(*second)) == KEYS
-    assert loader.epoch == 1
-
-
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
 def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, options: dict[str, Any]) -> None:
     """Before the loop and during it: the epoch is whole, and the next one follows."""
@@ -124,9 +70,9 @@ def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, optio
     def plain(ds: ShardDataset) -> DataLoader[Any]:
         return DataLoader(ds, batch_size=1, collate_fn=keys_of, **options)
 
-    whole = plain(make())
+    whole = plain(make(batch_size=1))
     epochs = [list(whole), list(whole)]
-    ds = make()
+    ds = make(batch_size=1)
     loader = plain(ds)
     next(iter(loader))
     read = []
@@ -135,8 +81,8 @@ def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, optio
         if step == 20:
             next(iter(loader))
     assert (read, list(loader)) == (epochs[0], epochs[1])
-    saving, other = load(make()), make()
-    taken = list(chain(*islice(saving, 3)))
+    saving, other = load(make(batch_size=1)), make(batch_size=1)
+    taken = list(chain(*islice(saving, 13)))
     other.load_state_dict(saving.state_dict())
     next(iter(plain(other)))
     assert sorted(chain(taken, *plain(other))) == KEYS
@@ -167,10 +113,10 @@ def test_a_look_at_the_dataset_leaves_its_iteration(make: Make) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_look_through_a_stateful_loader_takes_nothing_from_the_dataset(make: Make, workers: int) -> None:
     """Which epoch follows, and that a loop reads it whole, does not depend on it."""
-    loader: Any = StatefulDataLoader(make(), batch_size=1, num_workers=workers, collate_fn=keys_of)
+    loader: Any = StatefulDataLoader(make(batch_size=1), batch_size=1, num_workers=workers, collate_fn=keys_of)
     next(iter(loader))
     assert [sorted(chain(*loader)), sorted(chain(*loader))] == [KEYS, KEYS]
-    ds = make()
+    ds = make(batch_size=1)
     next(iter(StatefulDataLoader(ds, batch_size=1, num_workers=workers, collate_fn=keys_of)))
     assert ds.epoch == 0
 
@@ -261,41 +207,22 @@ STEPS = st.lists(
 )
 
 
-@pytest.fixture(scope="module")
-def epochs_of(make: Make) -> Callable[[int], list[list[Batch]]]:
-    """The batches of some epochs, by the number of workers."""
+@pytest.mark.parametrize(
+    ("examples", "options"),
+    [
+        (30, {}),
+        pytest.param(8, {"workers": 2, "persistent_workers": True}, marks=pytest.mark.slow),
+        pytest.param(8, {"workers": 2, "persistent_workers": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_any_iterators_of_a_loader_read_what_naive_ones_do(make: Make, examples: int, options: dict[str, Any]) -> None:
+    """In any order of beginning, reading, dropping, looking, saving and loading, whoever gets workers of its own."""
+    whole = load(make(), **options)
+    epochs = [list(whole) for _ in range(6)]
 
-    def read(workers: int) -> list[list[Batch]]:
-        loader = load(make(), workers)
-        return [list(loader) for _ in range(6)]
-
-    return read
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=STEPS)
-def test_any_iterators_of_a_loader_read_what_naive_ones_do(make: Make, known: list[list[Batch]], steps: Any) -> None:
-    """In any order of beginning, reading, dropping, looking, saving and loading."""
-    follow(make, steps, known)
-
-
-@pytest.fixture(scope="module")
-def known(epochs_of: Callable[[int], list[list[Batch]]]) -> list[list[Batch]]:
-    """The batches of some epochs without workers."""
-    return epochs_of(0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [True, False])
-def test_any_iterators_of_a_loader_with_workers_do_so_too(
-    make: Make, epochs_of: Callable[[int], list[list[Batch]]], persistent: bool
-) -> None:
-    """Whoever gets workers of its own."""
-    epochs = epochs_of(2)
-
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=examples)
     @given(steps=STEPS)
     def run(steps: Any) -> None:
-        follow(make, steps, epochs, workers=2, persistent_workers=persistent)
+        follow(make, steps, epochs, **options)
 
     run()

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import websockets
@@ -13,25 +12,20 @@ import shardcache
 import shardcache_client
 from shardcache_client import ShardDataset, ShardReader
 from support.programs.daemon import Daemon, eventually
+from support.shards.reading import keys_of
 from support.shards.tars import write_shards
 
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None  # an import of torch fails
 from shardcache_client import ShardReader
-url, socket, rank, skip = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-reader = ShardReader(url, shuffle=True, seed=7, socket=socket, rank=rank, world_size=2)
+url, socket = sys.argv[1:]
+reader = ShardReader(url, shuffle=True, seed=7, socket=socket, rank=1, world_size=2)
 samples = iter(reader)
-first = [next(samples)["__key__"] for _ in range(skip)]
+first = [next(samples)["__key__"] for _ in range(30)]
 state = reader.state_dict()
 print(json.dumps([len(reader), first + [sample["__key__"] for sample in samples], state]))
 """
-
-
-def keys_without_torch(url: str, daemon: Daemon, rank: int, skip: int) -> Any:
-    """Return length, keys, and the state after `skip` samples, of a rank of two in a process without torch."""
-    command = [sys.executable, "-c", WITHOUT_TORCH, url, str(daemon.socket), str(rank), str(skip)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +47,17 @@ def test_import_of_a_dataset_without_torch_says_what_to_install(tmp_path: Path, 
     assert last.endswith(instead)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: Daemon, rank: int) -> None:
+def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: Daemon) -> None:
     """Length, order and the state in the middle are the dataset's; each can go on where the other was."""
-    dataset = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=rank, world_size=2)
-    expected = [sample["__key__"] for sample in dataset]
-    length, keys, state = keys_without_torch(index, daemon, rank, 30)
+    dataset, resumed = (
+        ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=1, world_size=2) for _ in range(2)
+    )
+    expected = keys_of(dataset)
+    command = [sys.executable, "-c", WITHOUT_TORCH, index, str(daemon.socket)]
+    length, keys, state = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert (length, keys) == (len(dataset), expected)
-    resumed = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=rank, world_size=2)
     resumed.load_state_dict(state)
-    assert [sample["__key__"] for sample in resumed] == expected[30:]
+    assert keys_of(resumed) == expected[30:]
 
 
 def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
@@ -77,8 +72,10 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
     assert ["torch" in text for text in told] == [False, True]
 
 
-@pytest.mark.parametrize("reader", ["ShardReader", pytest.param("ShardDataset", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("reader", "shuffle"),
+    [("ShardReader", True), ("ShardReader", False), pytest.param("ShardDataset", True, marks=pytest.mark.slow)],
+)
 def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
     """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
     script = f"""

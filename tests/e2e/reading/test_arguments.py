@@ -1,7 +1,6 @@
 """Arguments as users write them: what is accepted, in which form, and the error for everything else."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from shardcache_client import (
 )
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
+from support.shards.reading import keys_of
 
 URL = "s3://bucket/train.tar"
 
@@ -162,11 +162,6 @@ def test_samples_by_number_are_found_in_indexed(daemon: Daemon, index: str) -> N
     assert len(list(dataset)) == sum(len(batch["__key__"]) for batch in DataLoader(dataset, batch_size=8)) == 200
 
 
-def keys_of(samples: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the keys of samples."""
-    return [sample["__key__"] for sample in samples]
-
-
 def random_dataset(daemon: Daemon, index: str, **options: Any) -> ShardDataset:
     """Return a shuffled dataset whose seed is drawn."""
     return ShardDataset(index, **{"shuffle": True, "seed": None, "batch_size": 5, "socket": daemon.socket} | options)
@@ -192,12 +187,9 @@ def test_no_seed_means_a_random_one_that_the_state_keeps(
         random_dataset(daemon, index, seed=5).load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("global_batch_size", [None, 5])
-def test_running_workers_take_the_seed_of_a_loaded_state(
-    daemon: Daemon, index: str, global_batch_size: int | None
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"global_batch_size": 5, "batch_size": 1}])
+def test_running_workers_take_the_seed_of_a_loaded_state(daemon: Daemon, index: str, options: dict[str, int]) -> None:
     """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
-    options: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": 1} if global_batch_size else {}
     saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))
     saving = saved.loader(num_workers=2, collate_fn=keys_of)
     loader: Any = DataLoader(resumed, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True)

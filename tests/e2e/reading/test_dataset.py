@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ from torch.utils.data import DataLoader
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
+from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_shards
-
-
-def keys_of(samples: Iterator[dict[str, Any]] | DataLoader[Any] | ShardDataset) -> list[str]:
-    """Read everything and return the keys, in order."""
-    return [sample["__key__"] for sample in iter(samples)]
 
 
 def open_fds() -> int:

@@ -1,10 +1,7 @@
 """Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
-import json
 import multiprocessing
-import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
-from shardcache.errors import RanksError
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.division import Even
@@ -24,12 +19,8 @@ from shardcache_client.topology import Topology
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
+from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar, random_samples, write_shards
-
-
-def keys_of(samples: Any) -> list[str]:
-    """Read everything and return the keys, in order."""
-    return [sample["__key__"] for sample in samples]
 
 
 def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
@@ -48,65 +39,12 @@ def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path)
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
 
 
-def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_path: Path) -> None:
-    """Each rank gives its half, by reading its shards as often as that takes, though nobody knows what they hold."""
-    for number, count in enumerate((1, 9, 4)):
-        (tmp_path / f"{number}.tar").write_bytes(make_tar(random_samples(count, first=100 * number)))
-    ranks = [
-        ShardDataset(
-            f"file://{tmp_path}/*.tar",
-            shuffle=True,
-            samples_per_epoch=31,
-            socket=daemon.socket,
-            rank=rank,
-            world_size=2,
-        )
-        for rank in range(2)
-    ]
-    for _ in range(2):
-        assert [len(keys_of(rank)) for rank in ranks] == [16, 16] == [len(rank) for rank in ranks]
-
-
-@pytest.mark.parametrize("even", ["pad", None])
-def test_ranks_of_other_batch_sizes_are_refused(
-    daemon: Daemon, index: str, even: Even, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless they need not be equal: in training, one would wait for the other at the end of the epoch."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    context = multiprocessing.get_context("fork")
-    errors = context.SimpleQueue()
-
-    def read(rank: int) -> None:
-        os.environ["RANK"] = str(rank)
-        dataset = ShardDataset(index, even=even, batch_size=4 + rank, socket=daemon.socket)
-        try:
-            keys_of(islice(dataset, 6))
-            errors.put("")
-        except RanksError as exn:
-            errors.put(str(exn))
-
-    for rank in range(2):
-        process = context.Process(target=read, args=(rank,))
-        process.start()
-        process.join(GUARD_S)
-    assert errors.get() == ""
-    assert ("rank 1 would read another order or other batches than rank 0" in errors.get()) == (even is not None)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
     """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers."""
     options: dict[str, Any] = {"shuffle": True, "batch_size": 10, "socket": daemon.socket}
-    loader = DataLoader(
-        ShardDataset(index, **options),
-        batch_size=10,
-        num_workers=2,
-        persistent_workers=persistent,
-        collate_fn=keys_of,
-    )
-    alone = ShardDataset(index, **options)
+    alone, dataset = (ShardDataset(index, **options) for _ in range(2))
+    loader = DataLoader(dataset, 10, num_workers=2, persistent_workers=persistent, collate_fn=keys_of)
     for _ in range(3):
         batches = list(loader)
         assert sorted(key for batch in batches for key in batch) == keys
@@ -134,14 +72,8 @@ def test_an_epoch_set_before_all_workers_have_begun(
 ) -> None:
     """It is that of the next iteration: all workers of the one that has begun read what was set before."""
     held = Held(index, context, shuffle=True, batch_size=10, socket=daemon.socket)
-    loader = DataLoader(
-        held,
-        batch_size=10,
-        num_workers=2,
-        collate_fn=keys_of,
-        persistent_workers=persistent,
-        multiprocessing_context=context,
-    )
+    options: dict[str, Any] = {"persistent_workers": persistent, "multiprocessing_context": context}
+    loader = DataLoader(held, batch_size=10, num_workers=2, collate_fn=keys_of, **options)
     epochs: list[list[list[str]]] = []
     held.set_epoch(0)
     for epoch in range(1, 4):
@@ -180,12 +112,10 @@ def uneven(folder: Path) -> str:
     source.mkdir()
     for number, count in enumerate(COUNTS):
         (source / f"{number}.tar").write_bytes(make_tar(random_samples(count, {"bin": 20}, first=100 * number)))
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{source}/index.json"
+    return write_index(source, COUNTS)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     shuffle=st.none() | st.builds(Shuffle, st.integers(0, 9), st.integers(0, 4), st.integers(1, 3)),
     even=st.sampled_from(["pad", "drop", None]),
@@ -211,22 +141,11 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     deal = SampleDeal(COUNTS, shuffle, even, 1, length)
     shares = [deal.share(each, 0, Topology(rank, 4)) for each in (epoch, epoch + 1)]
     dealt, dealt_next = ([f"{100 * shard + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares)
-    options = asdict(shuffle) if shuffle else {"seed": 0, "window": 8, "groups": 1}
-    first, then = (
-        ShardDataset(
-            uneven,
-            shuffle=shuffle is not None,
-            shuffle_window=options["window"],
-            seed=options["seed"],
-            canonical_nodes=options["groups"],
-            even=even,
-            samples_per_epoch=length,
-            socket=daemon.socket,
-            rank=rank,
-            world_size=4,
-        )
-        for _ in range(2)
-    )
+    options: dict[str, Any] = {"even": even, "samples_per_epoch": length, "rank": rank, "world_size": 4}
+    if shuffle:
+        options |= {"shuffle": True, "shuffle_window": shuffle.window}
+        options |= {"seed": shuffle.seed, "canonical_nodes": shuffle.groups}
+    first, then = (ShardDataset(uneven, socket=daemon.socket, **options) for _ in range(2))
     first.set_epoch(epoch)
     samples = iter(first)
     taken = keys_of(islice(samples, step))

@@ -24,6 +24,7 @@ from shardcache.errors import (
 )
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
 from support.programs.daemon import Daemon, eventually
+from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar, random_samples
 
 SHARDS = 4
@@ -40,19 +41,13 @@ def source(tmp_path: Path) -> Path:
     """A folder of good shards and their index; each test has its own, so that nothing of it is cached."""
     for number in range(SHARDS):
         write(tmp_path, number, random_samples(SAMPLES, {"bin": 200}, first=number * SAMPLES))
-    index(tmp_path, [{} for _ in range(SHARDS)])
+    write_index(tmp_path, [SAMPLES] * SHARDS)
     return tmp_path
 
 
 def write(source: Path, number: int, samples: list[Any]) -> None:
     """Write one shard."""
     (source / f"{number}.tar").write_bytes(make_tar(samples))
-
-
-def index(source: Path, changes: list[dict[str, Any]]) -> None:
-    """Write the index, with changes to its rows."""
-    rows = [{"url": f"{number}.tar", "nsamples": SAMPLES} | change for number, change in enumerate(changes)]
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
 
 
 def spoil(source: Path, fault: str) -> None:
@@ -72,7 +67,9 @@ def spoil(source: Path, fault: str) -> None:
         case "fewer samples":
             write(source, BAD, samples[:-1])
         case "another version":
-            index(source, [{"etag": '"old"'} if number == BAD else {} for number in range(SHARDS)])
+            index = json.loads((source / "index.json").read_text())
+            index["shardlist"][BAD]["etag"] = '"old"'
+            (source / "index.json").write_text(json.dumps(index))
 
 
 def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +103,6 @@ ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle": True, "shuffle_w
 
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 orders = pytest.mark.parametrize("order", ORDERS, ids=["in order", "mixed"])
-
-
-def keys_of(samples: Any) -> list[str]:
-    """Read everything and return the keys, in order."""
-    return [sample["__key__"] for sample in samples]
 
 
 @faults
@@ -157,16 +149,9 @@ def test_skipped_samples_are_replaced_by_others(
     spoil(source, fault.name)
     errors: list[Exception] = []
     read = []
+    options = {"decode": fault.decode, "on_error": lambda exn: not errors.append(exn), "socket": daemon.socket, **order}
     for rank in range(2):
-        ds = ShardDataset(
-            f"file://{source}/index.json",
-            decode=fault.decode,
-            on_error=lambda exn: not errors.append(exn),
-            socket=daemon.socket,
-            rank=rank,
-            world_size=2,
-            **order,
-        )
+        ds = ShardDataset(f"file://{source}/index.json", rank=rank, world_size=2, **options)
         read.append(keys_of(ds))
         assert len(read[-1]) == len(ds) == len(KEYS) // 2
     given = Counter(read[0] + read[1])
@@ -245,18 +230,10 @@ def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
 ) -> None:
     """With more readers than shards some have nothing but the bad one: ranks stay equal, and all good samples come."""
     spoil(source, "no tar")
-    ranks = []
-    for rank in range(4):
-        ds = ShardDataset(
-            f"file://{source}/index.json",
-            socket=daemon.socket,
-            rank=rank,
-            world_size=4,
-            on_error=ignore_and_continue,
-            **order,
-        )
-        ranks.append(keys_of(DataLoader(ds, batch_size=None, num_workers=2)))
-    assert [len(keys) for keys in ranks] == [SHARDS * SAMPLES // 4] * 4
+    options = {"on_error": ignore_and_continue, "socket": daemon.socket, **order}
+    datasets = [ShardDataset(f"file://{source}/index.json", rank=rank, world_size=8, **options) for rank in range(8)]
+    ranks = [keys_of(ds) for ds in datasets]
+    assert [len(keys) for keys in ranks] == [SHARDS * SAMPLES // 8] * 8
     assert set().union(*ranks) == set(KEYS) - set(LOST)
 
 

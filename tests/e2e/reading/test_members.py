@@ -1,7 +1,6 @@
 """Members that a dataset reads and decodes, and its `map` and `filter`, against a real daemon."""
 
 import io
-import json
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from PIL import Image
 from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client import Mixture, ShardDataset, reraise
 from support.programs.daemon import Daemon
+from support.shards.reading import write_index
 from support.shards.tars import make_tar
 
 SHARDS, SAMPLES = 3, 8
@@ -37,9 +37,7 @@ def pictures(folder: Path) -> str:
             label = {} if number % SAMPLES == LACKING else {"cls": b"%d" % number}
             samples.append({"__key__": f"{number:06d}", "png": picture(number), **label, "bin": bytes(20_000)})
         (source / f"{shard}.tar").write_bytes(make_tar(samples))
-    rows = [{"url": f"{shard}.tar", "nsamples": SAMPLES} for shard in range(SHARDS)]
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{source}/index.json"
+    return write_index(source, [SAMPLES] * SHARDS)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
@@ -71,8 +69,7 @@ def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
     """In a stream, by number, and in a mixture."""
     both = [{"__key__": "0", "jpg": b"photo", "png": b"mask"}, {"__key__": "1", "png": b"mask", "jpg": b"photo"}]
     (folder / "both.tar").write_bytes(make_tar([*both, {"__key__": "2", "png": b"photo", "webp": b"-"}]))
-    (folder / "both.json").write_text(json.dumps({"shardlist": [{"url": "both.tar", "nsamples": 3}]}))
-    dataset = ShardDataset(f"file://{folder}/both.json", members="jpg;png", socket=daemon.socket, **options)
+    dataset = ShardDataset(write_index(folder, [3], "both.tar"), members="jpg;png", socket=daemon.socket, **options)
     for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
         assert [bytes(sample["jpg"]) for sample in samples] == [b"photo"] * 3
         assert all("png" not in sample for sample in samples)

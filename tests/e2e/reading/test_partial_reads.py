@@ -1,11 +1,12 @@
 """Reading a shard while the rest of it is still on its way, from a store that gives what the test lets go."""
 
 import gc
-import json
 import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardcache_client import ShardDataset, ShardReader, ignore_and_continue
 from shardcache_client.indexed import IndexedShards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
+from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import GatedStore
 
@@ -27,7 +29,6 @@ FIVE_PARTS = 5 * PART_BYTES  # 33 samples, and the beginning of another
 KEYS = [f"{number:06d}" for number in range(SAMPLES)]
 
 Samples = IndexedShards[dict[str, Any]]
-Make = Callable[..., Samples]
 
 
 @pytest.fixture
@@ -40,15 +41,20 @@ def store() -> Iterator[GatedStore]:
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     """A daemon that fetches in small parts."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
-        flags = ("--part-size", str(PART_BYTES), "--shard-connections", "4", "--attempts", "1")
-        with Daemon(Path(name), *flags) as running:
-            yield running
+    flags = ("--part-size", str(PART_BYTES), "--shard-connections", "4", "--attempts", "1")
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), *flags) as running:
+        yield running
 
 
-def keys_of(samples: Iterator[dict[str, Any]], count: int) -> list[str]:
+@pytest.fixture
+def indexed(store: GatedStore, tmp_path: Path) -> str:
+    """The index file of a shard that is held back."""
+    return write_index(tmp_path, [SAMPLES], store.put("a.tar", BODY))
+
+
+def next_keys(samples: Iterator[dict[str, Any]], count: int) -> list[str]:
     """Return the keys of the next samples."""
-    return [next(samples)["__key__"] for _ in range(count)]
+    return keys_of(islice(samples, count))
 
 
 def transfer(daemon: Daemon) -> dict[str, Any]:
@@ -57,18 +63,27 @@ def transfer(daemon: Daemon) -> dict[str, Any]:
     return transfers[0] if transfers else {}
 
 
+@contextmanager
+def reading(read: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Read in another thread, whose end is waited for; the list has what was read, once all of it was."""
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.append(read()))
+    reader.start()
+    yield found
+    reader.join()
+
+
 def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: GatedStore) -> None:
     """With five parts of sixteen here, what lies in them is given; the rest follows when it comes, every byte right."""
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
     store.let("a.tar", FIVE_PARTS)
-    assert keys_of(samples, 30) == KEYS[:30]
+    assert next_keys(samples, 30) == KEYS[:30]
     assert not daemon.shards(), "nothing is published yet"
     store.let("a.tar")
-    assert keys_of(samples, 70) == KEYS[30:]
-    assert next(samples, None) is None
+    assert keys_of(samples) == KEYS[30:]
     again = [sample["bin"] for sample in ShardDataset(url, socket=daemon.socket)]
-    assert again == [sample["bin"] for sample in random_samples(SAMPLES, {"bin": 9_000})]
+    assert again == [sample["bin"] for sample in WRITTEN]
     assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
 
 
@@ -80,49 +95,39 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
     with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), "--attempts", "1") as daemon:
         samples = iter(ShardDataset(url, socket=daemon.socket))
         store.let("a.tar", 3 * 1024 * 1024)
-        assert keys_of(samples, 20) == KEYS[:20]
+        assert next_keys(samples, 20) == KEYS[:20]
         assert transfer(daemon)["done_bytes"] < 3.1 * 1024 * 1024
         store.let("a.tar")
         assert [sample["bin"] for sample in samples] == [sample["bin"] for sample in written[20:]]
         assert daemon.status()["counters"]["origin_bytes"] == len(make_tar(written))
 
 
-def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, tmp_path: Path) -> None:
+def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, indexed: str) -> None:
     """They are found by number in the index, which comes last, also if they are read in file order."""
-    index = tmp_path / "index.json"
-    index.write_text(
-        json.dumps({"wids_version": 1, "shardlist": [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]})
-    )
-    dataset = ShardDataset(f"file://{index}", socket=daemon.socket).subset(range(0, SAMPLES, 7))
-    keys: list[str] = []
-    reader = threading.Thread(target=lambda: keys.extend(sample["__key__"] for sample in dataset))
-    reader.start()
-    store.let("a.tar", FIVE_PARTS)
-    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 4 * PART_BYTES)
-    store.let("a.tar")
-    reader.join()
-    assert keys == KEYS[::7]
+    dataset = ShardDataset(indexed, socket=daemon.socket).subset(range(0, SAMPLES, 7))
+    with reading(lambda: keys_of(dataset)) as found:
+        store.let("a.tar", FIVE_PARTS)
+        eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 4 * PART_BYTES)
+        store.let("a.tar")
+    assert found == [KEYS[::7]]
 
 
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
-    daemon: Daemon, store: GatedStore, tmp_path: Path
+    daemon: Daemon, store: GatedStore, indexed: str
 ) -> None:
     """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins.
 
     With the number of samples known, the last is left to the index, and the walk through what arrives never ends.
     """
-    rows = [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]
-    index = tmp_path / "index.json"
-    index.write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     gc.collect()
     gc.disable()
     try:
-        dataset = ShardDataset(f"file://{index}", socket=daemon.socket)
+        dataset = ShardDataset(indexed, socket=daemon.socket)
         samples = iter(dataset)
         store.let("a.tar", FIVE_PARTS)
-        assert keys_of(samples, 30) == KEYS[:30]
+        assert next_keys(samples, 30) == KEYS[:30]
         store.let("a.tar")
-        assert [sample["__key__"] for sample in samples] == KEYS[30:]
+        assert keys_of(samples) == KEYS[30:]
         assert daemon.sessions() == 1
         del samples, dataset
         eventually(lambda: daemon.sessions() == 0)
@@ -134,17 +139,13 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
 def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool) -> None:
     """Not to who opts out, and of no store that cannot guard each read against another version."""
     store.etags = etags
-    url = store.put("a.tar", BODY)
-    read: list[str] = []
-    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=partial_reads)
-    thread = threading.Thread(target=lambda: read.extend(sample["__key__"] for sample in dataset))
-    thread.start()
-    store.let("a.tar", FIVE_PARTS)
-    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= FIVE_PARTS)
-    assert (transfer(daemon)["waiters"], read) == (1, [])
-    store.let("a.tar")
-    thread.join()
-    assert read == KEYS
+    samples = iter(ShardDataset(store.put("a.tar", BODY), socket=daemon.socket, partial_reads=partial_reads))
+    with reading(lambda: next_keys(samples, 1)) as found:
+        store.let("a.tar", FIVE_PARTS)
+        eventually(lambda: transfer(daemon).get("done_bytes", 0) >= FIVE_PARTS)
+        assert (transfer(daemon)["waiters"], found) == (1, [])
+        store.let("a.tar")
+    assert [*found[0], *keys_of(samples)] == KEYS
 
 
 def test_object_replaced_after_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
@@ -152,7 +153,7 @@ def test_object_replaced_after_what_was_read_names_what_was_given(daemon: Daemon
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
     store.let("a.tar", FIVE_PARTS)
-    assert keys_of(samples, 20) == KEYS[:20]
+    assert next_keys(samples, 20) == KEYS[:20]
     store.put("a.tar", BODY[::-1])
     store.let("a.tar")
     with pytest.raises(ShardChangedError, match=r"first .* samples, up to key '0000") as caught:
@@ -179,10 +180,10 @@ def test_a_shard_that_turns_out_bad_goes_to_the_handler(
 
     samples = iter(ShardDataset(urls, socket=daemon.socket, on_error=note))
     store.let("cut.tar", FIVE_PARTS)
-    read = keys_of(samples, 20)
+    read = next_keys(samples, 20)
     store.let("cut.tar")
     store.let("next.tar")
-    read += [sample["__key__"] for sample in samples]
+    read += keys_of(samples)
     assert read[-3:] == ["000100", "000101", "000102"]
     assert read[:-3] == KEYS[: len(read) - 3]
     (error,) = errors
@@ -195,10 +196,10 @@ def test_a_daemon_killed_while_a_beginning_is_read(daemon: Daemon, store: GatedS
     url = store.put("a.tar", BODY)
     samples = iter(ShardDataset(url, socket=daemon.socket))
     store.let("a.tar", 8 * PART_BYTES)
-    read = keys_of(samples, 20)
+    read = next_keys(samples, 20)
     daemon.restart()
     store.let("a.tar")
-    read += [sample["__key__"] for sample in samples]
+    read += keys_of(samples)
     assert read == KEYS
 
 
@@ -228,39 +229,23 @@ def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemo
     eventually(lambda: daemon.leases() == 0)
 
 
-@pytest.fixture
-def make(daemon: Daemon, store: GatedStore, tmp_path: Path) -> Make:
-    """A function that returns the samples of the shard, by number."""
-    index = tmp_path / "index.json"
-    row = {"url": store.put("a.tar", BODY), "nsamples": SAMPLES}
-    index.write_text(json.dumps({"wids_version": 1, "shardlist": [row]}))
-
-    def make_samples(**options: Any) -> Samples:
-        return ShardReader(f"file://{index}", socket=daemon.socket, **options).indexed()
-
-    return make_samples
-
-
 def read(samples: Samples, *numbers: int) -> bool:
     """Return True if these samples are those that were written."""
     found = [(samples[number]["__key__"], samples[number]["bin"]) for number in numbers]
     return found == [(WRITTEN[number]["__key__"], WRITTEN[number]["bin"]) for number in numbers]
 
 
-def test_a_sample_is_read_once_it_has_arrived(make: Make, daemon: Daemon, store: GatedStore) -> None:
+def test_a_sample_is_read_once_it_has_arrived(indexed: str, daemon: Daemon, store: GatedStore) -> None:
     """In any order, also those of a selection; the last one, and what is behind what has come, wait for it."""
     store.let("a.tar", FIVE_PARTS)
-    samples = make()
+    samples = ShardReader(indexed, socket=daemon.socket).indexed()
     assert read(samples, 20, 3, 30, 0, 20)
     assert samples.subset(range(0, SAMPLES, 7))[4]["__key__"] == "000028"
     assert not daemon.shards(), "nothing is published yet"
-    late: list[bool] = []
-    reader = threading.Thread(target=lambda: late.append(read(samples, 60, 99, 5)))
-    reader.start()
-    eventually(lambda: transfer(daemon).get("waiters") == 1)
-    assert not late
-    store.let("a.tar")
-    reader.join()
+    with reading(lambda: read(samples, 60, 99, 5)) as late:
+        eventually(lambda: transfer(daemon).get("waiters") == 1)
+        assert not late
+        store.let("a.tar")
     assert late == [True]
     assert read(samples, *range(SAMPLES))
     assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
@@ -268,10 +253,10 @@ def test_a_sample_is_read_once_it_has_arrived(make: Make, daemon: Daemon, store:
     eventually(lambda: daemon.leases() == 0)
 
 
-def test_a_shard_that_was_replaced_is_opened_again(make: Make, store: GatedStore) -> None:
+def test_a_shard_that_was_replaced_is_opened_again(indexed: str, daemon: Daemon, store: GatedStore) -> None:
     """An error lies between samples of two versions, and says that there were some of the first."""
     store.let("a.tar", FIVE_PARTS)
-    samples = make()
+    samples = ShardReader(indexed, socket=daemon.socket).indexed()
     assert read(samples, 20, 3)
     store.put("a.tar", make_tar([{**WRITTEN[0], "__key__": "new"}, *WRITTEN[1:]]))
     store.let("a.tar")
@@ -282,11 +267,13 @@ def test_a_shard_that_was_replaced_is_opened_again(make: Make, store: GatedStore
     assert read(samples, 80, 99)
 
 
-def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(make: Make, store: GatedStore) -> None:
+def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(
+    indexed: str, daemon: Daemon, store: GatedStore
+) -> None:
     """Those read before stay given; a sample asked for later is never one of a corrupt shard."""
-    store.put("a.tar", BODY[: 12 * PART_BYTES])
+    store.put("a.tar", CUT)
     store.let("a.tar", FIVE_PARTS)
-    samples = make()
+    samples = ShardReader(indexed, socket=daemon.socket).indexed()
     assert read(samples, 20)
     store.let("a.tar")
     for _ in range(2):

@@ -13,6 +13,7 @@ from shardcache.errors import ConfigError
 from shardcache_client import Mixture, ShardDataset, ShardReader
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
+from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples
 
 COUNTS = (17, 30, 9, 41, 0, 25, 22, 36)
@@ -54,11 +55,6 @@ def make(daemon: Daemon, train: str) -> Make:
     return make_dataset
 
 
-def keys_of(samples: Any) -> list[str]:
-    """Return the samples' keys."""
-    return [sample["__key__"] for sample in samples]
-
-
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_window": 0}], ids=str)
 def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any]) -> None:
     """In the order of their numbers, or shuffled, each with its members; epochs differ, and the length is exact."""
@@ -71,13 +67,12 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
     assert (keys_of(dataset) == keys_of(samples)) == (not options)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ranks_and_workers_share_a_selection_exactly(make: Make, workers: int) -> None:
+def test_ranks_and_workers_share_a_selection_exactly(make: Make) -> None:
     """Equal numbers on all ranks, padded as always."""
     parts = []
     for rank in range(3):
         dataset = make(shuffle=True, rank=rank, world_size=3, batch_size=4)
-        loader = dataset.loader(num_workers=workers, collate_fn=keys_of)
+        loader = dataset.loader(num_workers=2, collate_fn=keys_of)
         part = [key for batch in loader for key in batch]
         assert len(part) == len(dataset) == -(-len(CHOSEN) // 3)
         parts += part
@@ -117,7 +112,9 @@ def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
 
 
 def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
-    """Of one member of each sample, as the table keeps it; no shard is read for it. Older tables name the command."""
+    """Of one member of each sample, as the table keeps it; no shard is read for it, and none without a selected sample
+    is fetched. Older tables name the command.
+    """
     source = folder / "metadata"
     source.mkdir()
     for shard in range(3):
@@ -134,6 +131,7 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
         assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples.tar"}
         assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
         assert len(wide) == 28
+        assert {Path(shard["url"]).name for shard in other.shards()} == {"1.tar", "2.tar", "index.samples.tar"}
         bare = dataset.select(lambda entry: not entry.metadata)
         assert keys_of(bare.indexed()) == ["000019", "000039", "000059"]
         with pytest.raises(KeyError, match="url"):
@@ -141,16 +139,6 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
     with pytest.raises(ConfigError, match="has no metadata") as caught:
         ShardDataset(train, socket=daemon.socket).select(lambda entry: entry.metadata)
     assert "index.json --samples --metadata json" in (caught.value.remedy or "")
-
-
-def test_a_shard_without_a_selected_sample_is_not_fetched(train: str, folder: Path) -> None:
-    """Neither read nor prefetched."""
-    (folder / "own").mkdir()
-    with Daemon(folder / "own") as daemon:
-        dataset = ShardDataset(train, shuffle=True, epochs=1, socket=daemon.socket)
-        assert sorted(keys_of(dataset.select(lambda entry: "txt" in entry.sizes))) == CHOSEN
-        cached = {Path(shard["url"]).name for shard in daemon.shards()}
-    assert cached == {f"{number}.tar" for number in (1, 2, 3, 5, 6, 7)} | {"index.samples.tar"}
 
 
 def test_selected_samples_by_number(make: Make, train: str, daemon: Daemon) -> None:

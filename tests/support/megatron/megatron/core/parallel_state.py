@@ -5,15 +5,14 @@ from typing import Any
 import torch.distributed as dist
 
 _data_group: dist.ProcessGroup | None = None
-_tensor_group: dist.ProcessGroup | None = None
 
 
 def initialize_model_parallel(tensor_model_parallel_size: int) -> None:
     """Make groups of neighbours, which divide a model, and groups of those with the same part of it."""
-    global _data_group, _tensor_group
+    global _data_group
     ranks, parts = list(range(dist.get_world_size())), tensor_model_parallel_size
     subgroups: Any = dist.new_subgroups_by_enumeration
-    _tensor_group, _ = subgroups([ranks[i : i + parts] for i in range(0, len(ranks), parts)])
+    subgroups([ranks[i : i + parts] for i in range(0, len(ranks), parts)])
     _data_group, _ = subgroups([ranks[part::parts] for part in range(parts)])
 
 
@@ -31,9 +30,3 @@ def get_data_parallel_group() -> dist.ProcessGroup:
 def get_data_parallel_world_size() -> int:
     """Return the number of ranks in that group."""
     return dist.get_world_size(get_data_parallel_group())
-
-
-def get_tensor_model_parallel_group() -> dist.ProcessGroup:
-    """Return the group of the ranks that divide a model."""
-    assert _tensor_group is not None
-    return _tensor_group

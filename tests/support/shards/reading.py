@@ -1,0 +1,18 @@
+"""What tests write and read of shards again and again: an index file, and the keys of samples."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_index(folder: Path, counts: Sequence[int], name: str = "{}.tar") -> str:
+    """Write the index file of shards with these numbers of samples; return its url. Shards are named by number."""
+    rows = [{"url": name.format(number), "nsamples": count} for number, count in enumerate(counts)]
+    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{folder}/index.json"
+
+
+def keys_of(samples: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the keys of samples, in order."""
+    return [sample["__key__"] for sample in samples]
