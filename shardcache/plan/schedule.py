@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardcache.plan.sieve import Policy, Sieve
+from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import NEVER, ReaderPlan, Session, Timeline
 
 _SLACK = 64
@@ -48,22 +48,18 @@ class Resident:
     key: str
     size_bytes: int  # that its eviction frees
     held: bool = False  # True while it is in use; it is in no queue then
-    used_again: bool = False  # True if it was requested while cached, since it last arrived in the policy
+    used_again: bool = False  # True if it was requested while cached, since it was last unplanned
     plan: ReaderPlan | None = None  # the queue that it is in; none while it is held or unplanned
     position: int = 0  # in that queue
 
 
 class Schedule(Timeline[Session]):
-    """The plans of all sessions, and the cached shards in eviction order: unplanned ones, then by furthest next use.
+    """The plans of all sessions, and the cached shards in eviction order: unplanned ones, then by furthest next use."""
 
-    Args:
-        unplanned: eviction order of the shards that no plan contains; SIEVE unless given.
-    """
-
-    def __init__(self, aliases: Aliases, unplanned: Policy | None = None) -> None:
+    def __init__(self, aliases: Aliases) -> None:
         super().__init__()
         self._aliases = aliases
-        self._unplanned: Policy = Sieve() if unplanned is None else unplanned
+        self._unplanned = Sieve()
         self._residents: dict[str, Resident] = {}
         self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
         self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
@@ -206,7 +202,7 @@ class Schedule(Timeline[Session]):
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return keys to evict for a shard needed at `needed_at_s`, or None if they cannot free `wanted_bytes` yet.
 
-        Unplanned shards come first, in the policy's order, then those with the furthest next use; chosen shards whose
+        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen shards whose
         bytes turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at
         the same time: that would only move the miss. Earlier than `lead_s` before the need, no planned one is.
         """

@@ -197,10 +197,6 @@ class Timeline(Generic[Session]):
 
     # Events of sessions
 
-    def reader_plan(self, session: Session) -> ReaderPlan | None:
-        """Return the plan of a session, None before its first `declare`."""
-        return self._plans.get(session)
-
     def declare(
         self, session: Session, seconds_per_shard: float | None = None, job: Hashable | None = None
     ) -> ReaderPlan:

@@ -16,10 +16,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.caching.policies import LRU, OfflineMin, StaticSubset, hits
+from benchmarks.caching.policies import LRU, OfflineMin, Policy, StaticSubset, hits
 from benchmarks.measure import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache.plan.sieve import Policy, Sieve
+from shardcache.plan.sieve import Sieve
 from support.shards.replay import Job, Replay, all_reads
 
 SHARDS = 400

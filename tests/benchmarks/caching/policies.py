@@ -8,9 +8,21 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Protocol
 
-from shardcache.plan.sieve import Policy
 from support.shards.replay import Read
+
+
+class Policy(Protocol):
+    """Eviction order of the shards in a cache; `plan/sieve.py` says what each call means."""
+
+    def arrived(self, key: str, *, used: bool = False) -> None: ...
+
+    def used(self, key: str) -> None: ...
+
+    def gone(self, key: str) -> None: ...
+
+    def victims(self) -> Iterator[str]: ...
 
 
 class FIFO(dict[str, None]):

@@ -44,7 +44,7 @@ class Paper:
             self.hand = (self.hand + 1) % len(self.queue)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")), max_size=80))
 def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
     """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""
@@ -75,12 +75,3 @@ def test_asking_for_victims_moves_nothing() -> None:
         sieve.arrived(key)
     sieve.used("a")
     assert list(sieve.victims()) == list(sieve.victims()) == ["b", "c", "a"]
-
-
-def test_a_key_that_arrives_as_used_is_spared_once() -> None:
-    """A shard used before it came here is spared once."""
-    sieve = Sieve()
-    sieve.arrived("used", used=True)
-    sieve.arrived("new")
-    assert list(sieve.victims()) == ["new", "used"]
-    assert "used" in sieve
