@@ -11,7 +11,7 @@ from typing import Any
 from shardcache.cache.planner import Planned, PlannedShards, name_of
 from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
-from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
+from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
@@ -101,6 +101,7 @@ class Lease:
     wait: Wait  # until the lease is granted
     state: LeaseState = LeaseState.REQUESTED
     granted: Shard | Arrival | None = None  # the shard, or its download if the lease was granted before its end
+    damage_seen: bool = False  # True once damage of its shard was noted
     # Waits for the shard; cancelled if the reader withdraws the request.
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
@@ -127,6 +128,7 @@ class Reader:
         self._shards: list[Planned] = []  # the shards that the plan names
         self._order = array("I")  # for each position, an index into `_shards`
         self._leases: dict[int, Lease] = {}
+        self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._waits: list[Wait] = []  # longest first; empty while it reads
         self._waited_s = 0.0
         self._charged_until_s = 0.0
@@ -288,10 +290,23 @@ class Reader:
 
     async def _let_go(self, lease: Lease) -> None:
         self._moved_s = time.monotonic()
+        self._note_damage(lease)
         if lease.retained is not None:
             await self._owner.leasing.release(lease.retained)
         elif isinstance(lease.granted, Arrival):
             lease.granted.leave(self.job.key)
+
+    def take_damage(self) -> list[CorruptShardError]:
+        """Return the damage found in shards while the reader had them in use, each once."""
+        for lease in self._leases.values():
+            self._note_damage(lease)
+        found, self._damage = self._damage, []
+        return found
+
+    def _note_damage(self, lease: Lease) -> None:
+        if not lease.damage_seen and lease.retained is not None and lease.retained.damage is not None:
+            lease.damage_seen = True
+            self._damage.append(lease.retained.damage)
 
     def position(self, number: int) -> int:
         """Return the plan position of a lease."""

@@ -104,8 +104,6 @@ class Session:
         self._peer = peer
         self._hello = hello
         self._awaited: dict[int, int] = {}  # position waited for, by request id
-        self._leases: dict[int, Lease] = {}  # watched for damage to their shards
-        self._damaged: list[Json] = []  # damage that the reader has not been told of yet
         self._planned = False
         self._epoch: int | None = None  # of the latest plan
         self._planning = asyncio.Lock()
@@ -178,15 +176,14 @@ class Session:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
                 async with self._waiting(request_id, position := message["position"]):
-                    lease = await self._reader.lease(request_id, position, partial=message.get("partial", False))
-                    self._leases[lease.number] = lease
-                    return self._told(lease)
+                    partial = message.get("partial", False)
+                    return self._granted(await self._reader.lease(request_id, position, partial=partial))
             case "more":
-                return await self._more(request_id, message["lease"], message["beyond"])
+                async with self._waiting(request_id, self._reader.position(number := message["lease"])):
+                    return self._granted(await self._reader.more(number, message["beyond"]))
             case "need":
                 self._reader.need(message["of"])
             case "release":
-                self._unwatch(message["lease"])
                 await self._reader.release(message["lease"], read=message.get("read", True))
             case "explain":
                 return self._explain(message["of"])
@@ -235,14 +232,6 @@ class Session:
 
     # Leases
 
-    async def _more(self, request_id: int, number: int, beyond_bytes: int) -> Json:
-        async with self._waiting(request_id, self._reader.position(number)):
-            try:
-                return self._told(await self._reader.more(number, beyond_bytes))
-            except ShardcacheError:
-                self._unwatch(number)
-                raise
-
     @asynccontextmanager
     async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
         """Free the request's slot while it waits for a shard, so that `need` and `release` can be handled."""
@@ -258,13 +247,10 @@ class Session:
             del self._awaited[request_id]
             await self._room.acquire()
 
-    def _told(self, lease: Lease) -> Json:
+    def _granted(self, lease: Lease) -> Json:
         """Return the answer that grants a lease, with the damage found in other leased shards."""
         layout, shard, arriving = self._cache.layout, lease.shard, lease.granted
-        for number, other in list(self._leases.items()):
-            if _damage(other):
-                self._unwatch(number)
-        damaged, self._damaged = self._damaged, []
+        damaged = [damage.to_json() for damage in self._reader.take_damage()]
         answer: Json = {"lease": lease.number} | ({"damaged": damaged} if damaged else {})
         if shard is not None and (facts := shard.facts) is not None:
             files = {"path": str(layout.tar(shard.key)), "index_path": str(layout.sidecar(shard.key))}
@@ -275,12 +261,6 @@ class Session:
         name = {"url": redact(obj.url), "version": obj.version, "path": str(partial.path), "inode": partial.inode}
         sizes = {"size_bytes": obj.size_bytes, "ready_bytes": arriving.ready_bytes}
         return {"type": "arriving"} | answer | name | sizes
-
-    def _unwatch(self, number: int) -> None:
-        """Stop watching a lease; damage found while its shard was in use is still reported."""
-        lease = self._leases.pop(number, None)
-        if lease is not None:
-            self._damaged += _damage(lease)
 
     def _explain(self, of: int) -> Json:
         position, extent = self._awaited.get(of), {}
@@ -295,12 +275,6 @@ class Session:
             if transfer.total_bytes is not None:
                 extent = {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
         return {"type": "waiting", "of": of, "reason": reason} | extent
-
-
-def _damage(lease: Lease) -> list[Json]:
-    """Return the damage found in a lease's shard, at most one."""
-    damage = None if lease.retained is None else lease.retained.damage
-    return [] if damage is None else [damage.to_json()]
 
 
 def _dumps(value: Any) -> str:
