@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -64,13 +65,13 @@ def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: 
     )
 
 
+@dataclass(frozen=True, slots=True)
 class DaemonRun:
     """One run of the daemon."""
 
-    def __init__(self, settings: Settings, manager: ServiceNotifier, on_ready: Callable[[Store], None]) -> None:
-        self._settings = settings
-        self._manager = manager
-        self._on_ready = on_ready
+    _settings: Settings
+    _manager: ServiceNotifier
+    _on_ready: Callable[[Store], None]
 
     async def serve(self, handed: ActivatedSockets) -> tuple[float, Store]:
         """Serve; return the time of the stop signal by the monotonic clock, and the closed store."""

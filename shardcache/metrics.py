@@ -66,18 +66,9 @@ class Histograms:
 
 @dataclass(slots=True)
 class Measures:
-    """Histograms and labelled counters. Times are in seconds.
+    """Histograms, in seconds, and labelled counters; server/metrics.py says what each is."""
 
-    Attributes:
-        first_byte: time from the request for a part to its first byte, by origin or tier; pauses excluded.
-        part: time from the request for a part to its last byte, by origin or tier; pauses excluded.
-        stage: time that successful transfers spent in each stage, by stage.
-        transfer: total time of successful transfers.
-        wait: lengths of the periods in which a reader had nothing to read.
-        given_up: requests to origins that failed permanently, by error code.
-        failed: failed transfers, by error code.
-    """
-
+    # By origin or tier; pauses excluded.
     first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
     part: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
     stage: Histograms = field(default_factory=lambda: Histograms(_SHARD_S))
@@ -89,25 +80,7 @@ class Measures:
 
 @dataclass(slots=True)
 class Counters:
-    """Plain counters, and the histograms in `measures`.
-
-    Attributes:
-        origin_bytes: bytes received from origins, including those of failed attempts.
-        origin_requests: requests sent to origins.
-        tier_bytes: bytes received from the tier, including those of failed requests.
-        tier_requests: requests sent to the tier.
-        tier_failures: requests to the tier that failed, so that the origin was requested.
-        hits: leases granted on shards that were already cached.
-        hit_bytes: size of those shards.
-        misses: leases that had to wait for a transfer.
-        evictions: shards removed, to make room or by `evict`.
-        refetches: shards re-fetched after they had been evicted to make room.
-        retries: requests for parts repeated after a failure.
-        hedges: hedged requests, sent because the first request for a part was late.
-        hedged_bytes: bytes received by the losing request of a hedged pair; included in `origin_bytes`.
-        corrupt: shards found corrupt, on arrival or by `verify`.
-        measures: histograms and labelled counters.
-    """
+    """Plain counters; server/metrics.py says what each counts. And the histograms in `measures`."""
 
     origin_bytes: int = 0
     origin_requests: int = 0
@@ -121,7 +94,7 @@ class Counters:
     refetches: int = 0
     retries: int = 0
     hedges: int = 0
-    hedged_bytes: int = 0
+    hedged_bytes: int = 0  # included in `origin_bytes`
     corrupt: int = 0
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -40,27 +40,18 @@ class Resolved:
     remembered: int  # sample counts that come from this daemon's own catalogue; other nodes may lack them
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Manifests:
-    """Resolves patterns; reuses a listing for `ttl_s`, and beyond that while the origin is unavailable."""
+    """Resolves patterns; reuses a listing for a time, and beyond that while the origin is unavailable."""
 
-    def __init__(
-        self,
-        origins: Origins,
-        downloader: Downloader,
-        history: History,
-        allow: AllowList,
-        turns: Turns,
-        ttl_s: float,
-    ) -> None:
-        self._origins = origins
-        self._downloader = downloader
-        self._catalogue = history.catalogue
-        self._history = history
-        self._allow = allow
-        self._turns = turns
-        self._ttl_s = ttl_s
-        self._listed: dict[str, tuple[float, list[ShardRef]]] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    _origins: Origins
+    _downloader: Downloader
+    _history: History
+    _allow: AllowList
+    _turns: Turns
+    _ttl_s: float
+    _listed: dict[str, tuple[float, list[ShardRef]]] = field(default_factory=dict, init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
     async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Resolved:
         """Return the shards of every pattern, in order, with known sample counts; `fresh` ignores remembered listings.
@@ -114,14 +105,14 @@ class Manifests:
         try:
             refs = await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
         except OriginUnavailableError as exn:
-            rows = None if _is_secret(pattern) else await self._catalogue.get(_KIND, pattern)
+            rows = None if _is_secret(pattern) else await self._history.catalogue.get(_KIND, pattern)
             if rows is None:
                 raise
             log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
             return await asyncio.to_thread(_read_rows, rows)
         rows = await asyncio.to_thread(_rows, pattern, refs)
         if rows is not None:
-            await self._catalogue.put(rows, _KIND, pattern)
+            await self._history.catalogue.put(rows, _KIND, pattern)
         return refs
 
     def _forget(self) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -227,32 +227,25 @@ def _filled(ref: ShardRef, row: list[object] | None) -> ShardRef:
     return replace(ref, samples=samples) if isinstance(samples, int) else ref
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Revalidation:
     """Asks origins for the present version of cached shards, once per shard for all readers.
 
     A prompt answer takes effect immediately. A slow one is awaited in the background while the cached version is
     served, and takes effect from the next lease on; until then that origin gets one such request at a time, and no
-    reader waits for it. An answer stays valid for `ttl_s`.
+    reader waits for it. An answer stays valid for `_ttl_s`.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        origins: Origins,
-        planner: Planner,
-        counters: Counters,
-        group: asyncio.TaskGroup,
-        ttl_s: float,
-    ) -> None:
-        self._store = store
-        self._origins = origins
-        self._planner = planner
-        self._counters = counters
-        self._group = group
-        self._ttl_s = ttl_s
-        self.questions: dict[str, asyncio.Task[ShardcacheError | None]] = {}  # pending requests, by the shard's name
-        self._under_way: Counter[str] = Counter()  # pending requests, by origin
-        self._silent: set[str] = set()
+    _store: Store
+    _origins: Origins
+    _planner: Planner
+    _counters: Counters
+    _group: asyncio.TaskGroup
+    _ttl_s: float
+    # Pending requests, by the shard's name, and their number, by origin.
+    questions: dict[str, asyncio.Task[ShardcacheError | None]] = field(default_factory=dict, init=False)
+    _under_way: Counter[str] = field(default_factory=Counter, init=False)
+    _silent: set[str] = field(default_factory=set, init=False)
 
     async def check(self, name: str, url: str) -> None:
         """Revalidate a cached shard unless that was done lately. Raises the origin's error if the shard is gone."""

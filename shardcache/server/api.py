@@ -95,44 +95,31 @@ async def verify(request: web.Request) -> web.StreamResponse:
     return await _list(request, request.app[SERVICE].cache.verify(prefix, peer_of(request)))
 
 
-@routes.post("/v1/warm")
-async def warm(request: web.Request) -> web.StreamResponse:
-    """Fetch the shards that `urls` name; stream events, one per line."""
-    return await _for_urls(request, Cache.warm)
-
-
-@routes.post("/v1/pin")
-async def pin(request: web.Request) -> web.StreamResponse:
-    """Pin and fetch the shards that `urls` name; stream events, one per line."""
-    return await _for_urls(request, Cache.pin)
-
-
 @routes.post("/v1/index")
 async def index(request: web.Request) -> web.StreamResponse:
     """Count the samples of the shards that `urls` name, and the tokens in the member `tokens`; stream events."""
     body = await _body(request)
     member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
-    return await _for_urls(request, partial(Cache.index, member=member))
+    return await _fetch(request, partial(Cache.index, member=member))
 
 
-@routes.post("/v1/evict")
-async def evict(request: web.Request) -> web.Response:
-    """Evict the cached shards that `urls` match."""
-    return web.json_response(await request.app[SERVICE].cache.evict(await _urls(request), peer_of(request)))
-
-
-@routes.post("/v1/unpin")
-async def unpin(request: web.Request) -> web.Response:
-    """Unpin the shards that `urls` match."""
-    return web.json_response(await request.app[SERVICE].cache.unpin(await _urls(request), peer_of(request)))
-
-
-async def _for_urls(
+async def _fetch(
     request: web.Request, do: Callable[[Cache, list[str], Peer, Send], Awaitable[None]]
 ) -> web.StreamResponse:
-    """Have the cache do something with the shards that the body's `urls` name, and stream its events."""
+    """Do something that may fetch the shards that the body's `urls` name; stream events, one per line."""
     cache, urls, peer = request.app[SERVICE].cache, await _urls(request), peer_of(request)
     return await _stream(request, lambda send: do(cache, urls, peer, send))
+
+
+async def _drop(request: web.Request, do: Callable[[Cache, list[str], Peer], Awaitable[Json]]) -> web.Response:
+    """Do something to the cached shards that the body's `urls` match; return what became of each."""
+    return web.json_response(await do(request.app[SERVICE].cache, await _urls(request), peer_of(request)))
+
+
+routes.post("/v1/warm")(partial(_fetch, do=Cache.warm))
+routes.post("/v1/pin")(partial(_fetch, do=Cache.pin))
+routes.post("/v1/evict")(partial(_drop, do=Cache.evict))
+routes.post("/v1/unpin")(partial(_drop, do=Cache.unpin))
 
 
 async def _list(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:

@@ -72,7 +72,7 @@ class Asking:
     def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
         self._store, self._root = open_store(root), root
         self.names, self.faulty = Planner(self._store.shards), faulty
-        self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, ttl_s=0.0)
+        self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, 0.0)
         self.url = faulty.put("a.tar", shard(0))
 
     async def publish(self, version: str) -> None:
