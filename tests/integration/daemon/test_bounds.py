@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.errors import CapacityError
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
-from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
 SHARDS = 12
@@ -47,7 +47,7 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(("room", "window"), [(1, 0), (3, 0), (8, 3)])
+@pytest.mark.parametrize(("room", "window"), [(1, 0), (8, 3)])
 def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int, window: int) -> None:
     """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
     (tmp_path / "data").mkdir()
@@ -93,46 +93,22 @@ def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
         assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
 
 
-def test_waits_for_space_name_the_jobs_that_hold_it(tmp_path: Path) -> None:
-    """One reader's shard fills the cache; the other learns that, and which option helps; then it is served."""
-    (tmp_path / "data").mkdir()
-    urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, SAMPLES, SIZES)]
-    with (
-        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
-        RawSession(daemon) as holding,
-        RawSession(daemon) as waiting,
-    ):
-        holding.plan(urls, [0])
-        waiting.plan(urls, [1])
-        leased = holding.take(0)
-        waiting.send(type="lease", id=99, position=0)
-        eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
-        reason = waiting.ask("explain", of=99)["reason"]
-        assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
-        holding.send(type="release", lease=leased["lease"])
-        assert waiting.receive()["id"] == 99
-
-
-def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
-    """The reader learns both sizes and what to do; nothing is fetched and nothing is evicted for it."""
+def test_requests_that_cannot_fit_are_refused_at_once(tmp_path: Path) -> None:
+    """The user learns both sizes and what to do; nothing is fetched and nothing is evicted for it."""
     (tmp_path / "small").mkdir()
     (tmp_path / "large").mkdir()
     small = write_shards(tmp_path / "small", 1, 1, {"bin": 1000})[0]
-    write_shards(tmp_path / "large", 1, SAMPLES, SIZES)
-    with Daemon(tmp_path, capacity="200kB") as daemon:
+    write_shards(tmp_path / "large", 2, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity="500kB") as daemon:
         assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
         before = daemon.status()["counters"]["origin_bytes"]
-        with pytest.raises(Exception, match=r"the cache's capacity is 200\.0 kB") as caught:
-            list(ShardDataset(f"file://{tmp_path}/large/", socket=daemon.socket))
-        assert getattr(caught.value, "code", None) == "capacity"
+        answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/large/"]}))
+        assert answer["error"]["code"] == "capacity"
+        assert "the shards total 8" in answer["error"]["message"] and "500.0 kB" in answer["error"]["message"]
         assert daemon.status()["counters"]["origin_bytes"] == before
         assert daemon.status()["cache"]["shards"] == 1
-
-
-def test_warming_more_than_fits_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
-    """Warming a dataset that cannot stay would fetch it only to throw it away."""
-    write_shards(tmp_path, SHARDS, SAMPLES, SIZES)
-    with Daemon(tmp_path, capacity=str(5 * SHARD_BYTES)) as daemon:
-        answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/shard-*.tar"]}))
-        assert answer["error"]["code"] == "capacity"
+    with Daemon(tmp_path, capacity="200kB") as daemon:
+        with pytest.raises(CapacityError, match=r"takes 4.*; the cache's capacity is 200\.0 kB"):
+            list(ShardDataset(f"file://{tmp_path}/large/", socket=daemon.socket))
         assert daemon.status()["counters"]["origin_bytes"] == 0
+        assert daemon.status()["cache"]["shards"] == 1

@@ -1,8 +1,6 @@
 """Readers that have several shards in hand: what a small cache can do for them, and what becomes of all they hold."""
 
-import multiprocessing
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -28,13 +26,6 @@ def urls(tmp_path: Path) -> list[str]:
     """The dataset."""
     (tmp_path / "data").mkdir()
     return [f"file://{path}" for path in write_shards(tmp_path / "data", SHARDS, 10, {"bin": 40_000})]
-
-
-def open_session(daemon_socket: Path, urls: list[str], order: list[int], job: str = "job") -> Session:
-    """Return a session that will read the shards in an order."""
-    session = Session(DaemonChoice(daemon_socket), ReaderIdentity(job), Patience(limit_s=GUARD_S))
-    session.declare(Plan(0, tuple(map(ShardRef, urls)), tuple(order), len(order)))
-    return session
 
 
 def waits_for_space(daemon: Daemon) -> bool:
@@ -86,37 +77,18 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, urls: li
         eventually(lambda: waits() == (0, [1]))
         waiting.need(50)
         assert waits() == (1, [1])
+        reason = waiting.ask("explain", of=50)["reason"]
+        assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
         waiting.send(type="release", lease=50)
         eventually(lambda: waits()[0] == 0 and 1 not in waits()[1])
         assert waiting.take(1)["url"] == urls[0], "the request that was given up has no answer"
 
 
-@pytest.mark.parametrize(("told", "done"), [({}, 1), ({"read": False}, 0)])
-def test_a_shard_that_goes_as_it_is_opened_counts_as_the_reader_says(
-    tmp_path: Path, urls: list[str], told: dict[str, bool], done: int
-) -> None:
-    """A reader that opened the file just before its eviction has read it; one that found none has not."""
-    with (
-        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
-        RawSession(daemon, job="reading") as reading,
-        RawSession(daemon, job="hungry") as hungry,
-    ):
-        reading.plan(urls, [0])
-        granted = reading.ask("lease", position=0)
-        hungry.plan(urls, [1])
-        hungry.take(0)
-        eventually(lambda: not Path(granted["path"]).exists())
-        reading.need(granted["id"])
-        reading.send(type="release", lease=granted["lease"], **told)
-        reading.settle()
-        shards_done = {job["name"]: job["shards_done"] for job in daemon.status()["jobs"]}
-    assert shards_done == {"reading": done, "hungry": 0}
-
-
 def test_all_leases_are_held_again_after_a_restart(tmp_path: Path, urls: list[str]) -> None:
     """Files stay readable meanwhile, and each can be given back to the new daemon, in whichever order."""
     with Daemon(tmp_path) as daemon:
-        session = open_session(daemon.socket, urls, list(range(SHARDS)))
+        session = Session(DaemonChoice(daemon.socket), ReaderIdentity("job"), Patience(limit_s=GUARD_S))
+        session.declare(Plan(0, tuple(map(ShardRef, urls)), tuple(range(SHARDS)), SHARDS))
         hand = [session.lease(position) for position in range(2, 2 + WINDOW)]
         files = [os.open(session.wait(lease)["path"], os.O_RDONLY) for lease in hand]
         ahead = session.lease(6)
@@ -139,23 +111,3 @@ def test_all_leases_are_held_again_after_a_restart(tmp_path: Path, urls: list[st
 def in_use(daemon: Daemon) -> set[str]:
     """Return the shards that are pinned."""
     return {shard["url"] for shard in daemon.shards() if shard["leases"]}
-
-
-def test_a_killed_reader_leaves_nothing_of_all_it_held(tmp_path: Path, urls: list[str]) -> None:
-    """However many they were: its connection ends with it, and they with that."""
-    with Daemon(tmp_path) as daemon:
-        reader = multiprocessing.get_context("spawn").Process(target=hold, args=(daemon.socket, urls))
-        reader.start()
-        eventually(lambda: in_use(daemon) == set(urls[:WINDOW]))
-        reader.kill()
-        reader.join()
-        eventually(lambda: not in_use(daemon))
-
-
-def hold(socket: Path, urls: list[str]) -> None:
-    """Take some shards, ask for another, and do nothing more."""
-    session = open_session(socket, urls, list(range(SHARDS)))
-    for position in range(WINDOW):
-        session.wait(session.lease(position))
-    session.lease(WINDOW)
-    threading.Event().wait()

@@ -17,7 +17,6 @@ from shardcache.server.session import written
 from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import PartSums
-from support.programs.guard import GUARD_S
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
 JOB, OTHER = ("job", 7), ("other", 7)
@@ -88,24 +87,21 @@ async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
     assert not arrival.is_worth_reading
 
 
-async def test_the_deadline_without_waiting_readers_is_the_next_use(transfer: Transfer) -> None:
-    """A reader that asks ahead makes a download no more urgent."""
-    transfer.waits.add(Wait(JOB))
-    assert priority(transfer) == Priority(Class.PLANNED, 7.0)
-
-
-async def test_a_reader_of_the_whole_shard_pauses_no_other_download(transfer: Transfer, arrival: Arrival) -> None:
-    """It has nothing to read, but the order of the parts helps it little."""
-    transfer.waits |= {Wait(JOB, 5.0), Wait(OTHER, 6.0)}
-    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB)
-
-
 async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Transfer, arrival: Arrival) -> None:
-    """While it reads a part, and while it waits for the next: the shard comes first until it is whole."""
+    """While it reads a part, and while it waits for the next: the shard comes first until it is whole.
+
+    A reader that asks ahead makes a download no more urgent; one that waits for the whole shard pauses no other.
+    """
+    ahead, whole, other, more = Wait(JOB), Wait(JOB, 5.0), Wait(OTHER, 6.0), Wait(JOB, 5.0)
+    transfer.waits = {ahead}
+    assert priority(transfer) == Priority(Class.PLANNED, 7.0)
+    transfer.waits = {whole, other}
+    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB)
+    transfer.waits = set()
     arrival.readers.append(JOB)
     reading = priority(transfer)
     assert (reading.klass, reading.alone) == (Class.WAITING, True)
-    transfer.waits.add(Wait(JOB, 5.0))  # as `Reader.more` waits
+    transfer.waits = {more}  # as `Reader.more` waits
     assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB, alone=True)
 
 
@@ -156,19 +152,6 @@ async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
         group.create_task(turns.take(LONG[:320], work))
         group.create_task(turns.take([1], lambda _: order.append("short")))
     assert order.index("short") == 1
-
-
-async def test_an_error_ends_only_its_own_turn() -> None:
-    """An error of a computation reaches its caller, and the next caller has its turn."""
-    turns = Turns()
-
-    def fail(_piece: object) -> None:
-        raise ValueError("wrong")
-
-    with pytest.raises(ValueError, match="wrong"):
-        await turns.take(LONG, fail)
-    async with asyncio.timeout(GUARD_S):
-        await turns.wait()
 
 
 @pytest.mark.parametrize("count", [0, 1, 256, 257, 5_000])
