@@ -1,4 +1,4 @@
-"""Sixty-four readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared.
+"""Fifty-six readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared.
 
 Run as a program it is their store, which breaks a share of its answers: each line of its input is that share from then
 on, and the answer to it how many it has broken so far.
@@ -6,13 +6,10 @@ on, and the answer to it how many it has broken so far.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
-import multiprocessing
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -23,18 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from campaign.harness import Result, Row
-from shardcache.errors import ShardcacheError
 from shardcache.protocol import SESSION_PATH
 from shardcache_client.daemon.connection import HandshakeError
 from support.programs.daemon import Daemon, UnixConnection, eventually
 from support.programs.raw_session import RawSession
-from support.shards.tars import Sample, make_tar, random_samples
+from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
 from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
 
@@ -43,14 +37,12 @@ _BROKEN_SHARE = 0.05
 _QUIET_S = 120.0
 # On a machine that does other things, some trouble may be longer in coming; longer than all tries for one shard.
 _PATIENCE_S = 120.0
-_LAG_S = 0.05
 _SLACK_BYTES = 48 * 1024 * 1024  # what the allocator keeps of memory that is free again
 _TO_STORES = "connections to stores"
 _THREADS = 48  # the daemon's pool of 32, one for the catalogue, and what libraries run
 _CONNECTIONS = 32  # --max-connections, by each of the two ways to S3
 _FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "8")
 _FLOOD = 500
-_FROZEN_S = 3.0
 _PIECE = 4_096
 _HALVES = (
     b"",
@@ -59,33 +51,15 @@ _HALVES = (
     f"GET {SESSION_PATH} HTTP/1.1\r\nHost: daemon\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode(),
 )
-_IDLE_LOOP = """
-import asyncio, json, sys, uvloop
-from shardcache.server.service import LoopLag
-
-async def idle():
-    lag = LoopLag()
-    measuring = asyncio.create_task(lag.run())
-    await asyncio.to_thread(sys.stdin.readline)
-    measuring.cancel()
-    print(json.dumps(lag.to_json()))
-
-uvloop.run(idle())
-"""
-_ENV = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def url(number: int) -> str:
     return f"s3://{BUCKET}/{number:05d}.tar"
 
 
-def samples(number: int) -> list[Sample]:
-    return random_samples(3, {"bin": 2_000}, first=number * 3)
-
-
 @lru_cache(maxsize=2_048)
 def body(number: int) -> bytes:
-    return make_tar(samples(number))
+    return make_tar(random_samples(3, {"bin": 2_000}, first=number * 3))
 
 
 class _Shards(Mapping[str, bytes]):
@@ -128,59 +102,20 @@ async def _serve() -> None:
 
 
 @contextlib.contextmanager
-def _program(*command: str) -> Iterator[Callable[[object], str]]:
-    """Run a Python program; yield how to send it a line and read its answer."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *command], text=True, bufsize=1, env=_ENV, **pipes) as process:  # type: ignore[call-overload]
+def _store() -> Iterator[tuple[str, Callable[[float], int]]]:
+    """Run the store; yield its address, and how to set the share of its answers that it breaks."""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command, pipe = [sys.executable, "-m", "campaign.load"], subprocess.PIPE
+    with subprocess.Popen(command, text=True, bufsize=1, env=env, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        reading, writing = process.stdout, process.stdin
 
-        def ask(line: object) -> str:
-            if line is not None:
-                process.stdin.write(f"{line}\n")
-            return str(process.stdout.readline())
+        def break_share(share: float) -> int:
+            writing.write(f"{share}\n")
+            return int(reading.readline())
 
-        yield ask
-        process.stdin.close()
-
-
-# torch takes seconds to import: one process does so, and all readers are its forks.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "shardcache_client"])
-
-
-def _read(socket: Path, job: str, seed: int, told: Connection) -> None:
-    """Read epochs forever; tell of each `(wrong samples, lost or repeated ones)`, or the error that ended it."""
-    from shardcache_client import ShardDataset
-
-    logging.disable()  # that it waits is what a reader is here for
-    numbers = random.Random(seed).sample(range(SHARDS), 20)
-    due = {str(each["__key__"]): each["bin"] for number in numbers for each in samples(number)}
-    urls = [url(number) for number in numbers]
-    dataset = ShardDataset(urls, shuffle=True, shuffle_window=2, socket=socket, job=job, timeout_s=_PATIENCE_S)
-    for epoch in itertools.count():
-        dataset.set_epoch(epoch)
-        came: Counter[str] = Counter()
-        wrong = 0
-        try:
-            for sample in dataset:
-                came[sample["__key__"]] += 1
-                wrong += sample["bin"] != due[sample["__key__"]]
-        except ShardcacheError as exn:
-            told.send((type(exn).__name__, str(exn)))
-        else:
-            told.send((wrong, sum(abs(came[key] - 1) for key in due)))
-
-
-class Reader(NamedTuple):
-    """A process that reads a dataset. `spared`: whether it may live until the end."""
-
-    job: str
-    spared: bool
-    process: ForkServerProcess
-    told: Connection
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        yield reading.readline().strip(), break_share
+        writing.close()
 
 
 class Load:
@@ -195,12 +130,8 @@ class Load:
         self._share = min(1.0, share)
         self._dice = random.Random(0)
         self._over = threading.Event()
-        self._running: list[Reader] = []
-        self._numbers = itertools.count()
         crowd = max(10, round(self._share * 56))
         troubles = (
-            ("reading process killed: its session ends", self._kill, 4.0),
-            (f"reading process frozen for {_FROZEN_S:g} s", self._freeze, 6.0),
             (f"flood of {_FLOOD} requests", self._send_flood, 7.0),
             (f"{_FLOOD} requests of a reader that never listens", self._never_listen, 9.0),
             ("connection left half open", self._open_halves, 8.0),
@@ -208,18 +139,16 @@ class Load:
             ("shard evicted on demand", self._evict, 2.0),
         )
         self.torn = Result(f"sessions of {crowd} readers torn off in mid-read")
-        self.epochs = Result("epochs of datasets among all this")
-        self._tasks: list[Callable[[], None]] = [self._listen]
-        self._tasks += [partial(self._live, random.Random(seed), f"crowd-{seed % 8}") for seed in range(crowd)]
-        self.results = [self.torn, self.epochs]
+        self._tasks: list[Callable[[], None]] = [
+            partial(self._live, random.Random(seed), f"crowd-{seed % 8}") for seed in range(crowd)
+        ]
+        self.results = [self.torn]
         for fault, act, pause_s in troubles:
             self.results.append(Result(fault))
             self._tasks.append(partial(self._again_and_again, self.results[-1], act, pause_s))
 
     def bear(self, duration_s: float) -> list[Result]:
         """Have everybody read, and everything go wrong, for a share of a time, until each thing has at least once."""
-        for number in range(max(2, round(self._share * 8))):
-            self._start(spared=number % 2 == 0)
         with ThreadPoolExecutor(len(self._tasks)) as pool:
             done = [pool.submit(task) for task in self._tasks]
             self._over.wait(max(duration_s / 60, duration_s * self._share))
@@ -228,47 +157,7 @@ class Load:
             self._over.set()
             for each in done:
                 each.result()
-        while self._running:
-            self._end(self._running[0])
         return self.results
-
-    def _start(self, *, spared: bool = False) -> None:
-        seed = next(self._numbers)
-        here, there = _FORKS.Pipe(duplex=False)
-        args = (self._daemon.socket, f"dataset-{seed}", seed, there)
-        process = _FORKS.Process(target=_read, args=args, daemon=True)
-        process.start()
-        there.close()
-        self._running.append(Reader(f"dataset-{seed}", spared, process, here))
-
-    def _end(self, reader: Reader) -> None:
-        self._running.remove(reader)
-        reader.process.kill()
-        reader.process.join()
-        self._hear(reader)
-        reader.told.close()
-
-    def _listen(self) -> None:
-        while not self._over.wait(0.5):  # before a pipe is full and holds up its reader
-            for reader in list(self._running):
-                with contextlib.suppress(OSError):  # it was killed meanwhile
-                    self._hear(reader)
-
-    def _hear(self, reader: Reader) -> None:
-        try:
-            while reader.told.poll():
-                wrong, lost = reader.told.recv()
-                if isinstance(wrong, str):
-                    if wrong in ("ShardTimeoutError", "NoDaemonError"):
-                        self.epochs.fail("hangs", f"{reader.job}: {wrong}: {lost}")
-                    continue
-                self.epochs.injected += 1
-                for kind, count in (("wrong", wrong), ("lost", lost)):
-                    if count:
-                        self.epochs.fail(kind, f"{reader.job}: {count} samples")
-        except EOFError:
-            if reader.process.exitcode != -signal.SIGKILL:
-                self.epochs.fail("untyped", f"{reader.job} ended by itself: {reader.process.exitcode}")
 
     def _live(self, dice: random.Random, job: str) -> None:
         """Join, read for a while, leave without a word and join again."""
@@ -312,27 +201,6 @@ class Load:
                 act(result)
             except TimeoutError as exn:
                 result.fail("hangs", f"{result.fault}: {exn}")
-
-    def _sessions(self, job: str) -> int:
-        return sum(each["sessions"] for each in self._daemon.status()["jobs"] if each["name"] == job)
-
-    def _kill(self, result: Result) -> None:
-        victim = self._dice.choice([reader for reader in self._running if not reader.spared])
-        eventually(lambda: self._sessions(victim.job) > 0, limit_s=_PATIENCE_S)  # it has said hello
-        self._end(victim)
-        begun_s = time.monotonic()
-        result.injected += 1
-        eventually(lambda: self._sessions(victim.job) == 0, limit_s=_PATIENCE_S)
-        result.recovery_s.append(time.monotonic() - begun_s)
-        self._start()
-
-    def _freeze(self, result: Result) -> None:
-        victim = self._dice.choice(self._running)
-        with contextlib.suppress(ProcessLookupError, AssertionError):  # it was killed meanwhile
-            victim.signal(signal.SIGSTOP)
-            self._over.wait(_FROZEN_S)
-            victim.signal(signal.SIGCONT)
-        result.injected += 1
 
     def _send_flood(self, result: Result) -> None:
         with RawSession(self._daemon, "flood") as session:
@@ -395,36 +263,19 @@ def _take(number: int, results: list[Result], result: Result, _scale: float) -> 
 
 
 def endure(folder: Path, scale: float) -> Iterator[Result]:
-    """Load a daemon; yield what became of each trouble, of what is left behind, and, at last, of its event loop.
-
-    As on a node, where one is always free, the daemon has a core for itself: its loop would else wait for the store and
-    the readers, who take all that there is.
-    """
-    cores = os.sched_getaffinity(0)
-    own, others = {min(cores)}, cores - {min(cores)} or cores
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.sched_setaffinity, 0, cores)
-        os.sched_setaffinity(0, others)
-        store = stack.enter_context(_program("-m", "campaign.load"))
-        env = aws_env(store(None).strip())
-        os.sched_setaffinity(0, own)
-        daemon = stack.enter_context(Daemon(folder, *_FLAGS, capacity="16MB", env=env))
-        os.sched_setaffinity(0, others)
+    """Load a daemon; yield what became of each trouble, and of what is left behind."""
+    with (
+        _store() as (endpoint_url, break_share),
+        Daemon(folder, *_FLAGS, capacity="16MB", env=aws_env(endpoint_url)) as daemon,
+    ):
         Load(daemon, scale).bear(60.0)  # with a store that is well, until the daemon has what it keeps for good
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
         before = Remains.of(daemon)
-        store(_BROKEN_SHARE)
-        with _program("-c", _IDLE_LOOP) as idle:
-            results = Load(daemon, scale).bear(600.0)
-            lag, idle_lag = daemon.status()["loop_lag"], json.loads(idle(""))
-        yield Result("answer of the store broken", injected=int(store(0.0)))
+        break_share(_BROKEN_SHARE)
+        results = Load(daemon, scale).bear(600.0)
+        yield Result("answer of the store broken", injected=break_share(0.0))
         yield from results
         yield _nothing_left(results[0].injected, before, daemon)
-        figures = " / ".join(f"{1e3 * lag[name]:.0f} ({1e3 * idle_lag[name]:.0f})" for name in lag)
-        judged = Result(f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
-        if lag["p99_s"] > _LAG_S + idle_lag["p99_s"]:
-            judged.fail("hangs", f"the event loop comes too late: {lag}, an idle one: {idle_lag}")
-        yield judged
 
 
 def _nothing_left(sessions: int, before: "Remains", daemon: Daemon) -> Result:
@@ -487,6 +338,10 @@ def is_quiet(daemon: Daemon) -> bool:
 
 
 _ROWS = (
+    *("broken answers", "torn sessions", "flood", "deaf readers", "half-open connections", "warm given up"),
+    *("evictions", "nothing is left"),
+)
+ROWS = (
     *("broken answers", "torn sessions", "datasets", "killed readers", "frozen readers", "flood", "deaf readers"),
     *("half-open connections", "warm given up", "evictions", "nothing is left", "loop lag"),
 )

@@ -1,29 +1,20 @@
 """A store that misbehaves in every way that HTTP allows: right shards or typed errors, and all is well afterwards."""
 
-import io
-import ssl
-import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from campaign.harness import Result, Row, scaled
-from campaign.store_place import HANG_S, PART_BYTES, SAMPLES, Failure, Reading, StorePlace, shard
-from shardcache.errors import OriginUnavailableError
-from support.disks.shim import HAS_CC
-from support.network.certificates import Authority
-from support.network.scripted_server import ScriptedServer, answer, cut, redirected
+from campaign.store_place import HANG_S, PART_BYTES, Reading, StorePlace, shard
 from support.programs.daemon import eventually
 from support.stores.mischief import Mischief
 
 _SHARDS, _LEAST_SHARDS = 24, 4
 # Beyond what a store that hangs may cost the readers of cached shards, far below a wait for each of them.
 _PROMPT_S = 10.0
-_HOLE_BYTES = 4096
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 # Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
@@ -98,22 +89,6 @@ def replaced(place: StorePlace, result: Result, scale: float) -> None:
             break
 
 
-def trailing(place: StorePlace, result: Result, scale: float) -> None:
-    """Store tars with data after their end: each is a typed error, and comes once it is mended."""
-    while result.injected < scaled(120, scale):
-        place.evict()
-        for number, body in enumerate(place.bodies):
-            place.put(number, body + body if number // 2 % 2 else _with_hole(body))
-        reading = Reading(place, result)
-        reading.epoch()
-        failures = place.read(result)
-        result.injected += len(place.bodies)
-        for number, body in enumerate(place.bodies):
-            place.put(number, body)
-        place.recover(result, failures)
-        reading.make_up()
-
-
 def hanging(place: StorePlace, result: Result, scale: float) -> None:
     """Have the store answer nothing while all shards are cached: they are served promptly, and new editions later."""
     for _ in _until(lambda: place.proxy.done[Mischief.HEAD_SILENCE], result, scaled(20, scale)):
@@ -146,76 +121,6 @@ def _is_current(place: StorePlace, number: int) -> bool:
     return not place.read(look, [number]) and not look.wrong
 
 
-def forgotten(place: StorePlace, result: Result, scale: float) -> None:
-    """Let all idle connections die without a word: each shard comes all the same, and none fails."""
-    for _ in _until(lambda: place.proxy.swallowed, result, scaled(30, scale)):
-        place.evict()
-        place.proxy.forget()
-        _all_come(place, result)
-
-
-def silent_first(place: StorePlace, result: Result, scale: float) -> None:
-    """Have the store's name lead to a silent address first: each shard and each listing comes from the second."""
-    with place.silent_first() as lead:
-        for _ in _until(lambda: lead.attempts, result, scaled(250, scale)):
-            place.evict()
-            place.proxy.forget()  # so that the daemon connects again
-            if not place.list_all(result):
-                result.fail("lost", "the store is not listed")
-            _all_come(place, result)
-
-
-Present = Callable[[Authority, Authority, ssl.SSLContext], object]
-"""Changes a server's certificate, given the authority that is trusted and another."""
-
-
-def refused(present: Present, place: StorePlace, result: Result, scale: float) -> None:
-    """Present a certificate that is not to be trusted: nothing is asked, and the errors say why."""
-    with place.behind_tls() as (front, trusted, unknown):
-        place.recover(Result("nothing"), place.read(Result("nothing")))
-        before = front.refused
-        for _ in _until(lambda: front.refused - before, result, scaled(125, scale)):
-            place.evict()
-            present(trusted, unknown, front.context)
-            front.hang_up()
-            asked = len(front.heads)
-            failures = _none_comes(place, result)
-            if len(front.heads) > asked:
-                result.fail("wrong", "requests were sent all the same")
-            for failure in failures:
-                if isinstance(failure.error, OriginUnavailableError) or "certificate" not in failure.error.message:
-                    result.fail("untyped", repr(failure.error))
-            trusted.server(context=front.context)
-            place.recover(result, failures)
-            if front.refused == before:
-                break  # nothing was refused, which counts as wrong already
-
-
-def cut_record(place: StorePlace, result: Result, scale: float) -> None:
-    """Cut the connection in the middle of a record, once for each request: it is sent again, and every shard comes."""
-    with place.behind_tls() as (front, _, _):
-        for _ in _until(lambda: front.spoiled, result, scaled(125, scale)):
-            for method in ("HEAD", "GET"):
-                place.evict()
-                front.spoil(cut, method, once=True)
-                _all_come(place, result)
-                front.heal()
-
-
-def led_away(place: StorePlace, result: Result, scale: float) -> None:
-    """Redirect to a server of plain HTTP: it is not asked."""
-    with place.behind_tls() as (front, _, _), ScriptedServer(answer(b"")) as plain:
-        for _ in _until(lambda: front.spoiled, result, scaled(125, scale)):
-            for method in ("HEAD", "GET"):
-                place.evict()
-                front.spoil(redirected(plain.url("")), method)
-                failures = _none_comes(place, result, listed=method == "HEAD")
-                front.heal()
-                place.recover(result, failures)
-        if plain.connections:
-            result.fail("wrong", f"followed {plain.connections} times")
-
-
 def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None]:
     """Yield until so many faults have happened more than now, and keep their number in the result."""
     before = done()
@@ -224,52 +129,11 @@ def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None
         result.injected = done() - before
 
 
-def _all_come(place: StorePlace, result: Result) -> None:
-    for failure in place.read(result):
-        result.fail("lost", f"{failure.url} failed: {failure.error}")
-
-
-def _none_comes(place: StorePlace, result: Result, *, listed: bool = False) -> Sequence[Failure]:
-    """Read and list all shards, and return the failures; whatever comes is wrong, a list unless it is `listed`."""
-    failures = place.read(result)
-    if len(failures) < len(place.urls):
-        result.fail("wrong", f"{len(place.urls) - len(failures)} shards were read")
-    if place.list_all(result) and not listed:
-        result.fail("wrong", "the shards were listed")
-    return failures
-
-
-def _with_hole(body: bytes) -> bytes:
-    """Return a shard with zeros in place of a sample's header and a part of its data."""
-    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
-        at = tar.getmembers()[SAMPLES // 2].offset
-    return body[:at] + bytes(_HOLE_BYTES) + body[at + _HOLE_BYTES :]
-
-
-def _expired(trusted: Authority, _unknown: Authority, context: ssl.SSLContext) -> None:
-    trusted.server(lifetime=timedelta(days=-1), context=context)
-
-
 ROWS = (
     *(Row(kind.value, partial(spoiled, [kind], _SHARE, 125), slow=kind not in _QUICK) for kind in Mischief),
     Row("any of these at random", partial(spoiled, list(Mischief), 2 * _SHARE / len(Mischief), 600)),
     Row("any of these, to a listing", listings),
     Row("any of these, to samples that are read as they arrive", dataset),
-    Row("a tar with a hole of zeros, or with a second tar behind it", trailing),
     Row("a store that hangs while all shards are cached", hanging),
     Row("the object replaced between two ranges", replaced),
-    Row("idle connections that died silently", forgotten),
-    Row(
-        "a certificate of an unknown authority",
-        partial(refused, lambda _, other, context: other.server(context=context)),
-    ),
-    Row("a certificate that has expired", partial(refused, _expired), slow=True),
-    Row(
-        "a certificate for another name",
-        partial(refused, lambda trusted, _, context: trusted.server("store.example", context=context)),
-        slow=True,
-    ),
-    Row("a connection cut within a TLS record", cut_record),
-    Row("a redirect from https to plain http", led_away),
-    Row("a host whose first address is silent", silent_first, skip="" if HAS_CC else "needs a C compiler"),
 )

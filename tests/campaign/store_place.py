@@ -1,15 +1,13 @@
 """A store behind a proxy that spoils its answers, a daemon, and readers that compare every byte."""
 
-import ssl
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
@@ -22,10 +20,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
-from support.network.certificates import Authority
-from support.network.lead import SILENT, Lead, SilentAddress
-from support.network.scripted_server import SecureFront
-from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_proxy import FaultyProxy
@@ -80,41 +75,6 @@ class StorePlace:
         proxy = FaultyProxy(self._server.endpoint_url, objects=objects, other=shard(shards), late_s=0.3, drip_s=0.05)
         self.proxy = stack.enter_context(proxy)
         self.daemon = stack.enter_context(Daemon(folder, *_FLAGS, env=self.proxy.env(self._server.env())))
-
-    @contextmanager
-    def silent_first(self) -> Iterator[Lead]:
-        """Have another daemon in place of this one, to which the store is a name whose first address is silent."""
-        folder, port = self._folder_of("silent"), urlsplit(self.proxy.endpoint_url).port
-        assert port is not None
-        lead = Lead("store", SILENT, "127.0.0.1", folder / "attempts")
-        env = {**self._server.env(), **lead.env, "AWS_ENDPOINT_URL": f"http://store:{port}"}
-        with SilentAddress(port), self._instead(Daemon(folder, *_FLAGS, env=env, spawn=spawn)):
-            yield lead
-
-    @contextmanager
-    def behind_tls(self) -> Iterator[tuple[SecureFront, Authority, Authority]]:
-        """Have another daemon in place of this one, which reaches the store over TLS and trusts the first authority."""
-        folder = self._folder_of("tls")
-        trusted, unknown = Authority(folder / "trusted"), Authority(folder / "unknown")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with SecureFront(self.proxy.endpoint_url, trusted.server(context=context)) as front:
-            env = {"AWS_CA_BUNDLE": str(trusted.ca_file), "AWS_ENDPOINT_URL": front.url("")}
-            with self._instead(Daemon(folder, *_FLAGS, env={**self._server.env(), **env})):
-                yield front, trusted, unknown
-
-    def _folder_of(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    @contextmanager
-    def _instead(self, other: Daemon) -> Iterator[None]:
-        usual = self.daemon
-        try:
-            with other as self.daemon:
-                yield
-        finally:
-            self.daemon = usual
 
     def put(self, number: int, body: bytes) -> None:
         """Store a shard past the proxy."""

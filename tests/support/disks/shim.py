@@ -70,13 +70,13 @@ _RECORD = struct.Struct("=IIIIqqq")
 
 
 @functools.cache
-def library(source: Path = SOURCE) -> Path:
-    """Return the path of a compiled library, by default the shim. Raises CalledProcessError."""
-    tag = f"{source.stem}-{os.getuid()}-{source.stat().st_mtime_ns:x}"
+def library() -> Path:
+    """Return the path of the compiled shim. Raises CalledProcessError."""
+    tag = f"{SOURCE.stem}-{os.getuid()}-{SOURCE.stat().st_mtime_ns:x}"
     built = Path(tempfile.gettempdir()) / f"shardcache-{tag}.so"
     if not built.exists():
         unfinished = built.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, source, "-ldl"], check=True)
+        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, SOURCE, "-ldl"], check=True)
         unfinished.rename(built)
     return built
 

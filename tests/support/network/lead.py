@@ -12,7 +12,6 @@ from typing import Self
 
 import pytest
 
-from support.disks.shim import library
 from support.network.leading import sitecustomize
 
 _FOLDER = Path(sitecustomize.__file__).parent
@@ -28,26 +27,6 @@ def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int 
     monkeypatch.setenv(sitecustomize.VARIABLE, json.dumps(table))
     monkeypatch.setenv("PYTHONPATH", str(_FOLDER), prepend=os.pathsep)
     monkeypatch.setattr(socket, "getaddrinfo", sitecustomize.getaddrinfo)
-
-
-class Lead:
-    """A name that leads a new process to two addresses, below whatever event loop resolves it; needs a C compiler.
-
-    Args:
-        count: file that notes the attempts to connect to the first address.
-    """
-
-    def __init__(self, name: str, first: str, second: str, count: Path) -> None:
-        self._count = count
-        self.env = {
-            "LD_PRELOAD": str(library(Path(__file__).with_suffix(".c"))),
-            **{"LEAD_NAME": name, "LEAD_FIRST": first, "LEAD_SECOND": second, "LEAD_COUNT": str(count)},
-        }
-
-    @property
-    def attempts(self) -> int:
-        """Number of attempts to connect to the first address."""
-        return self._count.stat().st_size if self._count.exists() else 0
 
 
 SILENT = "127.0.0.2"

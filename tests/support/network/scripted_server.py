@@ -1,20 +1,17 @@
-"""Servers of HTTP, or of what is none: one answers with the bytes that it was given, one spoils answers over TLS."""
+"""Servers of HTTP, or of what is none: one answers with the bytes that it was given, one is a proxy."""
 
 import asyncio
 import base64
 import contextlib
-import http.client
 import socket
 import ssl
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Self
 from urllib.parse import quote, urlsplit
 
-from support.programs.guard import GUARD_S
 from support.stores.mischief import Ending
 
 _LIMIT_S = 60.0
@@ -58,7 +55,6 @@ class ScriptedServer:
         self.connections = 0  # number of connections
         self.heads: list[str] = []  # of all requests, as they came
         self.closed = 0  # how many of the connections are no more
-        self.refused = 0  # number of failed TLS handshakes
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -68,10 +64,6 @@ class ScriptedServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close all connections, without an end of TLS."""
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -120,13 +112,7 @@ class ScriptedServer:
             self._changed.notify_all()
 
     def _encrypted(self, sock: socket.socket) -> socket.socket:
-        if self._context is None:
-            return sock
-        try:
-            return self._context.wrap_socket(sock, server_side=True)
-        except ssl.SSLError:
-            self.refused += 1
-            raise
+        return sock if self._context is None else self._context.wrap_socket(sock, server_side=True)
 
     def reply(self, head: str, number: int) -> Reply:
         """Return what is sent to a request, the first of which has number 0."""
@@ -176,72 +162,6 @@ def chunked(body: bytes, *headers: str, chunk_bytes: int = 10_000) -> bytes:
 def cut_record(plain: socket.socket) -> None:
     """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
     plain.sendall(_HALF_A_RECORD)
-
-
-Spoiler: TypeAlias = Callable[[str, bytes], Reply]
-"""Makes a reply of a request's target and its right answer."""
-
-
-class SecureFront(ScriptedServer):
-    """Passes requests without bodies on to a server of plain HTTP; a context manager."""
-
-    def __init__(self, upstream_url: str, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self.context = context  # its certificate is that of all further connections
-        self.spoiled = 0  # number of answers spoiled
-        self._upstream = urlsplit(upstream_url).netloc
-        self._spoiler: Spoiler | None = None
-        self._method, self._once = "", False
-        self._seen: set[tuple[str, ...]] = set()
-
-    def spoil(self, spoiler: Spoiler, method: str, *, once: bool = False) -> None:
-        """Spoil answers to requests of a method from now on; of each object and range the first alone, with `once`."""
-        self._seen.clear()
-        self._method, self._once, self._spoiler = method, once, spoiler
-
-    def heal(self) -> None:
-        self._spoiler = None
-
-    def reply(self, head: str, number: int) -> Reply:
-        first, *lines = head.rstrip("\r\n").split("\r\n")
-        method, target, _ = first.split(" ")
-        answer = self._pass_on(method, target, lines)
-        spoiler = self._spoiler
-        ranges = (line for line in lines if line.lower().startswith("range:"))
-        if spoiler is None or method != self._method or not self._is_due(urlsplit(target).path, *ranges):
-            return Reply(answer)
-        return spoiler(target, answer)
-
-    def _is_due(self, *request: str) -> bool:
-        with self._changed:
-            if self._once and request in self._seen:
-                return False
-            self._seen.add(request)
-            self.spoiled += 1
-        return True
-
-    def _pass_on(self, method: str, target: str, lines: list[str]) -> bytes:
-        connection = http.client.HTTPConnection(self._upstream, timeout=GUARD_S)
-        with closing(connection):
-            connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-            for name, _, value in (line.partition(":") for line in lines):
-                connection.putheader(name, value.strip())
-            connection.endheaders()
-            answer = connection.getresponse()
-            headers = (f"{name}: {value}" for name, value in answer.getheaders())
-            return head(*headers, status=f"{answer.status} {answer.reason}") + answer.read()
-
-
-def cut(target: str, answer: bytes) -> Reply:
-    """Send half of an answer and the beginning of a TLS record, and close the connection."""
-    return Reply(answer[: len(answer) // 2], Ending.CLOSE, cut_record)
-
-
-def redirected(to_url: str) -> Spoiler:
-    """Return a spoiler that redirects to the same target of another server."""
-    return lambda target, answer: Reply(
-        head(f"Location: {to_url}{target}", "Content-Length: 0", status="307 Temporary Redirect")
-    )
 
 
 _PORTS = {"http": 80, "https": 443}
