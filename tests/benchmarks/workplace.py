@@ -31,11 +31,13 @@ class Daemon(daemon.Daemon):
 
     ready_s: float  # from the start of the process to its first answer; set on entering
 
-    def __init__(self, cache_dir: Path, capacity: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, cache_dir: Path, capacity: str, env: Mapping[str, str] | None = None, spawn: daemon.Spawn = daemon.spawn
+    ) -> None:
         # Not below the cache folder: the path of a Unix socket has 107 characters at most.
         self._folder = tempfile.TemporaryDirectory(prefix="shardcache-bench-")
         where = ("--cache-dir", str(cache_dir))
-        super().__init__(Path(self._folder.name), *where, capacity=capacity, env=env, spawn=daemon.spawn)
+        super().__init__(Path(self._folder.name), *where, capacity=capacity, env=env, spawn=spawn)
         # An installed package has its bytecode next to it; a checkout is to start like one.
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -62,18 +64,15 @@ class Daemon(daemon.Daemon):
 class Workplace:
     """Where one run of the benchmark happens; a context manager."""
 
-    def __init__(self, root: Path, scale: float, rounds: int, console: Console) -> None:
+    def __init__(self, root: Path, pictures: Path, scale: float, rounds: int, console: Console) -> None:
         self.root = root  # folder for everything that is large
+        self.pictures = pictures  # folder for what the parts draw
         self.scale = scale  # share of the full amount of data
         self.rounds = rounds  # interleaved measurements of each contender
         self._console = console
         self._stack = ExitStack()
         self._started_s = time.monotonic()
-        self._datasets: dict[str, Dataset] = {}
         self._urls: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"Workplace({str(self.root)!r}, scale={self.scale})"
 
     def __enter__(self) -> "Workplace":
         return self
@@ -107,9 +106,7 @@ class Workplace:
         return server
 
     def dataset(self, kind: Kind) -> Dataset:
-        if kind.name not in self._datasets:
-            self._datasets[kind.name] = make_tars(kind, self.scale, self.root, self.say)
-        return self._datasets[kind.name]
+        return make_tars(kind, self.scale, self.root, self.say)
 
     def litdata(self, kind: Kind) -> Path:
         return make_litdata(self.dataset(kind), self.say)

@@ -2,21 +2,21 @@
 
 `PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited and the time to the end
 of the last epoch, the median of interleaved rounds each, and what either loses without a mechanism. The product has no
-switches for this: each daemon is forked from this process, which then replaces a collaborator in its own memory.
+switches for this: each daemon is this very program, told by a variable to replace a collaborator in its own memory.
 """
 
-import json
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,13 +24,13 @@ from typing import Any
 import click
 
 from benchmarks.data import Dataset, Kind, make_tars
-from shardcache import daemon
+from benchmarks.workplace import Daemon
 from shardcache.cache import waits
-from shardcache.config import Settings
+from shardcache.cli.main import app
 from shardcache.fetch import download, estimates, reads, scheduler
 from shardcache_client import ShardDataset
-from support.programs.daemon import UnixConnection
-from support.programs.zygote import _import_all
+from support.programs.cli import chosen
+from support.programs.daemon import spawn
 from support.stores.throttled_s3 import ThrottledS3
 
 # An eighth of everything: a part takes as long as one of 8 MiB at 60 MB/s, and hardly any processor time.
@@ -74,7 +74,6 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "all": lambda: None,
     "class": _without_rank(0),
     "client": _without_rank(1, 2),
-    "turns": _without_rank(2),
     "deadline": _without_rank(3),
     "alone": _no_alone,
     "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
@@ -97,7 +96,6 @@ class Job:
 
 
 TRAINING = Job("training", [range(8)], 17.0)
-FORK = multiprocessing.get_context("fork")
 SCENARIOS: Mapping[str, tuple[Mapping[str, int], Sequence[Job]]] = {
     "cold": ({}, [TRAINING]),
     "slow tail": ({"slow_every": 20}, [TRAINING]),
@@ -123,44 +121,13 @@ class Outcome:
     refused: int
 
 
-@contextmanager
-def _daemon(mechanism: str, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """Run a daemon without a mechanism during the block."""
-    process = FORK.Process(target=_serve, args=(mechanism, folder, env))
-    process.start()
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve(mechanism: str, folder: Path, env: Mapping[str, str]) -> None:
-    os.environ.update(env)
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def serve(mechanism: str) -> None:
+    """Run `shardcache` with this process's arguments and without a mechanism."""
     # As after the first minutes of reading.
     estimates._MIN_OBSERVED = 8
     estimates.Hedging.__init__ = partialmethod(_begin_rich, estimates.Hedging.__init__)  # type: ignore[method-assign, assignment]
     MECHANISMS[mechanism]()
-    where = {"cache_dir": folder / "cache", "capacity": "10GB", "min_free": "0", "socket": folder / "socket"}
-    daemon.serve(Settings.load({**where, "part_size": PART_BYTES, "log_level": "warning"}))
-
-
-def _warm(socket: Path, url: str) -> None:
-    """Fetch a shard, as soon as the daemon listens: on a node it has been up for long when a job starts."""
-    for _ in range(2_000):
-        try:
-            connection = UnixConnection(socket)
-            connection.request("POST", "/v1/warm", json.dumps({"urls": [url]}))
-            *_, done = connection.getresponse().read().splitlines()
-        except (FileNotFoundError, ConnectionRefusedError):
-            time.sleep(0.01)
-        else:
-            assert json.loads(done).get("failed") == 0, done
-            return
-    raise RuntimeError("the daemon did not start")
+    app(sys.argv[1:], prog_name="shardcache")
 
 
 def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> tuple[float, float]:
@@ -184,17 +151,20 @@ def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> tuple[floa
 def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3) -> Outcome:
     readers = [(job, shards) for job in jobs for shards in job.shards]
     urls = [f"s3://{data.folder.name}/{path.name}" for path in data.shards]
-    with tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm") as name:
-        folder = Path(name)
-        with _daemon(mechanism, folder, store.env()), ProcessPoolExecutor(len(readers), FORK) as pool:
-            _warm(folder / "socket", urls[8])
-            before, start_s = store.stats(), time.monotonic() + 0.05
-            reads = [
-                pool.submit(_read, job, [urls[shard] for shard in shards], folder / "socket", start_s)
-                for job, shards in readers
-            ]
-            found = [(job, *read.result()) for (job, _), read in zip(readers, reads, strict=True)]
-            after = store.stats()
+    env = {**store.env(), "MECHANISM": mechanism, "SHARDCACHE_PART_SIZE": str(PART_BYTES)}
+    with (
+        tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm") as name,
+        Daemon(Path(name), "10GB", env, partial(spawn, module=__spec__.name)) as daemon,
+        ProcessPoolExecutor(len(readers), multiprocessing.get_context("fork")) as pool,
+    ):
+        daemon.warm(urls[8])
+        before, start_s = store.stats(), time.monotonic() + 0.05
+        reads = [
+            pool.submit(_read, job, [urls[shard] for shard in shards], daemon.socket, start_s)
+            for job, shards in readers
+        ]
+        found = [(job, *read.result()) for (job, _), read in zip(readers, reads, strict=True)]
+        after = store.stats()
     return Outcome(
         sum(waited_s for job, waited_s, _ in found if job.counts),
         max(job.after_s + took_s for job, _, took_s in found),
@@ -207,18 +177,17 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
 @click.option("--rounds", default=3)
 @click.option("--only", default=",".join(SCENARIOS), help="scenarios, with commas between")
 @click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
-@click.option("--root", type=click.Path(path_type=Path), default=Path("/dev/shm/ablation"))
-def main(rounds: int, only: str, mechanisms: str, root: Path) -> None:
-    _import_all()
-    root.mkdir(exist_ok=True)
-    data = make_tars(KIND, 1.0, root, print)
+def main(rounds: int, only: str, mechanisms: str) -> None:
+    """Compare epochs with and without each mechanism."""
     found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
-        for scenario in only.split(","):
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm")))
+        data = make_tars(KIND, 1.0, root, print)
+        for scenario in chosen(only, SCENARIOS):
             moods, jobs = SCENARIOS[scenario]
             store = stack.enter_context(ThrottledS3(root, **STORE, **moods))
             for number in range(rounds):
-                for mechanism in mechanisms.split(","):
+                for mechanism in chosen(mechanisms, MECHANISMS):
                     found[scenario][mechanism].append(_run(mechanism, jobs, data, store))
                     print(f"{scenario}, {mechanism}, {number}: {found[scenario][mechanism][-1]}", flush=True)
     _print(found)
@@ -238,4 +207,7 @@ def _print(found: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if without := os.environ.get("MECHANISM"):
+        serve(without)
+    else:
+        main()

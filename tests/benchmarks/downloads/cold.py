@@ -3,8 +3,7 @@
 The clock runs from `iter(loader)` to the end of the iteration: for every contender the start of the loader's workers
 counts, the import of its packages and the construction of its dataset do not. The daemon's cache is empty, and no
 contender finds what it reads from local disk in memory. All shuffle their shards and read the samples of each as they
-were written, but for one row, in which ours mixes them as it does by default: samples come from anywhere in a shard
-then, so that the first one waits for a whole shard, and those after it for one more at a time until the window is full.
+were written.
 
 Whatever is read, the main process takes each batch out of a pipe, and its step does not run meanwhile: the row
 next to samples from memory shows how much of the waiting is that.
@@ -29,8 +28,6 @@ WORKERS = 2
 SAMPLES_PER_S = 1000.0
 
 OURS = "shardcache"
-WINDOW = 8
-MIXED = f"shardcache, window {WINDOW}"
 LOCAL, STREAMED, CACHED = "webdataset, local disk", "webdataset, streamed", "webdataset, its cache"
 MEMORY = "samples from memory"
 
@@ -64,7 +61,6 @@ def measure(place: Workplace) -> list[Row]:
     """Return waiting, seconds to the first batch and bytes from the store, the median of all rounds each."""
     contenders: dict[str, Callable[[], Course]] = {
         OURS: partial(_shardcache, place),
-        MIXED: partial(_shardcache, place, window=WINDOW),
         LOCAL: partial(_local, place),
         STREAMED: partial(_streamed, place),
         CACHED: partial(_cached, place),
@@ -76,19 +72,18 @@ def measure(place: Workplace) -> list[Row]:
     store_mb = median_of(tries, "store_bytes")[OURS] / 1e6
     return [
         Row("cold", waits, waiting[OURS], LOCAL, waiting[LOCAL], Target("≤", 1.0)),
-        *(Row("cold", waits, waiting[OURS], peer, waiting[peer]) for peer in (STREAMED, CACHED, MEMORY, MIXED)),
+        *(Row("cold", waits, waiting[OURS], peer, waiting[peer]) for peer in (STREAMED, CACHED, MEMORY)),
         Row("cold", first, first_s[OURS], target=Target("≤", 0.5)),
-        *(Row("cold", first, first_s[OURS], peer, first_s[peer]) for peer in (LOCAL, STREAMED, CACHED, MIXED)),
+        *(Row("cold", first, first_s[OURS], peer, first_s[peer]) for peer in (LOCAL, STREAMED, CACHED)),
         Row("cold", "MB from the store", store_mb, "the dataset", place.dataset(LARGE).tar_bytes / 1e6, Target("=", 1)),
     ]
 
 
-def _shardcache(place: Workplace, window: int = 0) -> Course:
+def _shardcache(place: Workplace) -> Course:
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store, place.daemon(store=store) as daemon:
         url = f"s3://{dataset.folder.name}/{dataset.names}"
-        course = _train(place, "shardcache", url, socket=str(daemon.socket), window=window)
-        return _sent(course, store)
+        return _sent(_train(place, "shardcache", url, socket=str(daemon.socket)), store)
 
 
 def _local(place: Workplace) -> Course:
@@ -117,23 +112,20 @@ def _train(place: Workplace, contender: str, source: str, **how: Any) -> Course:
 
 
 class Logged(IterableDataset[Any]):
-    """Appends a line to a file for each shard whose first sample is yielded: seconds, reader and url, with blanks."""
+    """Appends a line to a file for each shard whose first sample is yielded: seconds and url, with a blank between."""
 
-    def __init__(self, dataset: Iterable[Any], job: str, path: Path) -> None:
+    def __init__(self, dataset: Iterable[Any], path: Path) -> None:
         self._dataset = dataset
-        self._job = job
         self._path = path
 
     def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        reader = f"{self._job}/{info.id if info else 0}"
         seen: set[str] = set()
         # Lines of several processes stay whole: each is one short write to the end of the file.
         with self._path.open("ab", buffering=0) as log:
             for sample in self._dataset:
                 if (url := sample["__url__"]) not in seen:
                     seen.add(url)
-                    log.write(f"{time.monotonic():.6f} {reader} {url}\n".encode())
+                    log.write(f"{time.monotonic():.6f} {url}\n".encode())
                 yield sample
 
 
@@ -159,7 +151,6 @@ def train(
     *,
     epochs: int = 1,
     seed: int = 7,
-    window: int = 0,
     job: str = "training",
     socket: str = "",
     cache_dir: str = "",
@@ -174,7 +165,6 @@ def train(
             webdataset.
         samples: what one epoch must give.
         epochs: number of epochs, with the same workers.
-        window: number of shards that ours mixes; 0 to read each as it was written, as webdataset does.
         socket: of the daemon, where the contender is ours.
         cache_dir: of webdataset's own cache, or empty for none.
         start_after_s: pause before the first epoch.
@@ -184,20 +174,14 @@ def train(
     if contender == "shardcache":
         from shardcache_client import ShardDataset
 
-        how: dict[str, Any] = {
-            "seed": seed,
-            "epochs": epochs,
-            "batch_size": BATCH_SAMPLES,
-            "job": job,
-            "socket": socket,
-        }
-        dataset = ShardDataset(source, shuffle=True, shuffle_window=window, **how)
+        how: dict[str, Any] = {"epochs": epochs, "batch_size": BATCH_SAMPLES, "job": job, "socket": socket}
+        dataset = ShardDataset(source, shuffle=True, shuffle_window=0, seed=seed, **how)
     elif contender == "webdataset":
         from webdataset import WebDataset
 
         dataset = WebDataset(source, shardshuffle=1000, seed=seed, cache_dir=cache_dir or None)
     loader: DataLoader[Any] = DataLoader(
-        Logged(dataset, job, Path(reads)) if reads else dataset,
+        Logged(dataset, Path(reads)) if reads else dataset,
         batch_size=BATCH_SAMPLES,
         collate_fn=list,
         num_workers=WORKERS,

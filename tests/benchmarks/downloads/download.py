@@ -106,7 +106,6 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
         *_rows(part, "MB/s", median_of(tries, "mb_per_s"), dict.fromkeys(TOOLS, mb_per_s)),
         *_rows(part, "CPU-s/GB", median_of(tries, "cpu_s_per_gb"), {"s5cmd": cpu_s_per_gb}),
         Row(part, "CPU-s/GB of the event loop", thread_s[OURS], target=Target("≤", LOOP_CPU_S_PER_GB)),
-        Row(part, "GB/s that the event loop allows", 1 / thread_s[OURS]),
         Row(part, "Gbit/s that the event loop allows", 8 / thread_s[OURS]),
         *_rows(part, "CPU-s/GB of the event loop, of a peer's busiest thread", thread_s),
     ]

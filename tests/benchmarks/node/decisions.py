@@ -1,4 +1,4 @@
-"""Cost of a decision at any number of shards and sessions: a few look-ups and heaps, no scan. No bytes, no sockets.
+"""Cost of a decision at any number of shards: a few look-ups and heaps, no scan. No bytes, no sockets.
 
 A decision is all that the schedule does when a reader is done with a shard: it notes so, names the shard to fetch and
 the one to evict for it, and takes note of both. Each process has many sessions over one schedule.
@@ -7,13 +7,13 @@ the one to evict for it, and takes note of both. Each process has many sessions 
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from statistics import median, quantiles
+from statistics import median
 
-from benchmarks.measure import Row, Target, call, interleaved, memory_bytes
+from benchmarks.measure import Row, Target, call, interleaved
 from benchmarks.workplace import Workplace
 from shardcache.plan.schedule import Schedule
 from support.shards.replay import SameName
@@ -22,109 +22,67 @@ from support.shards.replay import SameName
 REPEATS = 5
 MEDIAN_US = 100.0
 
+FEW, USUAL, MANY = 1_000, 10_000, 100_000  # shards, of which the cache holds half
+JOBS, READERS = 8, 8  # readers of each job, all of them over the same shards
 _EPOCHS = 2
 # Two epochs of 1,000 shards are 16,000 reads of 8 jobs: there, too, all that is measured lies in the first epoch.
 _WARM_UP = 3_000
 _DECISIONS = 4_000
 # What was in the cache before the plans came is sorted in while victims are chosen; only then it costs what it costs.
 _WARM_UP_PER_SHARD = 0.2
-# How many positions the daemon takes from one message.
-_PIECE = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """So many jobs with so many readers each, over the same shards, of which the cache holds half."""
-
-    shards: int
-    jobs: int = 8
-    readers: int = 8
-
-    @property
-    def label(self) -> str:
-        return f"{self.shards:,} shards × {self.jobs * self.readers} sessions"
-
-
-FEW, USUAL, MANY = Task(1_000), Task(10_000), Task(100_000)
-FEW_SESSIONS, MANY_SESSIONS = Task(100_000, readers=1), Task(100_000, readers=32)
-TASKS = (FEW, USUAL, MANY, FEW_SESSIONS, MANY_SESSIONS)
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Cost of a decision and of declaring one position of a plan, and the process's peak memory."""
-
-    median_us: float
-    p99_us: float
-    declaring_us: float
-    rss_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.median_us:.1f} µs a decision, 99 % below {self.p99_us:.0f} µs, "
-            f"{self.declaring_us:.2f} µs a declared position, {self.rss_bytes / 1e6:.0f} MB"
-        )
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return what decisions cost by shards and by sessions, the best of several processes each."""
-    contenders = {task.label: partial(_measured, task) for task in TASKS}
+    """Return what decisions cost by the number of shards, the best of several processes each."""
+    contenders = {shards: partial(call, decision_us, shards=shards) for shards in (FEW, USUAL, MANY)}
     tries = interleaved(contenders, place.say, max(place.rounds, round(REPEATS * place.scale)))
-    return _rows({task: min(tries[task.label], key=lambda costs: costs.median_us) for task in TASKS})
-
-
-def _measured(task: Task) -> Costs:
-    return Costs(**call(decide, **asdict(task)))
-
-
-def _rows(costs: Mapping[Task, Costs]) -> list[Row]:
-    many = costs[MANY]
-    limits = {MANY: Target("≤", MEDIAN_US)}
-    slower = many.median_us / costs[FEW].median_us
-    logarithmic = round(math.log(MANY.shards) / math.log(FEW.shards), 2)
+    best_us = {shards: min(costs_us) for shards, costs_us in tries.items()}
+    logarithmic = Target("≤", round(math.log(MANY) / math.log(FEW), 2))
     return [
         *(
-            Row("decisions", f"µs, median, {task.label}", costs[task].median_us, target=limits.get(task))
-            for task in TASKS
+            Row(
+                "decisions",
+                f"µs, median, {shards:,} shards × {JOBS * READERS} sessions",
+                cost_us,
+                target=Target("≤", MEDIAN_US) if shards == MANY else None,
+            )
+            for shards, cost_us in best_us.items()
         ),
-        Row("decisions", f"µs, 99th percentile, {MANY.label}", many.p99_us),
-        Row("decisions", f"{MANY.shards:,} shards / {FEW.shards:,} shards", slower, target=Target("≤", logarithmic)),
-        Row("decisions", f"µs to declare a position, {MANY.label}", many.declaring_us),
-        Row("decisions", f"MB of memory, {MANY.label}", many.rss_bytes / 1e6),
+        Row("decisions", f"{MANY:,} shards / {FEW:,} shards", best_us[MANY] / best_us[FEW], target=logarithmic),
     ]
+
+
+def decision_us(shards: int) -> float:
+    """Return the median cost of a decision in microseconds."""
+    crowd = Crowd(shards)
+    for _ in range(max(_WARM_UP, round(_WARM_UP_PER_SHARD * shards))):
+        crowd.decide()
+    return median(cost_us for _ in range(_DECISIONS) if (cost_us := crowd.decide()) is not None)
 
 
 @dataclass(slots=True)
 class Reader:
-    """One session: the shards that it reads, and how many of them are behind it."""
+    """One session, and how many shards of its plan are behind it."""
 
     session: int
-    plan: Sequence[str]
     position: int = 0
 
 
 class Crowd:
-    """All readers of a task, and the cache that they share, half full of any shards."""
+    """All readers of so many shards, and the cache that they share, half full of any shards."""
 
-    def __init__(self, task: Task) -> None:
-        names = [f"{number:032x}" for number in range(task.shards)]
+    def __init__(self, shards: int) -> None:
+        names = [f"{number:032x}" for number in range(shards)]
         self._schedule: Schedule[int] = Schedule(SameName())
         self._schedule.tick(0.0)
-        self._here = set(random.Random(0).sample(names, task.shards // 2))
+        self._here = set(random.Random(0).sample(names, shards // 2))
         for key in self._here:
             self._schedule.arrived(key, 1)
-        self._readers = [Reader(number, plan) for number, plan in enumerate(_plans(task, names))]
-        self._turns = cycle(self._readers)
+        for session, plan in enumerate(_plans(names)):
+            self._schedule.declare(session, seconds_per_shard=1.0)
+            self._schedule.extend(session, plan)
+        self._turns = cycle([Reader(session) for session in range(JOBS * READERS)])
         self._now_s = 0.0
-
-    def declare(self) -> float:
-        """Let all readers tell their plans; return the microseconds that each position took."""
-        started_s = time.perf_counter()
-        for reader in self._readers:
-            self._schedule.declare(reader.session, seconds_per_shard=1.0)
-            for first in range(0, len(reader.plan), _PIECE):
-                self._schedule.extend(reader.session, reader.plan[first : first + _PIECE])
-        return 1e6 * (time.perf_counter() - started_s) / sum(len(reader.plan) for reader in self._readers)
 
     def decide(self) -> float | None:
         """Let the next reader finish a shard, and do what follows; return the microseconds it took.
@@ -134,7 +92,7 @@ class Crowd:
         """
         reader, schedule = next(self._turns), self._schedule
         # All readers together finish one shard after another, evenly, and each takes about a second for one.
-        self._now_s += 1 / len(self._readers)
+        self._now_s += 1 / (JOBS * READERS)
         started_s = time.perf_counter()
         schedule.tick(self._now_s)
         schedule.done(reader.session, reader.position)
@@ -157,20 +115,10 @@ class Crowd:
         return bool(victims)
 
 
-def _plans(task: Task, names: Sequence[str]) -> Iterator[list[str]]:
+def _plans(names: Sequence[str]) -> Iterator[list[str]]:
     """Yield each reader's plan: its share of each epoch of its job, all shuffled differently."""
-    for job in range(task.jobs):
+    for job in range(JOBS):
         order = random.Random(job)
         epochs = [order.sample(names, len(names)) for _ in range(_EPOCHS)]
-        for reader in range(task.readers):
-            yield [name for epoch in epochs for name in epoch[reader :: task.readers]]
-
-
-def decide(**figures: int) -> Costs:
-    task = Task(**figures)
-    crowd = Crowd(task)
-    declaring_us = crowd.declare()
-    for _ in range(max(_WARM_UP, round(_WARM_UP_PER_SHARD * task.shards))):
-        crowd.decide()
-    costs_us = [cost_us for _ in range(_DECISIONS) if (cost_us := crowd.decide()) is not None]
-    return Costs(median(costs_us), quantiles(costs_us, n=100)[-1], declaring_us, memory_bytes("VmHWM"))
+        for reader in range(READERS):
+            yield [name for epoch in epochs for name in epoch[reader::READERS]]

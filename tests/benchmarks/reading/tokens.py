@@ -44,19 +44,16 @@ def _write(place: Workplace) -> dict[str, str]:
     """Write the same documents in every contender's format; return where each finds its own."""
     place.say("making documents")
     root = place.root / "tokens"
-    if not root.exists():
-        source = np.random.default_rng(0)
-        lengths = source.integers(100, LONGEST, max(1, round(DOCUMENTS * place.scale)))
-        documents = [source.integers(0, 50_000, length, dtype=np.uint16) for length in lengths]
-        root.mkdir()
-        _write_ours(root / "shardcache", documents)
-        _write_litdata(root / "litdata", documents)
-        tokens = np.concatenate(documents)
-        blocks = tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
-        columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
-        peers.write_mosaicml(
-            root / "mosaicml", columns, ({"tokens": block} for block in blocks), size_limit=_SHARD_BYTES
-        )
+    source = np.random.default_rng(0)
+    lengths = source.integers(100, LONGEST, max(1, round(DOCUMENTS * place.scale)))
+    documents = [source.integers(0, 50_000, length, dtype=np.uint16) for length in lengths]
+    root.mkdir()
+    _write_ours(root / "shardcache", documents)
+    _write_litdata(root / "litdata", documents)
+    tokens = np.concatenate(documents)
+    blocks = tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+    columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
+    peers.write_mosaicml(root / "mosaicml", columns, ({"tokens": block} for block in blocks), size_limit=_SHARD_BYTES)
     ours = f"file://{root}/shardcache/index.json"
     return {"shardcache": ours, "litdata": str(root / "litdata"), "mosaicml": str(root / "mosaicml")}
 

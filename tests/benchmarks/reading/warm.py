@@ -1,20 +1,16 @@
 """Warm reading in one process, without decoding: next to litdata and webdataset, and shuffled next to unshuffled."""
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.data import KINDS, LARGE, SMALL, Kind
-from benchmarks.measure import Row, Target, call, interleaved, memory_bytes, rate
+from benchmarks.measure import Row, Target, call, medians, memory_bytes, rate
 from benchmarks.workplace import Daemon, Workplace
 
 OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
-LITDATA_UNREAD = "litdata, unread"
-PLAIN_READS = "plain 1 MiB reads"
 UNSHUFFLED = "unshuffled"
 _SHUFFLED_ROUNDS = 5  # a ratio nearer to its target than tries are to each other
 
@@ -24,24 +20,14 @@ MANY = replace(
     SMALL, name="many", label=f"{SMALL.label} in 16 MiB shards", dataset_bytes=40 * _MANY_BYTES, shard_bytes=_MANY_BYTES
 )
 WINDOW = 8
-WINDOWS = (2, 8, 32)
+NARROW, WIDE = 2, 32
 MEMORY_MB = 4.0  # the indexes of 30 shards of `MANY` have 9
 
 _TIMED_S = 1.5  # short epochs are repeated until this much was timed
-_READ_BYTES = 1024 * 1024
 _LOOK_EVERY = 50  # samples
 
 Task = dict[str, Any]
 """Arguments of `samples_per_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    samples_per_s: float
-    sample_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.samples_per_s:,.0f} samples/s, {self.samples_per_s * self.sample_bytes / 1e6:,.0f} MB/s"
 
 
 def measure(place: Workplace) -> list[Row]:
@@ -62,17 +48,13 @@ def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     tasks = {
         OURS: ours,
         LITDATA: ours | {"contender": LITDATA, "source": chunks},
-        # It hands out views of its chunks: this is what it does before anyone looks at a byte of them.
-        LITDATA_UNREAD: ours | {"contender": LITDATA, "source": chunks, "as_bytes": False},
         WEBDATASET: ours | {"contender": WEBDATASET, "source": tars},
-        PLAIN_READS: ours | {"contender": PLAIN_READS, "source": tars},
     }
     rates = _rates(place, kind, tasks, place.rounds)
-
-    def row(peer: str, target: Target | None = None) -> Row:
-        return Row("warm reading", f"samples/s, {kind.label}", rates[OURS], peer, rates[peer], target)
-
-    return [row(LITDATA, Target("≥", 1.0)), row(LITDATA_UNREAD), row(WEBDATASET), row(PLAIN_READS)]
+    return [
+        Row("warm reading", f"samples/s, {kind.label}", rates[OURS], peer, rates[peer], target)
+        for peer, target in ((LITDATA, Target("≥", 1.0)), (WEBDATASET, None))
+    ]
 
 
 def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
@@ -80,13 +62,10 @@ def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     shuffled = f"{OURS}, window {WINDOW}"
     tasks = {UNSHUFFLED: ours, shuffled: ours | {"window": WINDOW}}
     rates = _rates(place, kind, tasks, max(place.rounds, _SHUFFLED_ROUNDS))
-    used_bytes = {window: call(anonymous_bytes, **ours, window=window) for window in WINDOWS}
-    told = ", ".join(f"{used / 1e6:.1f} MB with window {window}" for window, used in used_bytes.items())
-    place.say(f"{kind.label} · memory: {told}")
-    least, most = WINDOWS[0], WINDOWS[-1]
-    more_mb = (used_bytes[most] - used_bytes[least]) / 1e6
+    narrow_bytes, wide_bytes = (call(anonymous_bytes, **ours, window=window) for window in (NARROW, WIDE))
+    more_mb = (wide_bytes - narrow_bytes) / 1e6
     what = f"samples/s shuffled, {kind.label}"
-    memory = f"MB of memory that window {most} takes more than {least}, {kind.label}"
+    memory = f"MB of memory that window {WIDE} takes more than {NARROW}, {kind.label}"
     return [
         Row("warm reading", what, rates[shuffled], UNSHUFFLED, rates[UNSHUFFLED], Target("≥", 0.7)),
         Row("warm reading", memory, more_mb, target=Target("≤", MEMORY_MB)),
@@ -94,12 +73,8 @@ def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
 
 
 def _rates(place: Workplace, kind: Kind, tasks: Mapping[str, Task], rounds: int) -> dict[str, float]:
-    def measured(task: Task) -> Rate:
-        return Rate(call(samples_per_s, **task), kind.sample_bytes)
-
-    contenders: dict[str, Callable[[], Rate]] = {name: partial(measured, task) for name, task in tasks.items()}
-    tries = interleaved(contenders, lambda text: place.say(f"{kind.label} · {text}"), rounds)
-    return {name: statistics.median(rate.samples_per_s for rate in rates) for name, rates in tries.items()}
+    contenders = {name: partial(call, samples_per_s, **task) for name, task in tasks.items()}
+    return medians(contenders, lambda text: place.say(f"{kind.label} · {text} samples/s"), rounds)
 
 
 def _task(place: Workplace, kind: Kind, daemon: Daemon) -> Task:
@@ -121,7 +96,6 @@ def samples_per_s(
     extensions: Sequence[str],
     samples: int,
     payload_bytes: int,
-    as_bytes: bool = True,
     window: int = 0,
 ) -> float:
     """Read an epoch unmeasured and checked, then whole epochs for a while.
@@ -130,12 +104,8 @@ def samples_per_s(
         source: url, or folder of tars or chunks.
         extensions: fields that hold bytes.
         samples, payload_bytes: what one epoch must give.
-        as_bytes: read each field whole, into `bytes`, as whoever decodes it must; else leave alone what is handed out.
         window: number of shards that ours mixes; 0 does not shuffle.
     """
-    if contender == PLAIN_READS:
-        _plain_reads(source, samples)
-        return rate(partial(_plain_reads, source, samples), _TIMED_S)
     dataset = _dataset(contender, source, socket, window)
     keys, seen_bytes = set(), 0
     for sample in dataset:
@@ -144,7 +114,7 @@ def samples_per_s(
     if (len(keys), seen_bytes) != (samples, payload_bytes):
         given = f"{len(keys)} samples of {seen_bytes} bytes"
         raise RuntimeError(f"{contender} gave {given}, the dataset has {samples} of {payload_bytes}")
-    return rate(lambda: _read(dataset, extensions if as_bytes else ()), _TIMED_S)
+    return round(rate(lambda: _read(dataset, extensions), _TIMED_S))
 
 
 def anonymous_bytes(contender: str, source: str, socket: str, window: int, **_: Any) -> float:
@@ -169,15 +139,5 @@ def _read(samples: Iterable[Mapping[str, Any]], extensions: Sequence[str]) -> in
     number = 0
     for number, sample in enumerate(samples, 1):  # noqa: B007
         for extension in extensions:
-            bytes(sample[extension])  # costs nothing where it is `bytes` already
+            bytes(sample[extension])  # as whoever decodes it must; costs nothing where it is `bytes` already
     return number
-
-
-def _plain_reads(source: str, samples: int) -> int:
-    """Read the tars with plain system calls, into one buffer, without looking at them."""
-    buffer = bytearray(_READ_BYTES)
-    for path in sorted(Path(source).glob("*.tar")):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return samples

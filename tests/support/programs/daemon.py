@@ -40,9 +40,15 @@ Spawn = Callable[[Sequence[str], Mapping[str, str], Path], Process]
 """Runs `shardcache` with arguments and an environment; what it prints goes to the end of a file."""
 
 
-def spawn(args: Sequence[str], env: Mapping[str, str], log: Path, python: str = sys.executable) -> Process:
+def spawn(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    python: str = sys.executable,
+    module: str = "shardcache",
+) -> Process:
     """Run it in a new process."""
-    command = (python, "-m", "shardcache", *args)
+    command = (python, "-m", module, *args)
     with log.open("ab") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env)
 
