@@ -100,7 +100,7 @@ def _draw(title: str, panels: Mapping[str, Mapping[int, Rates]], path: Path) -> 
         axis.spines[["top", "right"]].set_visible(False)
         for name, style in zip(by_size[CACHES_PERCENT[0]], _STYLES, strict=True):
             axis.plot(CACHES_PERCENT, [rates[name] for rates in by_size.values()], label=name, **style)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_STYLES))
+    axes.flat[0].legend(loc="upper left", frameon=False)  # there, no curve comes near
     figure.supxlabel("cache, % of the dataset", fontsize=10)
     figure.supylabel("hits, % of the reads", fontsize=10)
     figure.savefig(path)
