@@ -70,36 +70,11 @@ def constructors(paths: list[Path]) -> Iterator[tuple[int, str]]:
 
 
 def cycles() -> list[str]:
-    """Return the rings of imports between the children of each package, as `package: a, b, c`."""
+    """Return the imports without which no package had a cycle between its children, as `importer > imported`."""
     graph = grimp.build_graph("shardcache", "shardcache_client", cache_dir=None)
     packages = {name.rpartition(".")[0] for name in graph.modules} - {""}
-    return [f"{package}: {', '.join(ring)}" for package in sorted(packages) for ring in _rings(graph, package)]
-
-
-def _rings(graph: grimp.ImportGraph, package: str) -> Iterator[list[str]]:
-    arrows: dict[str, set[str]] = {child: set() for child in graph.find_children(package)}
-    for child, seen in arrows.items():
-        for module in {child} | graph.find_descendants(child):
-            imported = graph.find_modules_directly_imported_by(module)
-            seen |= {other for name in imported if (other := _child(package, name)) in arrows and other != child}
-    reach = {child: _reachable(arrows, child) for child in arrows}
-    rings = {frozenset(b for b in reach[a] if a in reach[b]) for a in arrows if a in reach[a]}
-    yield from sorted(sorted(name.rpartition(".")[2] for name in ring) for ring in rings)
-
-
-def _child(package: str, module: str) -> str:
-    below = module.removeprefix(package + ".")
-    return f"{package}.{below.partition('.')[0]}" if below != module else module
-
-
-def _reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    front = [start]
-    while front:
-        new = arrows[front.pop()] - found
-        found |= new
-        front += new
-    return found
+    breakers = (graph.nominate_cycle_breakers(package) for package in packages)
+    return sorted(f"{importer} > {imported}" for found in breakers for importer, imported in found)
 
 
 def message_files(message: str = "more") -> list[Path]:
