@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import requests
 from websockets.sync.client import ClientConnection
 
 from benchmarks.measure import Row, Target, command, interleaved, tree_cpu_s
@@ -127,7 +128,7 @@ def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> C
             page.open(url)
             page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
         for _ in range(pages - 1):
-            stack.enter_context(_onlooker(url.rstrip("/")))
+            stack.enter_context(_onlooker(url))
         before, began_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter()
         time.sleep(_WATCHED_S)
         after, lasted_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter() - began_s
@@ -139,7 +140,7 @@ def _onlooker(url: str) -> Iterator[None]:
     stop, began = threading.Event(), threading.Event()
 
     def look() -> None:
-        with requests.Session() as http, closing(follow(http, url)) as events:
+        with closing(follow(partial(HTTPConnection, urlsplit(url).netloc))) as events:
             for name, _ in events:
                 if name == "map":
                     began.set()

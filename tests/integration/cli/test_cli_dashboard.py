@@ -63,7 +63,7 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
             assert refused.status_code == 401
         http.headers["Authorization"] = f"Bearer {token}"
         with http.get(root + LIVE_PATH, stream=True, timeout=GUARD_S) as answer:
-            heard = Page(events_of(answer))
+            heard = Page(events_of(answer.raw))
             heard.hear()
             assert heard.moment["cache"]["dir"] == str(daemon.cache_dir)
         for path in ("/v1/status", "/v1/session", "/v1/shards"):

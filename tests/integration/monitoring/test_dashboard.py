@@ -1,8 +1,9 @@
 """Files of the daemon's page, and the events it gets while it is open."""
 
+import http.client
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import requests
 
 from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
-from support.monitoring.dashboard import BASE_URL, LIVE_PATH, Page, events_of, live, session
+from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, UnixConnection
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
@@ -130,7 +131,7 @@ def test_forbidden_urls_are_not_on_the_page(daemon: Daemon, port: int, urls: lis
     daemon.request("POST", "/v1/warm", {"urls": urls})
     with RawSession(daemon, "secret") as reader, get(port, LIVE_PATH) as answer:
         reader.plan([*urls, urls[0].replace("000000", "888888")], [0, 1, 4])
-        page = Page(events_of(answer))
+        page = Page(events_of(answer.raw))
         page.until(lambda: bool(page.moment["gaps"]))
         assert page.map == {} and "file://" not in str(
             [page.moment["gaps"], page.moment["lanes"], page.moment["waits"]]
@@ -156,7 +157,7 @@ def test_contents_need_the_token(tmp_path: Path) -> None:
         assert get(port, LIVE_PATH).status_code == 401
         assert get(port, f"{LIVE_PATH}?token={TOKEN}").status_code == 401, "logs keep addresses"
         with get(port, LIVE_PATH, Authorization=f"Bearer {TOKEN}") as answer:
-            Page(events_of(answer)).hear()
+            Page(events_of(answer.raw)).hear()
 
 
 def test_a_stopping_daemon_ends_the_streams(tmp_path: Path) -> None:
@@ -166,13 +167,15 @@ def test_a_stopping_daemon_ends_the_streams(tmp_path: Path) -> None:
     with live(daemon) as events:
         Page(events).hear()
         assert daemon.stop() == 0
-        with pytest.raises(requests.exceptions.RequestException):
+        with pytest.raises((OSError, http.client.HTTPException)):
             Page(events).until(lambda: False)
     assert "Traceback" not in daemon.tail(100)
 
 
 def test_the_socket_serves_the_page(daemon: Daemon) -> None:
     """For `shardcache dashboard`, with the same headers: there, nobody else adds them."""
-    with session(daemon.socket) as http:
-        page = http.get(f"{BASE_URL}/", timeout=GUARD_S)
-    assert page.text.startswith("<!doctype html>") and "default-src 'self'" in page.headers["Content-Security-Policy"]
+    with closing(UnixConnection(daemon.socket)) as connection:
+        connection.request("GET", "/")
+        page = connection.getresponse()
+        assert page.read().startswith(b"<!doctype html>")
+    assert "default-src 'self'" in page.headers["Content-Security-Policy"]

@@ -1,20 +1,12 @@
 """Events of the dashboard's page, over a Unix socket."""
 
 import json
-import os
-import socket
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
+from http.client import HTTPConnection
 from typing import Any
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool
-from urllib3.connection import HTTPConnection
-
-from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
+from support.programs.daemon import Daemon, UnixConnection
 
 LIVE_PATH = "/dashboard/live"
 # A page gets one or two events a second.
@@ -23,25 +15,31 @@ _MAX_EVENTS = 120
 Event = tuple[str, dict[str, Any]]
 
 
-def events_of(answer: requests.Response) -> Iterator[Event]:
-    rest = b""
-    for piece in answer.iter_content(chunk_size=None):
-        *blocks, rest = (rest + piece).split(b"\n\n")
-        for name, data in (block.split(b"\n") for block in blocks):
-            yield name.removeprefix(b"event: ").decode(), json.loads(data.removeprefix(b"data: "))
+def events_of(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events of an answer's lines, as they come: two lines and an empty one each."""
+    name = ""
+    for line in lines:
+        match line.rstrip(b"\n").partition(b": "):
+            case b"event", _, value:
+                name = value.decode()
+            case b"data", _, value:
+                yield name, json.loads(value)
 
 
 @contextmanager
 def live(daemon: Daemon) -> Iterator[Iterator[Event]]:
     """Follow a daemon over its socket, as its page does: it asks again when a stream has lasted its time."""
-    with session(daemon.socket) as http, closing(follow(http, BASE_URL)) as events:
+    with closing(follow(lambda: UnixConnection(daemon.socket))) as events:
         yield events
 
 
-def follow(http: requests.Session, base_url: str) -> Generator[Event, None, None]:
+def follow(connect: Callable[[], HTTPConnection]) -> Generator[Event, None, None]:
     while True:
-        with http.get(f"{base_url}{LIVE_PATH}", stream=True, timeout=GUARD_S) as answer:
-            assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
+        with closing(connect()) as connection:
+            connection.request("GET", LIVE_PATH)
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert (answer.getheader("Content-Type") or "").startswith("text/event-stream")
             yield from events_of(answer)
 
 
@@ -77,42 +75,3 @@ class Page:
     @property
     def lanes(self) -> dict[str, dict[str, Any]]:
         return {lane["name"]: lane for lane in self.moment["lanes"]}
-
-
-BASE_URL = "http://shardcache"
-
-
-def session(path: Path) -> requests.Session:
-    """Return a session in which every url below BASE_URL is asked of the server at `path`."""
-    found = requests.Session()
-    found.trust_env = False  # a proxy of this machine would only be in the way
-    found.mount(BASE_URL, _UnixAdapter(path))
-    return found
-
-
-class _UnixConnection(HTTPConnection):
-    path: Path
-
-    def _new_conn(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(GUARD_S)
-        try:
-            sock.connect(os.fspath(self.path))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-
-class _UnixAdapter(HTTPAdapter):
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        connection = type("Connection", (_UnixConnection,), {"path": path})
-        self._pool = type("Pool", (HTTPConnectionPool,), {"ConnectionCls": connection})("shardcache", maxsize=4)
-
-    def get_connection_with_tls_context(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Return the one pool there is."""
-        return self._pool
-
-    def close(self) -> None:
-        self._pool.close()
