@@ -7,10 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import botocore.session
-from botocore.config import Config
 
 from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
@@ -24,7 +20,7 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_proxy import FaultyProxy
-from support.stores.seaweedfs import REGION, SeaweedFS
+from support.stores.seaweedfs import SeaweedFS
 
 PART_BYTES = 64 * 1024
 SAMPLES = 10
@@ -68,7 +64,9 @@ class StorePlace:
         self._folder = folder
         self._server = stack.enter_context(SeaweedFS(folder))
         self._server.make_bucket(_BUCKET)
-        self._plain_client = stack.enter_context(closing(_client(self._server, self._server.endpoint_url)))
+        # It stores objects as older ones did: without a checksum.
+        plain_client = self._server.connect(request_checksum_calculation="when_required")
+        self._plain_client = stack.enter_context(closing(plain_client))
         for number, body in enumerate(self.bodies):
             self.put(number, body)
         objects = dict(zip(self.keys, self.bodies, strict=True))
@@ -226,11 +224,3 @@ class Reading:
         if isinstance(exn, ShardcacheError) and exn.url is not None:
             self._failed.add(exn.url)
         return True
-
-
-def _client(server: SeaweedFS, endpoint_url: str) -> Any:
-    """Return a client that stores objects as older ones did: without a checksum."""
-    session = botocore.session.Session()
-    session.set_credentials(server.access_key, server.secret_key)
-    config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
-    return session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)

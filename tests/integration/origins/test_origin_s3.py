@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from awscrt import checksums
-from botocore.config import Config
 
 from shardcache.config import OriginTable
 from shardcache.errors import (
@@ -30,7 +28,7 @@ from shardcache.origin.registry import Origins
 from shardcache.transport.workers import Flow, nothing
 from support.programs.downloads import PART, Rig
 from support.stores import aws_env
-from support.stores.buckets import REGION, Bucket, read_range, read_whole, use_aws
+from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
 
 DATA = bytes(range(256)) * 400
@@ -250,11 +248,7 @@ async def test_a_listing_that_makes_no_sense_is_an_error(
 @pytest.fixture
 def plain_client(moto: Bucket) -> Iterator[Any]:
     """A client that stores objects as older ones did: without a checksum."""
-    session = botocore.session.Session()
-    session.set_credentials("test", "test")
-    config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
-    endpoint_url = moto.server.endpoint_url
-    with closing(session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)) as client:
+    with closing(moto.server.connect(request_checksum_calculation="when_required")) as client:
         yield client
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from support.cluster.network import Host
 from support.programs.cli import Ran, shardcache
@@ -131,10 +131,10 @@ class Store(SeaweedFS):
         with self.host.entered():
             return super().make_bucket(bucket)
 
-    def put(self, bucket: str, key: str, body: bytes | Path) -> str:
+    def put(self, bucket: str, key: str, body: bytes | Path, **options: Any) -> str:
         """As the base class does, from the store's own network."""
         with self.host.entered():
-            return super().put(bucket, key, body)
+            return super().put(bucket, key, body, **options)
 
 
 def sha256(path: Path) -> str:

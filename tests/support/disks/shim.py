@@ -58,14 +58,18 @@ class Action(enum.IntEnum):
 
 FOR_EVER = 2**62
 
-_PATH_BYTES, _MATCH_BYTES = 512, 128
-# seen, acted, at, times, ops, action, error, victim, holder, logging, last_op, root, match, log
-_CONTROL = struct.Struct(f"=qqqqQiiiiii{_PATH_BYTES}s{_MATCH_BYTES}s{_PATH_BYTES}s")
-_COUNTS = struct.Struct("=qq")
-_ORDERS = struct.Struct("=qqqqQii")  # seen to error
-_LOGGING_AT = struct.calcsize("=qqqqQiiii")
-_LAST_OP_AT = _LOGGING_AT + 4
-_ROOT_AT = _LAST_OP_AT + 4
+
+class _Control(ctypes.Structure):
+    """The control block, as in shim.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("seen", "acted", "at", "times")),
+        ("ops", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("action", "error", "victim", "holder", "logging", "last_op")),
+        *(("root", ctypes.c_char * 512), ("match", ctypes.c_char * 128), ("log", ctypes.c_char * 512)),
+    )
+
+
 _RECORD = struct.Struct("=IIIIqqq")
 
 
@@ -87,10 +91,10 @@ class Shim:
     def __init__(self, control_path: Path, root: Path) -> None:
         """Make the block; `root` is the folder whose files count."""
         self.path = control_path
-        control_path.write_bytes(bytes(_CONTROL.size))
+        control_path.write_bytes(bytes(ctypes.sizeof(_Control)))
         with control_path.open("r+b") as file:
-            self._block = mmap.mmap(file.fileno(), _CONTROL.size)
-        self._put_text(_ROOT_AT, str(root), _PATH_BYTES)
+            self._block = _Control.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(_Control)))
+        self._block.root = os.fsencode(root)
 
     def env(self) -> dict[str, str]:
         """Return the variables that put a process, and all that it starts, under this shim."""
@@ -112,42 +116,28 @@ class Shim:
             match: only calls on paths that hold this text.
             error: errno with which FAIL lets calls fail.
         """
-        self._block[_COUNTS.size : _ORDERS.size] = bytes(_ORDERS.size - _COUNTS.size)  # no call matches meanwhile
-        self._put_text(_ROOT_AT + _PATH_BYTES, match, _MATCH_BYTES)
-        mask = sum(1 << op for op in ops)
-        _ORDERS.pack_into(self._block, 0, 0, 0, at, times, mask, action, error)
+        self._block.ops = 0  # no call matches meanwhile
+        self._block.match = os.fsencode(match)
+        self._block.seen, self._block.acted, self._block.at, self._block.times = 0, 0, at, times
+        self._block.action, self._block.error = action, error
+        self._block.ops = sum(1 << op for op in ops)
 
     def disarm(self) -> None:
         """Let all calls pass; the counts stay."""
-        self._block[_COUNTS.size : _ORDERS.size] = bytes(_ORDERS.size - _COUNTS.size)
+        self._block.ops = 0
 
     def log_to(self, path: Path) -> None:
         """Append a record of each armed call that succeeds to a file; `read_log` reads it."""
-        self._put_text(_ROOT_AT + _PATH_BYTES + _MATCH_BYTES, str(path), _PATH_BYTES)
-        struct.pack_into("=i", self._block, _LOGGING_AT, 1)
+        self._block.log = os.fsencode(path)
+        self._block.logging = 1
 
     @property
     def seen(self) -> int:
-        return self._counts[0]
+        return int(self._block.seen)
 
     @property
     def acted(self) -> int:
-        return self._counts[1]
-
-    @property
-    def last_op(self) -> Op:
-        return Op(struct.unpack_from("=i", self._block, _LAST_OP_AT)[0])
-
-    @property
-    def _counts(self) -> tuple[int, int]:
-        seen, acted = _COUNTS.unpack_from(self._block)
-        return seen, acted
-
-    def _put_text(self, at: int, text: str, size: int) -> None:
-        encoded = os.fsencode(text)
-        if len(encoded) >= size:
-            raise ValueError(f"{text} is too long for the control block")
-        self._block[at : at + size] = encoded.ljust(size, b"\0")
+        return int(self._block.acted)
 
 
 def rule_this_process(control_path: Path) -> None:

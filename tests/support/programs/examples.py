@@ -203,11 +203,7 @@ def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: 
 
 
 def check_killed(
-    daemon: Daemon,
-    folder: Path,
-    command: tuple[list[str], list[str]],
-    checkpoint: Callable[[int], str],
-    limit_s: float = GUARD_S,
+    daemon: Daemon, folder: Path, command: tuple[list[str], list[str]], checkpoint: Callable[[int], str]
 ) -> Reports:
     """Kill all processes of an example within its first epoch, and continue with one process from the last checkpoint.
 
@@ -221,9 +217,9 @@ def check_killed(
     saved, steps = folder / "saved", 9
     shards = ["s3://bucket/long/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
     ranks, alone = ([*each, *shards] for each in command)
-    run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists, limit_s)
+    run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists)
     seen = first_samples(daemon, steps, num_workers=2)
-    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)), limit_s=limit_s)
+    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)))
     seen.update(chain.from_iterable(resumed["epoch 0 training"][0]))
     assert sorted(seen.elements()) == LONG_KEYS
     for epoch in range(1, EPOCHS):

@@ -9,23 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import botocore.session
 import pytest
-from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Flow
-from support.stores import aws_env
-from support.stores.seaweedfs import SeaweedFS
+from support.stores.seaweedfs import S3Server
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """A fresh bucket; this process's AWS variables point at its server while the test runs."""
 
-    server: "MotoS3 | SeaweedFS"
+    server: S3Server
     name: str
 
     @property
@@ -51,7 +48,7 @@ def use_aws(monkeypatch: pytest.MonkeyPatch, home: Path, env: Mapping[str, str])
         monkeypatch.setenv(name, value)
 
 
-def fresh_bucket(server: "MotoS3 | SeaweedFS", monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
+def fresh_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
     """Return a new bucket of a server, which this process's AWS variables point at while the test runs."""
     use_aws(monkeypatch, home, server.env())
     bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")
@@ -77,14 +74,8 @@ async def read_whole(origin: Origin, obj: RemoteObject, part_bytes: int) -> list
         return [data[sums.index * part_bytes :][:part_bytes] for sums in finished]
 
 
-REGION = "us-east-1"
-
-
-class MotoS3:
-    """The server and a client for it. It takes any credentials and keeps everything in memory."""
-
-    endpoint_url: str  # where S3 is spoken; set on entering
-    client: Any  # a botocore S3 client for that endpoint; set on entering
+class MotoS3(S3Server):
+    """A server in this process, which takes any credentials and keeps everything in memory."""
 
     def __enter__(self) -> Self:
         # It tells of every request, in a thread: a child forked at that moment inherits the lock of the log's file.
@@ -93,26 +84,9 @@ class MotoS3:
         self._server.start()
         host, port = self._server.get_host_and_port()
         self.endpoint_url = f"http://{host}:{port}"
-        session = botocore.session.Session()
-        session.set_credentials("test", "test")
-        self.client = session.create_client(
-            "s3", region_name=REGION, endpoint_url=self.endpoint_url, config=Config(s3={"addressing_style": "path"})
-        )
+        self.client = self.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self._server.stop()
-
-    def env(self) -> dict[str, str]:
-        return aws_env(self.endpoint_url)
-
-    def make_bucket(self, bucket: str) -> str:
-        """Make a bucket; return its url, `s3://bucket`."""
-        self.client.create_bucket(Bucket=bucket)
-        return f"s3://{bucket}"
-
-    def put(self, bucket: str, key: str, body: bytes, **options: Any) -> str:
-        """Store bytes in one PUT, with further options of PutObject; return the object's url."""
-        self.client.put_object(Bucket=bucket, Key=key, Body=body, **options)
-        return f"s3://{bucket}/{key}"

@@ -75,7 +75,6 @@ class FaultyProxy:
         *,
         objects: Mapping[str, bytes] | None = None,
         other: bytes = b"",
-        seed: int = 0,
         late_s: float = 2.0,
         drip_s: float = 1.0,
     ) -> None:
@@ -84,13 +83,12 @@ class FaultyProxy:
         Args:
             objects: the bytes of each key, for mischief that needs more of an object than was asked for.
             other: bytes of another object, as long as the longest at least.
-            seed: of the random numbers which decide what a rule with a share takes.
             late_s, drip_s: how late a late answer is, and how long a byte takes that drips.
         """
         self._upstream = urlsplit(upstream_url)
         self._objects = objects or {}
         self._other = other
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)  # decides what a rule with a share takes
         self._late_s, self._drip_s = late_s, drip_s
         self._rules: tuple[Rule, ...] = ()
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
@@ -131,9 +129,9 @@ class FaultyProxy:
     ) -> None:
         self._rules += (Rule(mischief, method or mischief.method, key, start, share, times),)
 
-    def before(self, action: Callable[[], object], *, key: str, start: int | None = None, method: str = "GET") -> None:
-        """Call something once, before any further request for a key is passed on."""
-        self._rules += (Rule(None, method, key, start, 1.0, None, action),)
+    def before(self, action: Callable[[], object], *, key: str, start: int | None = None) -> None:
+        """Call something once, before any further GET of a key is passed on."""
+        self._rules += (Rule(None, "GET", key, start, 1.0, None, action),)
 
     def heal(self) -> None:
         """Spoil nothing more; what hangs goes on to hang."""

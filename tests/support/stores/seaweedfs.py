@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +30,37 @@ _VOLUMES = 512
 _GRPC_OFFSET = 10_000  # each port is used twice: for HTTP, and so much higher for gRPC
 
 
-class SeaweedFS:
+class S3Server:
+    """A server, and a client for it."""
+
+    endpoint_url: str  # where S3 is spoken; set on entering
+    client: Any  # a botocore S3 client for that endpoint; set on entering
+    access_key = secret_key = "test"
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server and may use it."""
+        return aws_env(self.endpoint_url, self.access_key, self.secret_key)
+
+    def connect(self, **config: Any) -> Any:
+        """Return a client: its session shares no state with other tests, nor credentials with the user."""
+        session = botocore.session.Session()
+        session.set_credentials(self.access_key, self.secret_key)
+        config |= {"s3": {"addressing_style": "path"}}
+        return session.create_client("s3", region_name=REGION, endpoint_url=self.endpoint_url, config=Config(**config))
+
+    def make_bucket(self, bucket: str) -> str:
+        """Make a bucket; return its url, `s3://bucket`."""
+        self.client.create_bucket(Bucket=bucket)
+        return f"s3://{bucket}"
+
+    def put(self, bucket: str, key: str, body: bytes | Path, **options: Any) -> str:
+        """Store bytes, or a file's content, in one PUT, with further options of PutObject; return the object's url."""
+        with body.open("rb") if isinstance(body, Path) else nullcontext(body) as content:
+            self.client.put_object(Bucket=bucket, Key=key, Body=content, **options)
+        return f"s3://{bucket}/{key}"
+
+
+class SeaweedFS(S3Server):
     """Master, volume, filer and S3 gateway in one process on one address, over a temporary folder.
 
     Entering returns once an object can be stored; it raises RuntimeError with the end of the
@@ -42,10 +71,8 @@ class SeaweedFS:
         access_key, secret_key: the only identity that the server knows; any other gets a 403.
     """
 
-    endpoint_url: str  # of the S3 gateway; set on entering
     https_endpoint_url: str  # the same over TLS; set on entering, where there is a certificate
     pid: int  # of the server; set on entering
-    client: Any  # a botocore S3 client for that endpoint; set on entering
 
     def __init__(
         self,
@@ -76,8 +103,7 @@ class SeaweedFS:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
             process = self._start(folder)
             stack.callback(_kill, process)
-            self.client = self._make_client()
-            stack.callback(self.client.close)
+            self.client = stack.enter_context(closing(self.connect(retries={"total_max_attempts": 1})))
             self._wait_until_writable(process, folder / "log")
             self._stack = stack.pop_all()
         return self
@@ -85,28 +111,10 @@ class SeaweedFS:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def env(self) -> dict[str, str]:
-        """Return the variables by which any AWS SDK finds this server and may use it."""
-        return aws_env(self.endpoint_url, self.access_key, self.secret_key)
-
     def https_env(self) -> dict[str, str]:
         assert self._certificate is not None
         trusted = {"AWS_CA_BUNDLE": str(self._certificate.ca)}
         return {**self.env(), **trusted, "AWS_ENDPOINT_URL": self.https_endpoint_url}
-
-    def make_bucket(self, bucket: str) -> str:
-        """Make a bucket; return its url, `s3://bucket`."""
-        self.client.create_bucket(Bucket=bucket)
-        return f"s3://{bucket}"
-
-    def put(self, bucket: str, key: str, body: bytes | Path) -> str:
-        """Store bytes, or a file's content, in one PUT; return the object's url."""
-        if isinstance(body, Path):
-            with body.open("rb") as file:
-                self.client.put_object(Bucket=bucket, Key=key, Body=file)
-        else:
-            self.client.put_object(Bucket=bucket, Key=key, Body=body)
-        return f"s3://{bucket}/{key}"
 
     def _start(self, folder: Path) -> subprocess.Popen[bytes]:
         data = folder / "data"
@@ -152,47 +160,24 @@ class SeaweedFS:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
 
-    def _make_client(self) -> Any:
-        # A session of its own shares no state with other tests, nor credentials with the user.
-        session = botocore.session.Session()
-        session.set_credentials(self.access_key, self.secret_key)
-        return session.create_client(
-            "s3",
-            region_name=REGION,
-            endpoint_url=self.endpoint_url,
-            config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
-        )
-
     def _wait_until_writable(self, process: subprocess.Popen[bytes], log: Path) -> None:
         # The gateway listens before the volume server has registered: only a stored object proves
         # that all four parts are there.
         where = {"Bucket": "readiness", "Key": "probe"}
-        deadline = time.monotonic() + GUARD_S
-        steps: list[tuple[Callable[[], object], str]] = [
-            (lambda: self.client.create_bucket(Bucket=where["Bucket"]), "BucketAlreadyOwnedByYou"),
-            (lambda: self.client.put_object(**where, Body=b"probe"), ""),
-            (lambda: self.client.delete_object(**where), ""),
-            (lambda: self.client.delete_bucket(Bucket=where["Bucket"]), "NoSuchBucket"),
-        ]
-        for step, done in steps:
-            _retry(step, done, process, log, deadline)
-
-
-def _retry(step: Callable[[], object], done: str, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
-    """Repeat a step until it succeeds, or fails with the code `done`: an attempt that failed may have done it."""
-    pause_s = 0.05
-    while True:
-        try:
-            step()
-            return
-        except (BotoCoreError, ClientError) as exn:
-            if isinstance(exn, ClientError) and exn.response["Error"]["Code"] == done:
+        deadline_s = time.monotonic() + GUARD_S
+        while True:
+            try:
+                with suppress(self.client.exceptions.BucketAlreadyOwnedByYou):  # by an attempt that failed later
+                    self.client.create_bucket(Bucket=where["Bucket"])
+                self.client.put_object(**where, Body=b"probe")
+                self.client.delete_object(**where)
+                self.client.delete_bucket(Bucket=where["Bucket"])
                 return
-            if process.poll() is not None or time.monotonic() > deadline:
-                message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
-                raise RuntimeError(message) from exn
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.5)
+            except (BotoCoreError, ClientError) as exn:
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
+                    raise RuntimeError(message) from exn
+            time.sleep(0.1)
 
 
 def _weed() -> str:
@@ -209,5 +194,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

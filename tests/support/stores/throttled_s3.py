@@ -6,12 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self
-from xml.sax.saxutils import escape
 
 from aiohttp import web
 
@@ -55,7 +52,7 @@ class Pacer:
 
 @dataclass(slots=True)
 class Stats:
-    """Since the start: requests for objects and listings, ranged ones, refused ones, and bytes of objects sent."""
+    """Since the start: requests for objects, ranged ones, refused ones, and bytes of objects sent."""
 
     requests: int = 0
     ranged: int = 0
@@ -80,22 +77,11 @@ class Store:
         """Return the routes."""
         app = web.Application()
         app.router.add_get("/_stats", self._tell_stats)
-        app.router.add_get("/{bucket}", self._list, allow_head=False)
-        app.router.add_get("/{bucket}/", self._list, allow_head=False)
         app.router.add_get("/{bucket}/{key:.+}", self._get)
         return app
 
     async def _tell_stats(self, _request: web.Request) -> web.Response:
         return web.json_response(asdict(self.stats))
-
-    async def _list(self, request: web.Request) -> web.Response:
-        await self._travel()
-        bucket, prefix = request.match_info["bucket"], request.query.get("prefix", "")
-        if not (self.folder / bucket).is_dir():
-            return _refusal(request, 404, "NoSuchBucket")
-        entries = "".join(_contents(self.folder / bucket, prefix))
-        text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
-        return web.Response(text=text, content_type="application/xml")
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         if self.far.max_requests and self.at_once >= self.far.max_requests:
@@ -181,17 +167,6 @@ def _etag(facts: os.stat_result) -> str:
     return f'"{facts.st_mtime_ns:x}{facts.st_size:x}"'
 
 
-def _contents(bucket: Path, prefix: str) -> Iterator[str]:
-    for path in sorted(bucket.rglob("*")):
-        key, facts = path.relative_to(bucket).as_posix(), path.stat()
-        if path.is_file() and key.startswith(prefix):
-            modified = datetime.fromtimestamp(facts.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-            yield (
-                f"<Contents><Key>{escape(key)}</Key><Size>{facts.st_size}</Size>"
-                f"<ETag>{escape(_etag(facts))}</ETag><LastModified>{modified}</LastModified></Contents>"
-            )
-
-
 def _refusal(request: web.Request, status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
     text = "" if request.method == "HEAD" else f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
     return web.Response(status=status, text=text, content_type="application/xml", headers=headers)
@@ -225,9 +200,8 @@ _TESTS = Path(__file__).parents[2]
 class ThrottledS3:
     """A server in a process of its own on 127.0.0.1; `/bucket/key` is the file `folder/bucket/key`.
 
-    It knows GET and HEAD of objects, with Range and If-Match, and ListObjectsV2 in one page; it takes any
-    credentials or none. Entering returns once it listens. Files are sent from the page cache; one that is not there
-    costs every connection the time of the disk.
+    It knows GET and HEAD of objects, with Range and If-Match; it takes any credentials or none. Entering returns once
+    it listens. Files are sent from the page cache; one that is not there costs every connection the time of the disk.
     """
 
     endpoint_url: str  # where S3 is spoken; set on entering
