@@ -7,7 +7,7 @@
 <root>/partial/probe          file written and removed again to check the disk
 <root>/partial/pins, format   temporary files for <root>/pins and <root>/format
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space is needed
-<root>/catalogue/             an SQLite database; may be deleted at any time
+<root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
 <root>/format                 the format number of the cache folder
 
