@@ -1,7 +1,5 @@
 """`ShardDataset` and `Mixture`: tar shards as PyTorch datasets."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,21 +11,16 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
+from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
 from shardcache_client.mixture_reader import MixtureReader
 from shardcache_client.position.bookmark import Iteration
+from shardcache_client.ranks.frameworks import MeshRanks, stateful_loader_asks
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.mesh import MeshRanks
-from shardcache_client.ranks.resharding import stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.sharing.shared_notes import SharedNotes
 from shardcache_client.topology import Ranks
 from shardcache_client.typed import B_co, T_co, U
-from shardcache_client.worker_process import end_with_trainer, keep_freed_memory
-
-if TYPE_CHECKING:
-    from shardcache_client.loader import ShardLoader
-
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 
@@ -135,7 +128,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     if TYPE_CHECKING:
 
-        def map(self, function: Callable[[T_co], U]) -> ShardDataset[U]:
+        def map(self, function: Callable[[T_co], U]) -> "ShardDataset[U]":
             """See `ShardReader.map`."""
 
     def __iter__(self) -> Iterator[T_co]:
@@ -229,8 +222,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option that a dataset of its
         own order cannot have.
         """
-        from shardcache_client.loader import ShardLoader
-
         if self._elastic and not options.get("in_order", True):
             raise ConfigError(
                 "with in_order=False, global batches would not come in the order of global_batch_size",
@@ -298,7 +289,7 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
 
     if TYPE_CHECKING:
 
-        def map(self, function: Callable[[T_co], U]) -> Mixture[U]:
+        def map(self, function: Callable[[T_co], U]) -> "Mixture[U]":
             """See `ShardReader.map`."""
 
 

@@ -21,8 +21,7 @@ from shardcache_client.daemon.session import Session
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import By, Choices, Manifest, Marked, Plan, split, subset
-from shardcache_client.ranks.mesh import MeshRanks
-from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
+from shardcache_client.ranks.frameworks import MeshRanks, replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co

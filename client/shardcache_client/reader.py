@@ -26,8 +26,8 @@ from shardcache_client.order.deal import Assignment
 from shardcache_client.order.division import Even
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.rounds import Shuffle
+from shardcache_client.ranks.frameworks import MeshRanks, given_ranks
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reading.epoch_reader import EpochReader
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.topology import Ranks, Topology, job_name

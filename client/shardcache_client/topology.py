@@ -56,18 +56,6 @@ class Topology:
         return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
-def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
-    """Return the ranks that the caller named, None if it named none. Raises ConfigError for one without the other."""
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None:
-        raise ConfigError(
-            f"rank is {rank} and world_size is {world_size}",
-            remedy="pass both, or neither to detect them",
-        )
-    return Ranks(rank, world_size)
-
-
 def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Ranks:
     """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
 

@@ -17,10 +17,9 @@ from typing import ClassVar, Self, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.division import Even, Partition, Phase, what_is_left
-from shardcache_client.order.lanes import Interleaved, Lane, Mix, Segment, Share, Strided
+from shardcache_client.order.lanes import Blocks, Interleaved, Lane, Mix, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
-from shardcache_client.order.turns import Blocks
 from shardcache_client.topology import Topology
 
 _what_is_left = lru_cache(maxsize=4)(what_is_left)

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 from shardcache.errors import ConfigError, ProtocolError
 from shardcache.protocol import ShardRef
+from shardcache_client.order.lanes import Proportions
 from shardcache_client.order.rounds import permutation
-from shardcache_client.order.turns import Proportions
 
 By = Literal["samples", "shards"]
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.ranks.mesh import MeshRanks, refuse_model_parallelism
-from shardcache_client.ranks.resharding import refuse_resharding
+from shardcache_client.ranks.frameworks import MeshRanks, refuse_model_parallelism, refuse_resharding
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment
 
 

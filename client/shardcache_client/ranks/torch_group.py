@@ -20,8 +20,8 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
+from shardcache_client.ranks.frameworks import MeshRanks
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
 

@@ -1,4 +1,4 @@
-"""turns.py: how several lanes take turns, compared with a count of the turns one by one."""
+"""lanes.py: how several lanes take turns, compared with a count of the turns one by one."""
 
 from fractions import Fraction
 from itertools import accumulate
@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.order.turns import Proportions
+from shardcache_client.order.lanes import Proportions
 
 sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12).filter(any)
 

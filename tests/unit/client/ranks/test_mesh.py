@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardReader
+from shardcache_client.ranks.frameworks import MeshRanks, given_ranks
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.topology import Ranks
 from shardcache_client.webdataset import WebDataset
 

@@ -3,7 +3,8 @@
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.topology import Ranks, explicit_ranks, job_name, ranks_of_environment
+from shardcache_client.ranks.frameworks import given_ranks
+from shardcache_client.topology import Ranks, job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
@@ -44,11 +45,11 @@ def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
 
 def test_explicit_ranks_come_in_pairs() -> None:
     """Both arguments or neither: one alone would silently read the wrong share."""
-    assert explicit_ranks(None, None) is None
-    assert explicit_ranks(1, 2) == Ranks(1, 2)
+    assert given_ranks(None, None, None) is None
+    assert given_ranks(None, 1, 2) == Ranks(1, 2)
     for rank, world_size in ((1, None), (None, 2), (2, 2), (-1, 2)):
         with pytest.raises(ConfigError):
-            explicit_ranks(rank, world_size)
+            given_ranks(None, rank, world_size)
 
 
 @pytest.mark.parametrize(

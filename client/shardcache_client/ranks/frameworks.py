@@ -1,4 +1,4 @@
-"""Model parallelism: the ranks among which samples are divided, in a job where others read the same samples.
+"""What other projects do with the ranks of a job: they divide a model among them, or samples a second time.
 
 Nothing here imports torch: whoever has a mesh has imported it.
 """
@@ -6,11 +6,12 @@ Nothing here imports torch: whoever has a mesh has imported it.
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache_client.topology import Ranks, explicit_ranks
+from shardcache_client.topology import Ranks, Topology
 
 _DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "replica", "shard", "batch", "world"}
 _DATA |= {"ep", "efsdp"}  # ranks that hold other experts have samples of their own
@@ -69,12 +70,15 @@ class MeshRanks:
 
 def given_ranks(mesh: MeshRanks | None, rank: int | None, world_size: int | None) -> Ranks | MeshRanks | None:
     """Return the ranks that the caller named, None if it named none. Raises ConfigError for an invalid choice."""
-    explicit = explicit_ranks(rank, world_size)
-    if mesh is None:
-        return explicit
-    if explicit is not None:
+    if rank is None and world_size is None:
+        return mesh
+    if mesh is not None:
         raise ConfigError("mesh is given, and rank and world_size as well", remedy="give mesh alone")
-    return mesh
+    if rank is None or world_size is None:
+        raise ConfigError(
+            f"rank is {rank} and world_size is {world_size}", remedy="pass both, or neither to detect them"
+        )
+    return Ranks(rank, world_size)
 
 
 def _members(mesh: Any) -> tuple[int, ...]:
@@ -187,3 +191,131 @@ def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
     yield cls
     for subclass in cls.__subclasses__():
         yield from _with_subclasses(subclass)
+
+
+# A wrapper of another project that divides samples which the dataset has divided already: each rank and each worker has
+# its own, and one that passes on one of every N of those silently loses the others. It is found on the call stack: its
+# frame is there whenever it requests a sample. A forked DataLoader worker has its parent's frames below its own, so a
+# wrapper around the loader is found there as well.
+
+Variables = Mapping[str, Any]
+Shares = Callable[[Variables], int]
+
+
+class Resharder(NamedTuple):
+    """A function of another project that passes on one share of the samples it reads."""
+
+    name: str  # name that its users know
+    remedy: str  # remedy of the error
+    ranks: Shares = lambda _: 1  # returns the number of shares for ranks, from the local variables of its frame
+    workers: Shares = lambda _: 1  # returns the number of shares for a rank's workers, likewise
+
+
+def _processes(variables: Variables) -> int:
+    return int(variables["self"].num_processes)
+
+
+def _workers_per_shard(variables: Variables) -> int:
+    """Return 1 if each worker has a shard of its own; otherwise, some of them would read nothing."""
+    return int(-(-variables["worker_info"].num_workers // max(1, variables["self"].num_shards)))
+
+
+def _shares_of_all(variables: Variables) -> int:
+    """Return the number of shares for all workers of all ranks."""
+    return int(variables["self"].num_of_instances)
+
+
+_ACCELERATE = (
+    "do not pass this loader to accelerator.prepare(), and move its batches to accelerator.device; with transformers, "
+    "use shardcache_client.transformers.ShardTrainer in place of Trainer (docs/frameworks.md); or give the dataset "
+    "rank=0, world_size=1, so that every process reads all samples and keeps its share"
+)
+_STAGE = "remove the stage: ranks and workers have their own samples already"
+_DATASETS = (
+    "read without datasets.IterableDataset, whose .map() becomes decode=; or give it a ShardReader for each of its "
+    'shards, with rank and world_size, as in "Hugging Face datasets" of docs/frameworks.md'
+)
+
+_RESHARDERS = {
+    ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
+        "Accelerate's IterableDatasetShard", _ACCELERATE, ranks=_processes
+    ),
+    ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
+        "Accelerate's DataLoaderDispatcher", _ACCELERATE, ranks=lambda names: int(names["self"].state.num_processes)
+    ),
+    ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
+        "transformers' IterableDatasetShard", _STAGE, ranks=_processes
+    ),
+    ("webdataset.shardlists", "split_by_node"): Resharder(
+        "webdataset's split_by_node", _STAGE, ranks=lambda names: int(names["world_size"])
+    ),
+    ("webdataset.shardlists", "split_by_worker"): Resharder(
+        "webdataset's split_by_worker", _STAGE, workers=lambda names: int(names["num_workers"])
+    ),
+    ("datasets.iterable_dataset", "StepExamplesIterable.__iter__"): Resharder(
+        "datasets' split_dataset_by_node", _DATASETS, ranks=lambda names: int(names["self"].step)
+    ),
+    ("datasets.iterable_dataset", "IterableDataset._iter_pytorch"): Resharder(
+        "datasets.IterableDataset, with fewer shards than the loader has workers,",
+        f"give the loader num_workers=0; or {_DATASETS}",
+        workers=_workers_per_shard,
+    ),
+    ("torch.utils.data.datapipes.iter.sharding", "ShardingFilterIterDataPipe.__iter__"): Resharder(
+        "torch's sharding_filter", _STAGE, ranks=_shares_of_all, workers=_shares_of_all
+    ),
+}
+
+
+def refuse_resharding(topology: Topology, processes: int) -> None:
+    """Raise ConfigError if a wrapper on the call stack would lose samples.
+
+    A second division is right as long as it makes no more shares than the job has processes: for example, of a dataset
+    divided among nodes, whose processes then divide the node's share. `topology` is the dataset's own division.
+    """
+    if topology.readers == 1:
+        return
+    for frame in _frames():
+        found = _RESHARDERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
+        if found is None:
+            continue
+        if topology.world_size > 1:
+            shares = _count(found.ranks, frame.f_locals)
+            if topology.world_size * shares > max(processes, topology.world_size):
+                raise _error(found, shares, "rank")
+        if topology.workers > 1 and (shares := _count(found.workers, frame.f_locals)) > 1:
+            raise _error(found, shares, "worker")
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the call stack from the caller's on, outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def stateful_loader_asks() -> bool:
+    """Return True if the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
+    return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in _frames())
+
+
+def replicas_of_sampler_asking_length() -> int | None:
+    """Return the number of ranks of the DistributedSampler whose constructor calls a dataset's `__len__`."""
+    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
+    found = asking.f_code.co_qualname == "DistributedSampler.__init__"
+    return asking.f_locals["self"].num_replicas if found else None
+
+
+def _count(shares: Shares, variables: Variables) -> int:
+    try:
+        return shares(variables)
+    except (KeyError, AttributeError):
+        return 2  # a release that keeps the number elsewhere; the wrapper would not be in use to pass on everything
+
+
+def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
+    return ConfigError(
+        f"the samples are sharded a second time: {resharder.name} passes on one of {shares} shares of the samples that "
+        f"this {reader} reads, and the rest is lost",
+        remedy=resharder.remedy,
+    )
