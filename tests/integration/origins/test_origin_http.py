@@ -249,6 +249,7 @@ SPELLINGS = {
     "/a%2Fb%7E/~x.tar?X-Amz-Credential=k%2F20%7e&sig=a%2Bb%3d&x=%2f'()*": None,
     "/a.tar?sig=a+b/c==&y=$!,;:@": None,
     "//a//b/./c.tar?&&a=1&": None,
+    "/~a;b/../c.tar?x": None,
     "/caf\xe9 b.tar?100%&x=%": "/caf%C3%A9%20b.tar?100%25&x=%25",
 }
 
