@@ -1,4 +1,4 @@
-"""Urls, redirects, index files, links and requests that try to reach what they may not, against a real daemon."""
+"""Urls, redirects, index files and links that try to reach what they may not, against a real daemon."""
 
 import http.client
 import json
@@ -14,7 +14,6 @@ from urllib.parse import quote, unquote
 
 from campaign.harness import Result, Row, scaled
 from shardcache.errors import ShardcacheError
-from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -145,14 +144,6 @@ _URLS = 6000
 _REDIRECTS = 1500
 _INDEXES = 60
 _ENTRIES = 20
-_REQUESTS = 1500
-
-_PAGE = ("GET", "/")  # the dashboard, which holds no data and asks for them by itself
-_PATHS = (
-    *("/v1/warm", "/v1/evict", "/v1/session", "/v1/verify", "/v1/index", "/", "//v1/evict", "/v1/%65vict", "*"),
-    *("/v1/pin", "/v1/unpin", "/v1/pins"),
-    *("/v1/../v1/evict", "/v1/evict?x", "http://x/v1/evict", "/v1/evict/", "/v1/status/../evict", "/v1/session?x=1"),
-)
 
 
 @dataclass(slots=True)
@@ -163,7 +154,6 @@ class Ground:
     canary: Canary
     daemon: Daemon
     places: Places
-    tcp_port: int
 
     @classmethod
     def laid_out(cls, stack: ExitStack, folder: Path) -> "Ground":
@@ -179,13 +169,12 @@ class Ground:
         for path_ in ("/data/a.tar", "/secret", "/secret.tar", "/secret.json"):
             good.files[path_] = shard
         canary.files["/data/a.tar"] = shard
-        port = free_port()
         daemon = Daemon(
             folder, "--allow", good.url("/data/"), "--allow", f"file://{open_dir}/", "--attempts", "1",
-            "--listing-ttl-s", "0", "--http", f"127.0.0.1:{port}",
+            "--listing-ttl-s", "0",
         )  # fmt: skip
         stack.enter_context(daemon)
-        return cls(good, canary, daemon, Places(good.port, canary.port, open_dir, secret_dir), port)
+        return cls(good, canary, daemon, Places(good.port, canary.port, open_dir, secret_dir))
 
     def warm(self, url: str) -> Any:
         """Ask for a url; return the answer's lines."""
@@ -274,47 +263,6 @@ def indexes(ground: Ground, result: Result, scale: float) -> None:
     _look(ground, result, "indexes")
 
 
-def requests(ground: Ground, result: Result, scale: float) -> None:
-    """Send requests by TCP, none of which may change anything or show a session."""
-    rng = random.Random(4)
-    before = ground.daemon.shards()
-    for _ in range(scaled(_REQUESTS, scale, 60)):
-        method = rng.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "GET", "CONNECT", "TRACE"])
-        path = rng.choice(_PATHS)
-        headers = {"Host": rng.choice(["localhost", "127.0.0.1", "evil.example", "", f"127.0.0.1:{ground.tcp_port}"])}
-        headers |= rng.choice(
-            [{}, {"Upgrade": "websocket", "Connection": "Upgrade"}, {"X-HTTP-Method-Override": "POST"}]
-        )
-        status = _send(result, ground.tcp_port, method, path, headers)
-        if status is not None and status < 400 and (method, path) != _PAGE:
-            result.fail("wrong", f"{method} {path} {headers}: {status}")
-    if ground.daemon.shards() != before:
-        result.fail("wrong", "the cache is another")
-    _look(ground, result, "requests")
-
-
-def _send(result: Result, port: int, method: str, path: str, headers: dict[str, str]) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.putrequest(method, path, skip_host=True)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        body = b'{"urls": ["**"], "prefix": ""}'
-        connection.putheader("Content-Length", str(len(body)))
-        connection.endheaders(body)
-        status = connection.getresponse().status
-    except TimeoutError:
-        result.fail("hangs", f"{method} {path} {headers}")
-        return None
-    except (OSError, http.client.HTTPException) as exn:
-        result.fail("untyped", f"{method} {path} {headers}: {exn!r}")
-        return None
-    finally:
-        connection.close()
-    result.injected += 1
-    return status
-
-
 def _is_below_data(path: str) -> bool:
     """Tell whether a server that decodes, and takes a backslash for a slash, finds the path below /data/."""
     segments = _decoded(path.partition("?")[0]).replace("\\", "/").split("/")
@@ -333,5 +281,4 @@ ROWS = (
     Row("the same, in a plan", partial(hostile_urls, "plan")),
     Row("redirects that lead elsewhere", redirects),
     Row("index files whose entries lead elsewhere", indexes),
-    Row("requests by TCP that would change something", requests),
 )

@@ -1,7 +1,6 @@
 """Disks that are full, fail, turn read-only, vanish, come back, or forget a bit."""
 
 import errno
-import gzip
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from campaign.harness import Result, Row, scaled
-from shardcache.errors import CapacityError, ShardcacheError, ShardTimeoutError
+from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache_client import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
@@ -33,7 +32,6 @@ PART_BYTES = 64 * 1024
 # Whoever waits longer than a reader's patience is stuck.
 PATIENCE_S = GUARD_S / 3
 LIMIT_S = GUARD_S
-_ROOM = "670KB"  # for two shards and what is set aside for their sidecars
 _FOLDERS = itertools.count()
 
 
@@ -302,48 +300,6 @@ def flip(tar: Path, at: int) -> None:
     tar.chmod(mode)
 
 
-# Room that a job takes for itself
-
-
-def without_room(parent: Path, result: Result, scale: float) -> None:
-    """Have a job fill the cache with inflated shards and want another: it gets an error, and the next job continues."""
-    with rigged(result, _new_folder(parent), "--capacity", _ROOM) as (rig, _, _):
-        rig.urls = [_compressed(url) for url in rig.urls]
-        for number in range(scaled(8, scale, 2)):
-            story = f"round {number}"
-            with RawSession(rig.daemon, job="greedy") as greedy:
-                greedy.plan(rig.urls, [0, 1, 2])
-                for position in (0, 1):
-                    greedy.take(position)
-                behind = rig.reading(3)
-                _is_refused(result, greedy, story)
-                result.injected += 1
-            begun_s = time.monotonic()
-            if behind.exception(LIMIT_S) is not None or not behind.result():
-                result.fail("lost", f"{story}: the next job got {behind.exception()!r}")
-            result.recovery_s.append(time.monotonic() - begun_s)
-
-
-def _is_refused(result: Result, greedy: RawSession, story: str) -> None:
-    """Have a reader that holds all that there is room for want another shard."""
-    greedy.send(type="lease", id=99, position=2)
-    greedy.send(type="need", of=99)
-    try:
-        code = greedy.receive().get("error", {}).get("code")
-    except (AssertionError, TimeoutError) as exn:
-        result.fail("hangs", f"{story}: {exn!r}")
-    else:
-        if code != CapacityError.code:
-            result.fail("untyped", f"{story}: {code} in place of an error of capacity")
-
-
-def _compressed(url: str) -> str:
-    """Write a shard's gzip next to it; return its url."""
-    path = Path(url.removeprefix("file://"))
-    Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    return f"{url}.gz"
-
-
 # Filesystems that do so for real
 
 
@@ -452,7 +408,6 @@ ROWS = (
     Row("cache folder emptied", partial(removed, _empty), slow=True),
     Row("cache folder replaced and put back", replaced),
     Row("a byte flipped in a published shard", flipped),
-    Row("no room to inflate a shard that is needed", without_room),
     *(
         Row(name, act, skip=_NEEDS_MOUNTS)
         for name, act in (

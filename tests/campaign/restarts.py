@@ -15,19 +15,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from campaign.harness import Result, Row, scaled
-from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef
-from shardcache_client.daemon.choice import DaemonChoice, Patience
-from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Plan
-from shardcache_client.reading.leased_shard import ShardWindow
-from support.programs.daemon import Daemon, eventually, private_home
+from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.throttled_s3 import ThrottledS3
 
@@ -323,82 +315,15 @@ def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result
     job.finish_epoch(result)
 
 
-_GRACE_S = 0.3
-_REACH = 2 * SAMPLES  # so many samples on, the reader is at a shard that was neither in hand nor asked for
-
-
-def left(
-    begin: Callable[[Daemon], None], mend: Callable[[Daemon], None], ground: Ground, result: Result, scale: float
-) -> None:
-    """Read epochs, in each of which the daemon is in trouble between two samples: a private one gives those between."""
-    rng = random.Random(SEED)
-    home = ground.folder / f"p{len(list(ground.folder.iterdir()))}"
-    home.mkdir()
-    with private_home(home, ground.env):
-        for epoch in range(scaled(40, scale, 2)):
-            order = tuple(rng.sample(range(SHARDS), 12))
-            away, back = sorted(rng.sample(range(len(order) * SAMPLES), 2))
-            shards = tuple(ShardRef(f"s3://bucket/{number:03d}.tar") for number in range(SHARDS))
-            samples = _read(ground.daemon, Plan(epoch, shards, order, reads=len(order)))
-            read = list(islice(samples, away + 1))
-            begin(ground.daemon)
-            result.injected += 1
-            begun_s = time.monotonic()
-            try:
-                if back - away >= _REACH:
-                    read += islice(samples, _REACH)
-                    result.recovery_s.append(time.monotonic() - begun_s)
-                read += islice(samples, back + 1 - len(read))
-            except ShardcacheError as exn:
-                result.fail("lost", str(exn))
-            finally:
-                mend(ground.daemon)
-            try:
-                read += samples
-            except ShardcacheError as exn:
-                result.fail("lost", str(exn))
-            how = f"order {order}, away between samples {away} and {back}"
-            compare(result, how, read, [sample for shard in order for sample in packed(shard)])
-
-
-def _read(daemon: Daemon, plan: Plan) -> Iterator[tuple[str, int]]:
-    patience = Patience(120.0, grace_s=_GRACE_S, retry_s=_GRACE_S)
-    session = Session(DaemonChoice(daemon.socket, fallback=True), ReaderIdentity("job"), patience, partial_reads=True)
-    for sample in read_plan(session, plan, SAMPLES):
-        yield sample["__key__"], zlib.crc32(sample[MEMBER])
-
-
-def read_plan(session: Session, plan: Plan, samples: int, in_hand: int = 1) -> Iterator[dict[str, Any]]:
-    """Read a plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
-    session.declare(plan)
-    window = ShardWindow(session, plan.reads, partial=None, handover=None)
-    held = []
-    try:
-        for _ in range(plan.reads):
-            held.append(window.take(0, samples, (0, None)))
-            held[-1].open()
-            window.ask(1)
-            yield from held[-1].samples()
-            if len(held) == in_hand:
-                window.give_back(held.pop(0))
-    finally:
-        window.empty()
-        session.close()
-
-
-ROWS = (
-    *(
-        Row(f"{name} ({shape.name})", partial(disturbed, shape, disturb, times), slow=True)
-        for shape, name, disturb, times in (
-            (SHUFFLED, "SIGKILL", kill, 90),
-            (SHUFFLED, "SIGTERM", stop, 70),
-            (SHUFFLED, "SIGTERM, the next at once", relieve, 30),
-            (SHUFFLED, "SIGKILL and the cache lost", lose, 20),
-            (SHUFFLED, "SIGSTOP for up to 1.5 s", freeze, 60),
-            (ARRIVING, "SIGKILL", kill, 60),
-            (ARRIVING, "SIGTERM", stop, 30),
-        )
-    ),
-    Row("daemon killed, a private one, and back", partial(left, Daemon.kill, Daemon.start), slow=True),
-    Row("daemon frozen, a private one, and back", partial(left, Daemon.pause, Daemon.go_on), slow=True),
+ROWS = tuple(
+    Row(f"{name} ({shape.name})", partial(disturbed, shape, disturb, times), slow=True)
+    for shape, name, disturb, times in (
+        (SHUFFLED, "SIGKILL", kill, 90),
+        (SHUFFLED, "SIGTERM", stop, 70),
+        (SHUFFLED, "SIGTERM, the next at once", relieve, 30),
+        (SHUFFLED, "SIGKILL and the cache lost", lose, 20),
+        (SHUFFLED, "SIGSTOP for up to 1.5 s", freeze, 60),
+        (ARRIVING, "SIGKILL", kill, 60),
+        (ARRIVING, "SIGTERM", stop, 30),
+    )
 )

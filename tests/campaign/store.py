@@ -1,6 +1,5 @@
 """A store that misbehaves in every way that HTTP allows: right shards or typed errors, and all is well afterwards."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,8 +12,6 @@ from support.programs.daemon import eventually
 from support.stores.mischief import Mischief
 
 _SHARDS, _LEAST_SHARDS = 24, 4
-# Beyond what a store that hangs may cost the readers of cached shards, far below a wait for each of them.
-_PROMPT_S = 10.0
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 # Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
@@ -89,38 +86,6 @@ def replaced(place: StorePlace, result: Result, scale: float) -> None:
             break
 
 
-def hanging(place: StorePlace, result: Result, scale: float) -> None:
-    """Have the store answer nothing while all shards are cached: they are served promptly, and new editions later."""
-    for _ in _until(lambda: place.proxy.done[Mischief.HEAD_SILENCE], result, scaled(20, scale)):
-        place.recover(result, place.read(result))
-        place.proxy.fail(Mischief.HEAD_SILENCE)
-        begun_s = time.monotonic()
-        for failure in place.read(result):
-            result.fail("lost", f"{failure.url} is cached and failed: {failure.error}")
-        if (took_s := time.monotonic() - begun_s) > _PROMPT_S:
-            result.fail("hangs", f"{len(place.urls)} cached shards took {took_s:.0f} s")
-        place.proxy.heal()
-        _notice(place, result)
-
-
-def _notice(place: StorePlace, result: Result) -> None:
-    """Replace a cached shard, and take the time until the daemon has an answer again and serves the new edition."""
-    former, healed_s = place.bodies[0], time.monotonic()
-    for body in (shard(0, edition=1), former):
-        place.bodies[0] = body
-        place.put(0, body)
-        try:
-            eventually(lambda: _is_current(place, 0), limit_s=HANG_S)
-        except TimeoutError:
-            result.fail("hangs", f"a healed store is not asked for {place.urls[0]}")
-    result.recovery_s.append(time.monotonic() - healed_s)
-
-
-def _is_current(place: StorePlace, number: int) -> bool:
-    look = Result("nothing")
-    return not place.read(look, [number]) and not look.wrong
-
-
 def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None]:
     """Yield until so many faults have happened more than now, and keep their number in the result."""
     before = done()
@@ -134,6 +99,5 @@ ROWS = (
     Row("any of these at random", partial(spoiled, list(Mischief), 2 * _SHARE / len(Mischief), 600)),
     Row("any of these, to a listing", listings),
     Row("any of these, to samples that are read as they arrive", dataset),
-    Row("a store that hangs while all shards are cached", hanging),
     Row("the object replaced between two ranges", replaced),
 )

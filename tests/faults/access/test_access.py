@@ -73,7 +73,7 @@ def beset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[access.Ground]:
 
 @rows(access.ROWS)
 def test_hostile_urls_reach_nothing(row: Row, beset: access.Ground) -> None:
-    """Urls, redirects, indexes and requests of the campaign reach neither canary nor secret, and all are answered."""
+    """Urls, redirects and indexes of the campaign reach neither canary nor secret, and all are answered."""
     row.check(beset)
 
 

@@ -91,6 +91,7 @@ def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
         *(("POST", path) for path in ("/v1/warm", "/v1/index", "/v1/evict", "/v1/verify", *READABLE)),
         *((method, "/v1/status") for method in ("PUT", "DELETE", "OPTIONS", "PATCH")),
         *(("GET", path) for path in ("/v1/session", "/v1/evict", "/", "/v1/shards/../session", "/v1/%73ession")),
+        *(("POST", path) for path in ("//v1/evict", "/v1/%65vict", "/v1/../v1/evict", "/v1/evict?x", "/v1/evict/")),
     ],
 )
 def test_nothing_else_is_to_be_had(daemon: Daemon, port: int, method: str, path: str) -> None:

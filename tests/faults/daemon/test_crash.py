@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -55,12 +54,6 @@ def first_bytes(server: FaultyS3, key: str) -> list[int]:
     """Return where the ranges asked for of an object begin, in order."""
     asked = [ranged for method, name, ranged, _ in server.seen if method == "GET" and name == key and ranged]
     return [int(ranged.removeprefix("bytes=").split("-")[0]) for ranged in asked]
-
-
-def parts_requested(server: FaultyS3) -> int:
-    """Return how many parts of any object were requested; one request may be for several."""
-    asked = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header, _ in server.seen if header]
-    return sum(-(-(int(match[2]) + 1 - int(match[1])) // PART_BYTES) for match in asked if match)
 
 
 def journalled_parts(daemon: Daemon) -> int:
@@ -112,34 +105,6 @@ async def test_parts_of_a_replaced_object_are_not_reused(daemon: Daemon, faulty:
     assert await asking == samples_of(0, seed=1)
 
 
-async def test_an_object_replaced_midway_is_read_whole_from_its_new_version(daemon: Daemon, faulty: FaultyS3) -> None:
-    """Not one byte of the version that was seen first is served, where none may be before it is whole."""
-    url = faulty.put("a.tar", shard(0))
-    faulty.put("b.tar", shard(0, seed=1)[::-1])  # REPLACED turns the bytes round
-    url = f"s3://{BUCKET}/b.tar"
-    faulty.fail("b.tar", Fault.REPLACED, start=5 * PART_BYTES)
-    assert await aside(read, daemon, url, partial_reads=False) == samples_of(0, seed=1)
-
-
-async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: FaultyS3) -> None:
-    """However far the fetching of six shards had come, a restart gives every sample, and every file checks out."""
-    numbers = range(6)
-    for number in numbers:
-        faulty.put(f"{number}.tar", shard(number))
-    urls = f"s3://{BUCKET}/{{0..5}}.tar"
-    asking = asyncio.create_task(asyncio.to_thread(read, daemon, urls))
-    await aside(eventually, lambda: parts_requested(faulty) >= 4)
-    await aside(daemon.restart)
-    assert await asking == samples_of(*numbers)
-    verdict = await aside(daemon.request, "POST", "/v1/verify", {"prefix": ""})
-    assert json.loads(verdict.splitlines()[-1]) | {"bytes": 0} == {
-        "event": "done",
-        "shards": 6,
-        "corrupt": 0,
-        "bytes": 0,
-    }
-
-
 async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, faulty: FaultyS3) -> None:
     """It continues without them, and no part is requested twice."""
     url = faulty.put("a.tar", shard(0))
@@ -152,16 +117,6 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     transfers = (await aside(daemon.status))["transfers"]
     assert [(transfer["url"], transfer["waiters"]) for transfer in transfers] == [(url, 0)]
     assert len(first_bytes(faulty, "a.tar")) == PARTS
-
-
-async def test_cached_shards_are_served_while_the_store_is_unreachable(daemon: Daemon, faulty: FaultyS3) -> None:
-    """A url of unknown version is asked about again; without an answer, the version seen last is served."""
-    url = faulty.put("a.tar", shard(0))
-    assert await aside(read, daemon, url) == samples_of(0)
-    faulty.fail("a.tar", Fault.SERVER_ERROR, method="HEAD", times=1000)
-    assert await aside(read, daemon, url) == samples_of(0)
-    await aside(daemon.restart)
-    assert await aside(read, daemon, url) == samples_of(0)
 
 
 async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
@@ -177,14 +132,6 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
     faulty.fail("index.json", Fault.SERVER_ERROR, method="HEAD", times=1000)
     await aside(daemon.restart)
     assert await aside(blocks) == [[1, 2], [3, 4]]
-
-
-async def test_a_new_version_is_served_once_it_is_known(daemon: Daemon, faulty: FaultyS3) -> None:
-    """A shard that was replaced in the store is fetched again under its new version."""
-    url = faulty.put("a.tar", shard(0))
-    assert await aside(read, daemon, url) == samples_of(0)
-    faulty.put("a.tar", shard(0, seed=1))
-    assert await aside(read, daemon, url) == samples_of(0, seed=1)
 
 
 async def test_plan_continues_after_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:

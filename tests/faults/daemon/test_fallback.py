@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from campaign import restarts
 from shardcache.errors import (
     AccessDeniedError,
     CacheDirError,
@@ -26,6 +25,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
+from shardcache_client.reading.leased_shard import ShardWindow
 from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
@@ -66,8 +66,21 @@ def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, l
 
 
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
-    """Read the plan."""
-    return (sample["__key__"] for sample in restarts.read_plan(shard_source, plan, SAMPLES, shards_in_hand))
+    """Read a plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
+    shard_source.declare(plan)
+    window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
+    held = []
+    try:
+        for _ in range(plan.reads):
+            held.append(window.take(0, SAMPLES, (0, None)))
+            held[-1].open()
+            window.ask(1)
+            yield from (sample["__key__"] for sample in held[-1].samples())
+            if len(held) == shards_in_hand:
+                window.give_back(held.pop(0))
+    finally:
+        window.empty()
+        shard_source.close()
 
 
 @pytest.mark.parametrize("shards_in_hand", [1, 3])

@@ -1,6 +1,5 @@
 """The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
 
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -70,18 +69,6 @@ def test_another_cache_folder_costs_nothing_but_time(folder: Path) -> None:
     """The next daemon knows none of the shards, and fetches those that are still to be read."""
     with replaced_by(folder, "--cache-dir", str(folder / "other")) as (read, keys):
         assert read + list(keys) == KEYS
-
-
-def test_an_emptied_cache_costs_nothing_but_time(folder: Path) -> None:
-    """Files that a reader has mapped are read to their end though their folder is gone."""
-    with Daemon(folder) as daemon:
-        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S)
-        samples = iter(dataset)
-        read = [next(samples)["__key__"] for _ in range(SAMPLES + 1)]
-        daemon.kill()
-        shutil.rmtree(daemon.cache_dir)
-        daemon.start()
-        assert read + [sample["__key__"] for sample in samples] == KEYS
 
 
 def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
