@@ -15,26 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+import pydantic
+import pydantic_settings
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import NoDecode, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from shardcache.errors import ConfigError, did_you_mean
 from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
@@ -46,7 +31,7 @@ MIB = 1024 * 1024
 # Overhead of the smallest shard: sidecar, journal and index.
 MIN_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
-_BYTES = TypeAdapter(ByteSize)
+_BYTES = pydantic.TypeAdapter(ByteSize)
 
 # Read by the client and the command line.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
@@ -152,13 +137,7 @@ _RULE_KEYS = ("prefix", "users", "groups")
 
 @dataclass(frozen=True, slots=True)
 class AllowRule:
-    """One entry of `allow`: a url prefix, and the users and groups for whom urls below it may be fetched.
-
-    Attributes:
-        prefix: the url prefix.
-        uids: users the rule applies to.
-        gids: groups the rule applies to; with neither users nor groups it applies to everyone.
-    """
+    """One entry of `allow`: urls that begin with `prefix` may be fetched for the users and groups, or for everyone."""
 
     prefix: str
     uids: frozenset[int] = frozenset()
@@ -208,10 +187,10 @@ def _address(text: str | None) -> str | None:
     return text
 
 
-class OriginTable(BaseModel):
+class OriginTable(pydantic.BaseModel):
     """One `[[origin]]` table: access settings for the urls that begin with `match`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field(description="url prefix that this table applies to; the longest match wins")
     endpoint_url: str | None = Field(None, description="S3-compatible endpoint")
@@ -250,10 +229,12 @@ def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "shardcache"
 
 
-class Settings(BaseSettings):
+class Settings(pydantic_settings.BaseSettings):
     """Every option of `shardcache serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDCACHE_", extra="forbid", frozen=True, validate_default=True)
+    model_config = pydantic_settings.SettingsConfigDict(
+        env_prefix="SHARDCACHE_", extra="forbid", frozen=True, validate_default=True
+    )
 
     cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
     capacity: Capacity = Field(
@@ -324,7 +305,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")
 
-    @field_validator("allow", mode="before")
+    @pydantic.field_validator("allow", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
@@ -332,7 +313,7 @@ class Settings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[pydantic_settings.BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         *_others: PydanticBaseSettingsSource,
@@ -357,9 +338,9 @@ class Settings(BaseSettings):
         bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": sources.file}, "__module__": __name__})
         try:
             return bound(**sources.flags)  # type: ignore[no-any-return]
-        except ValidationError as exn:
+        except pydantic.ValidationError as exn:
             raise ConfigError(_explained(exn, sources), remedy="see `shardcache serve --help`") from None
-        except SettingsError as exn:
+        except pydantic_settings.SettingsError as exn:
             raise ConfigError(
                 f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
                 remedy="write the value as JSON, or set it in the config file",
@@ -374,7 +355,7 @@ class FileSettings(Settings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *_others: Any, **_named: Any
+        cls, settings_cls: type[pydantic_settings.BaseSettings], *_others: Any, **_named: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the TOML file as the only source."""
         return (TomlConfigSettingsSource(settings_cls),)
@@ -403,7 +384,7 @@ def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str
             yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-def _explained(error: ValidationError, sources: Sources) -> str:
+def _explained(error: pydantic.ValidationError, sources: Sources) -> str:
     """Return what is wrong with each invalid option, and where it is set."""
     return "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in error.errors())
 

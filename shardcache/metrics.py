@@ -14,12 +14,7 @@ _SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 
 
 
 class Histogram:
-    """Counts of observed values by upper bound.
-
-    Attributes:
-        bounds: upper bounds, inclusive, in ascending order.
-        total: sum of the observed values.
-    """
+    """Counts of observed values by upper bound, inclusive, and their `total`."""
 
     __slots__ = ("_counts", "bounds", "total")
 

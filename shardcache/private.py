@@ -68,15 +68,10 @@ def tool_socket(
 
 @dataclass(frozen=True, slots=True)
 class PrivatePlace:
-    """The files of the private daemon that has one environment's credentials.
+    """The files of the private daemon that has one environment's credentials."""
 
-    Attributes:
-        folder: of all private daemons of this user; nobody else may enter it.
-        name: hash of the credentials.
-    """
-
-    folder: Path
-    name: str
+    folder: Path  # of all private daemons of this user; nobody else may enter it
+    name: str  # hash of the credentials
 
     @classmethod
     def find(cls, env: Mapping[str, str] = os.environ) -> "PrivatePlace":

@@ -125,21 +125,13 @@ def agree(*, daemon: Release, client: Release) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One shard in a manifest.
+    """One shard in a manifest; what is not known of it is None."""
 
-    Attributes:
-        url: the original url, as in the samples' `__url__`.
-        version: its version in the object store (ETag), or None if unknown before the fetch.
-        size_bytes: its size in the object store, or None.
-        samples: number of samples, or None until the shard has been indexed once.
-        tokens: number of tokens (`tarindex.contents`), if an index file gives it.
-    """
-
-    url: str
-    version: str | None = None
-    size_bytes: int | None = None
-    samples: int | None = None
-    tokens: int | None = None
+    url: str  # the original one, as in the samples' `__url__`
+    version: str | None = None  # in the object store (ETag)
+    size_bytes: int | None = None  # in the object store
+    samples: int | None = None  # known once the shard has been indexed
+    tokens: int | None = None  # as `tarindex.contents` counts them, if an index file says so
 
     def to_json(self) -> list[Any]:
         """Return `[url, version, size_bytes, samples]`: what plans have."""
@@ -248,13 +240,7 @@ _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
 
 
 class Message:
-    """One kind of message.
-
-    Attributes:
-        fields: the fields besides `type`, with their types.
-        optional: the same for fields that may be absent.
-        answers: the kinds of answer to a request, besides `error`.
-    """
+    """One kind of message: its fields besides `type`, with their types, and a request's answers besides `error`."""
 
     def __init__(self, fields: Fields, optional: Fields = MappingProxyType({}), answers: tuple[str, ...] = ()) -> None:
         self.fields = fields

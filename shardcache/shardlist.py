@@ -27,12 +27,7 @@ Value = TypeVar("Value", str, int)
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
-    """Return an index of the shards, one per line.
-
-    Args:
-        shards: the shards, with every field known.
-        relative_to: url of the folder for the index file; urls of shards below it become relative.
-    """
+    """Return an index of completely known shards, one per line, with urls relative to the url of a folder, if given."""
     rows = ",\n".join("  " + _row(shard, relative_to) for shard in shards)
     return f'{{\n "__kind__": "{KIND}",\n "wids_version": {WIDS_VERSION},\n "shardlist": [\n{rows}\n ]\n}}\n'
 

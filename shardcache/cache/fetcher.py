@@ -18,7 +18,7 @@ from shardcache.fetch.download import Downloader, refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
-from shardcache.store.folder import PART, SIDECAR, TAR, Leftover, interrupted, shard_key
+from shardcache.store.folder import PART, SIDECAR, TAR, Leftover, shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
 from shardcache.store.partial import Partial
@@ -168,7 +168,7 @@ class Fetcher:
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """Close the reservation; finished parts stay on disk, while there is space, for the next transfer."""
         try:
-            parts = interrupted(self._store.layout.in_progress(key, PART))
+            parts = Leftover.of(self._store.layout.in_progress(key, PART))
         except OSError:  # the disk is failing: leftovers are counted once it recovers
             parts = Leftover(key, (), 0)
         arriving, transfer.arriving = transfer.arriving, None

@@ -125,8 +125,8 @@ class Reader:
         self._owner = owner
         self._residency = owner.leasing.residency
         self._planner = owner.leasing.residency.planner
-        self._shards: list[Planned] = []  # the shards that the plan names
-        self._order = array("I")  # for each position, an index into `_shards`
+        self.shards: list[Planned] = []  # the shards that the plan names
+        self._order = array("I")  # for each position, an index into `shards`
         self._leases: dict[int, Lease] = {}
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._waits: list[Wait] = []  # longest first; empty while it reads
@@ -135,11 +135,6 @@ class Reader:
         self._moved_s = time.monotonic()  # when it last took or released a shard
 
     # The plan
-
-    @property
-    def shard_count(self) -> int:
-        """Number of shards that the plan's positions can index."""
-        return len(self._shards)
 
     async def declare(self, reads: int) -> None:
         """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
@@ -157,30 +152,30 @@ class Reader:
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
         """Extend the plan by shards, and by positions that index into all of its shards. Raises CapacityError."""
-        self._owner.check_memory(len(self._shards) + len(shards), len(self._order) + len(order), len(order))
+        self._owner.check_memory(len(self.shards) + len(shards), len(self._order) + len(order), len(order))
         await self._owner.leasing.recall(planned.ref for planned in shards)
-        self._shards += shards
+        self.shards += shards
         await self._owner.turns.take(order, self._add_positions)
         self._residency.changed.notify()
 
     def _add_positions(self, order: Sequence[int]) -> None:
         self._order.extend(order)
         self._owner.positions += len(order)
-        self._planner.now.extend(self, [self._shards[index].name for index in order])
+        self._planner.now.extend(self, [self.shards[index].name for index in order])
 
     async def _forget_plan(self) -> None:
         """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
         self._owner.positions -= len(self._order)
         del self._order[:]
-        while self._shards:
-            del self._shards[-_FORGOTTEN_AT_ONCE:]
+        while self.shards:
+            del self.shards[-_FORGOTTEN_AT_ONCE:]
             await self._owner.turns.wait()
 
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
         if not 0 <= position < len(self._order):
             raise ProtocolError(f"the plan has no position {position}")
-        return self._shards[self._order[position]].ref
+        return self.shards[self._order[position]].ref
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer of the shard at a position, if there is one."""

@@ -202,9 +202,7 @@ class Timeline(Generic[Session]):
     ) -> ReaderPlan:
         """Begin a session's plan, replacing any previous one; `extend` adds its shards.
 
-        Args:
-            seconds_per_shard: its pace, if known in advance; otherwise it keeps its former one.
-            job: its job, whose sessions, including ended ones, are assumed to have the same pace.
+        Unless its pace is given, it keeps its former one, or has that of its job, of ended sessions, too.
         """
         previous = self.forget(session)
         if seconds_per_shard is None:
@@ -323,8 +321,7 @@ class Timeline(Generic[Session]):
     def next_missing(self, cared_for: Callable[[str], bool]) -> Missing[Session] | None:
         """Return the missing shard that is needed soonest, which is to be fetched next, or None if there is none.
 
-        Args:
-            cared_for: returns True for a shard that is cached, being fetched, or not worth an attempt.
+        A shard is missing unless it is `cared_for`: cached, being fetched, or not worth an attempt.
         """
         soonest, soonest_s = None, NEVER
         for session, plan in self._plans.items():
@@ -350,9 +347,7 @@ class Timeline(Generic[Session]):
     def covered_until_s(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs its first shard that is not cached, NEVER if all are.
 
-        Args:
-            cared_for: as for `next_missing`.
-            coming: names for which it is True only because they are being fetched.
+        Of those that are `cared_for`, as in `next_missing`, the `coming` are only being fetched.
         """
         plan = self._plans.get(session)
         if plan is None:

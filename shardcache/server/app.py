@@ -18,15 +18,7 @@ from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
 from shardcache.protocol import SESSION_PATH
-from shardcache.server.api import (
-    BROWSER_HEADERS,
-    LIVE_PATH,
-    STATIC_PATH,
-    Handler,
-    add_dashboard,
-    errors_as_json,
-    routes,
-)
+from shardcache.server import api
 from shardcache.server.connections import Acceptor, Limits
 from shardcache.server.lifecycle import Drain
 from shardcache.server.metrics import metrics
@@ -37,7 +29,7 @@ from shardcache.server.session import handle_session
 _CLOSE_S = 0.5
 _MIN_TOKEN_CHARS = 16
 _OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-_READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", LIVE_PATH})
+_READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", api.LIVE_PATH})
 _TCP_CONNECTIONS = 64
 _TCP_LIMITS = Limits(_TCP_CONNECTIONS, _TCP_CONNECTIONS, limit_s=60.0)
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
@@ -158,14 +150,14 @@ async def serving(
 
 
 def _application(service: Service, token_hash: bytes | None) -> web.Application:
-    app = web.Application(middlewares=[errors_as_json, _guard, _admit])
+    app = web.Application(middlewares=[api.errors_as_json, _guard, _admit])
     app[SERVICE] = service
     app[TOKEN_HASH] = token_hash
     app.on_response_prepare.append(_harden)
-    app.add_routes(routes)
+    app.add_routes(api.routes)
     app.router.add_get("/metrics", metrics)
     app.router.add_get(SESSION_PATH, handle_session)
-    add_dashboard(app)
+    api.add_dashboard(app)
     app.cleanup_ctx.append(_measuring)
     return app
 
@@ -178,7 +170,7 @@ async def _measuring(app: web.Application) -> AsyncIterator[None]:
 
 
 @web.middleware
-async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _admit(request: web.Request, handler: api.Handler) -> web.StreamResponse:
     """Log requests that change something; refuse them and sessions, which log themselves, while the daemon stops."""
     service = request.app[SERVICE]
     if request.method != "GET":
@@ -190,7 +182,7 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _guard(request: web.Request, handler: api.Handler) -> web.StreamResponse:
     """Pass requests from the Unix socket; over TCP, only those that read what is public there."""
     if _is_local(request):
         return await handler(request)
@@ -205,7 +197,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _harden(request: web.Request, response: web.StreamResponse) -> None:
     """Add browser security headers to a TCP response."""
     if not _is_local(request):
-        for name, text in (BROWSER_HEADERS | {"Cache-Control": "no-store"}).items():
+        for name, text in (api.BROWSER_HEADERS | {"Cache-Control": "no-store"}).items():
             response.headers.setdefault(name, text)  # the dashboard's files have a Cache-Control of their own
         response.force_close()
 
@@ -216,7 +208,7 @@ def _is_local(request: web.Request) -> bool:
 
 def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | None:
     # The dashboard's static files hold no data, and a browser loads them without a token.
-    is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
+    is_page = request.path == "/" or request.path.startswith(api.STATIC_PATH)
     if token_hash is None and not _is_loopback_name(request.host):
         return _refused(403, f"{request.host!a} is not a loopback name of this node")
     if token_hash is not None and not is_page and not _carries(request, token_hash):

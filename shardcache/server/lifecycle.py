@@ -49,15 +49,10 @@ def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
 
 
 class ServiceNotifier:
-    """The service manager that started this process.
-
-    Args:
-        address: the manager's socket: a path, or an abstract name after an "@"; None without a manager.
-        watchdog_s: silence after which the manager kills the daemon, in seconds; None without a watchdog.
-    """
+    """The service manager that started this process; after `watchdog_s` of silence, if given, it kills the daemon."""
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
-        self._address = address
+        self._address = address  # a path, or an abstract name after an "@"; None without a manager
         self._is_deaf = False
         self._period_s = _TELL_S if watchdog_s is None else min(_TELL_S, watchdog_s / _PINGS_A_LIMIT)
 

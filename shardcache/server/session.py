@@ -204,7 +204,7 @@ class Session:
     async def _plan(self, message: Json, *, new: bool) -> Json:
         if not (new or self._planned):
             raise ProtocolError("'extend' without a plan to extend")
-        shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
+        shards, order = await self._piece(message, 0 if new else len(self._reader.shards))
         if new:
             await self._reader.declare(message["reads"])
             self._begin(message.get("epoch"))

@@ -263,17 +263,12 @@ class Leftover:
     paths: tuple[Path, ...]
     size_bytes: int
 
-
-def interrupted(part: Path) -> Leftover:
-    """Return the leftover of a resumable download."""
-    paths = (part, part.with_suffix(JOURNAL))
-    return Leftover(part.stem, paths, sum(map(size_or_zero, paths)))
-
-
-def quarantined(tar: Path) -> Leftover:
-    """Return the leftover of a quarantined shard."""
-    paths = (tar, tar.with_suffix(SIDECAR))
-    return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the leftover of the part of a resumable download, or of a tar in quarantine."""
+        is_part = path.suffix == PART
+        paths = (path, path.with_suffix(JOURNAL if is_part else SIDECAR))
+        return cls(path.stem if is_part else f"quarantine/{path.stem}", paths, sum(map(size_or_zero, paths)))
 
 
 def find_shards(layout: Layout) -> list[Shard]:
@@ -294,7 +289,7 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
     _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
     parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
-    return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]
+    return [Leftover.of(path) for path in (*parts, *tars)]
 
 
 def _buckets(layout: Layout) -> list[Path]:
@@ -367,4 +362,4 @@ def compare_folder(
         gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
         known = {each.key for each in leftovers}
         parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
-        return gone, [shard for key, shard in here.items() if key not in shards], [*map(interrupted, parts)]
+        return gone, [shard for key, shard in here.items() if key not in shards], [*map(Leftover.of, parts)]

@@ -6,8 +6,6 @@ power loss it may, which is why `open` verifies the claimed parts. A compressed 
 readers map shards into memory, which only works for plain tars.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import enum
@@ -21,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit
 
 from shardcache.access.urls import WEB, protocol_of
@@ -34,9 +32,6 @@ from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_k
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums
 from shardcache.units import size
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -110,7 +105,7 @@ class _XzStreams(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         while True:
             if self._decoder.eof and not self._next_stream():

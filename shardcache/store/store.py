@@ -19,16 +19,7 @@ from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
 from shardcache.store import disk
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.folder import (
-    SIDECAR,
-    TAR,
-    CacheFolder,
-    Layout,
-    Leftover,
-    find_leftovers,
-    find_shards,
-    quarantined,
-)
+from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout, Leftover, find_leftovers, find_shards
 from shardcache.store.shard import Facts, Scrub, Shard
 from shardcache.units import size
 
@@ -346,7 +337,7 @@ class Store:
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
             for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
                 disk.fsync_path(folder)  # a power loss must not undo the renames
-        return quarantined(aside)
+        return Leftover.of(aside)
 
     # Changes to the folder by others
 
