@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
-_FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError)
+_FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, zlib.error, ValueError, OSError)
 # Primary result codes that indicate a problem with the disk, the process or concurrent access, not a damaged database.
 _NO_DAMAGE = (
     sqlite3.SQLITE_BUSY,

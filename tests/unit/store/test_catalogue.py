@@ -25,6 +25,20 @@ async def test_a_pickle_in_the_database_is_never_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
+async def test_a_row_that_is_not_compressed_json_counts_as_lost(tmp_path: Path) -> None:
+    """A reader whose manifest asks for it gets no error: the row is asked for at the origin again."""
+    catalogue = Catalogue.open(tmp_path)
+    await catalogue.put("harmless", "shard", "url")
+    catalogue.close()
+    with sqlite3.connect(tmp_path / "cache.db") as database:
+        database.execute("UPDATE Cache SET value = ?", (b"no zlib stream",))
+    database.close()
+    again = Catalogue.open(tmp_path)
+    assert await again.get("shard", "url") is None
+    assert await again.get_many([("shard", "url")]) == [None]
+    again.close()
+
+
 async def test_catalogue_is_readable_by_the_daemon_alone(tmp_path: Path) -> None:
     """A new one, and one of a former release, whatever the umask."""
     folder = tmp_path / "catalogue"
