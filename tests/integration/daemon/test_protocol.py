@@ -70,8 +70,9 @@ def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None
 
 def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
     """Fetching ahead needs nothing but the plan, the next epoch's part included."""
-    with Session(daemon) as session:
+    with Session(daemon, job="foresighted") as session:
         session.plan(urls, [0, 1, 3], reads=2)
+        assert job_of(daemon, "foresighted")["shards_planned"] == 2
         cached = {urls[0], urls[1], urls[3]}
         eventually(lambda: cached <= {shard["url"] for shard in daemon.shards()})
         assert urls[2] not in {shard["url"] for shard in daemon.shards()}
@@ -208,17 +209,3 @@ def test_nonsense_is_refused_and_the_session_continues(daemon: Daemon, urls: lis
             assert error["code"] == "protocol", message
             assert complaint in error["message"]
         assert session.ask("lease", position=0)["type"] == "leased"
-
-
-def test_stall_is_counted_only_while_nothing_can_be_read(daemon: Daemon, urls: list[str]) -> None:
-    """Asking for the next shard ahead of its need is no stall, however long it takes."""
-    with Session(daemon, job="steady") as session:
-        session.plan(urls, [0])
-        session.take(0)
-        waited_s = job_of(daemon, "steady")["waited_s"]
-        missing = urls[0].replace("000000", "999999")
-        session.plan([urls[0], missing], [0, 1])
-        session.ask("lease", position=1)
-        job = job_of(daemon, "steady")
-    assert job["waited_s"] == waited_s
-    assert (job["sessions"], job["shards_planned"]) == (1, 3)

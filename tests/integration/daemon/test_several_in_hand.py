@@ -65,22 +65,22 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, urls: li
         RawSession(daemon, job="waiting") as waiting,
     ):
 
-        def waits() -> tuple[int, list[int]]:
+        def waits() -> tuple[int, bool, list[int]]:
             status = daemon.status()
             (job,) = (job for job in status["jobs"] if job["name"] == "waiting")
-            return job["waiting"], [row["waiters"] for row in status["transfers"]]
+            return job["waiting"], job["waited_s"] > 0, [row["waiters"] for row in status["transfers"]]
 
         holding.plan(urls, [0])
         holding.take(0)
         waiting.plan(urls, [1, 0])
         waiting.send(type="lease", id=50, position=0)
-        eventually(lambda: waits() == (0, [1]))
+        eventually(lambda: waits() == (0, False, [1]))
         waiting.need(50)
-        assert waits() == (1, [1])
+        eventually(lambda: waits() == (1, True, [1]))
         reason = waiting.ask("explain", of=50)["reason"]
         assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
         waiting.send(type="release", lease=50)
-        eventually(lambda: waits()[0] == 0 and 1 not in waits()[1])
+        eventually(lambda: waits()[0] == 0 and 1 not in waits()[2])
         assert waiting.take(1)["url"] == urls[0], "the request that was given up has no answer"
 
 

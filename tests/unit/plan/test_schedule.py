@@ -70,13 +70,7 @@ def test_a_policy_keeps_leased_shards_and_all_that_fit(name: str) -> None:
     assert hits(POLICIES[name](reads), reads, CAPACITY)[1, 0] == 1
 
 
-def hits_of_epochs(capacity: int, window: int) -> list[int]:
-    """Return what a job finds in a cache of so many shards in each of 12 epochs of 20, all in different orders."""
-    order = random.Random(7)
-    shards = [f"shard-{number}" for number in range(20)]
-    epochs = [order.sample(shards, len(shards)) for _ in range(12)]
-    replay = Replay([Job(epochs, window=window)], capacity).run()
-    return [replay.hits[0, epoch] for epoch in range(12)]
+TWENTY = [f"shard-{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -84,15 +78,16 @@ def hits_of_epochs(capacity: int, window: int) -> list[int]:
 )
 def test_each_epoch_hits_the_shards_that_the_cache_keeps(capacity: int, window: int) -> None:
     """Whatever its order: with W leased at a time, a cache of C shards saves C fetches an epoch, less W at most."""
-    first, *others = hits_of_epochs(capacity, window)
+    order = random.Random(7)
+    replay = Replay([Job([order.sample(TWENTY, 20) for _ in range(12)], window=window)], capacity).run()
+    first, *others = (replay.hits[0, epoch] for epoch in range(12))
     assert first == 0
     assert all(capacity - window <= hits <= capacity for hits in others)
 
 
 def test_a_loop_larger_than_the_cache_still_hits() -> None:
     """The order that LRU has no hit in, the same shards round and round: a cache of C has C hits in each."""
-    shards = [f"shard-{number}" for number in range(20)]
-    replay = Replay([Job([shards] * 8)], 10).run()
+    replay = Replay([Job([TWENTY] * 8)], 10).run()
     assert [replay.hits[0, epoch] for epoch in range(8)] == [0, *[10] * 7]
 
 
