@@ -8,8 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from functools import reduce
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,11 @@ import click
 
 from shardcache.cli import common
 from shardcache.errors import ConfigError, DaemonError
+from shardcache.units import size
 
 if TYPE_CHECKING:
     from shardcache.cluster.tier import Node, Tier, Tls
     from shardcache.cluster.tier_status import NodeReport
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
@@ -112,28 +110,23 @@ def _resolver(text: str) -> str:
 
 def _option(
     flag: str, default: object = None, metavar: str | None = None, *, name: str | None = None, **how: Any
-) -> Decorator:
+) -> click.Option:
     """Return an option, which is the argument `name` if its name is not the flag's."""
+    names = [flag, *filter(None, [name])]
     shown = default is not None
-    return click.option(
-        flag, *filter(None, [name]), default=default, show_default=shown, metavar=metavar, help=_HELP[flag], **how
-    )
+    return click.Option(names, default=default, show_default=shown, metavar=metavar, help=_HELP[flag], **how)
 
 
-def _options(*options: Decorator) -> Decorator:
-    """Return a decorator that adds options in their order."""
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
-
-
-_nodes_option = _option("--nodes", None, "LIST", required=True)
-_owner_port_option = _option("--owner-port", 9081, "PORT", type=click.IntRange(1, 65535))
-_tls_options = _options(
+_NODES = _option("--nodes", None, "LIST", required=True)
+_OWNER_PORT = _option("--owner-port", 9081, "PORT", type=click.IntRange(1, 65535))
+_TLS = (
     _option("--plain", is_flag=True),
     _option("--ca", f"{_FOLDER}/ca.pem", "FILE"),
     _option("--certificate", f"{_FOLDER}/node.pem", "FILE"),
     _option("--key", f"{_FOLDER}/node.key", "FILE"),
 )
-_tier_options = _options(
+_TIER = (
+    _NODES,
     _option("--store", None, "URL", name="stores", required=True, multiple=True),
     _option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=_PATH),
     _option("--resolver", None, "ADDRESS[:PORT]", name="resolvers", multiple=True, type=_resolver),
@@ -141,7 +134,7 @@ _tier_options = _options(
     _option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
     _option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
     _option("--front", "127.0.0.1:9080", "ADDRESS:PORT", type=_host_port),
-    _owner_port_option,
+    _OWNER_PORT,
     _option("--listen", None, "ADDRESS", type=_address),
     _option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
     _option("--run-dir", "/run/shardcache-tier", "FOLDER"),
@@ -150,7 +143,7 @@ _tier_options = _options(
     _option("--spread", "shard", type=click.Choice(["shard", "part"])),
     _option("--user", None, "NAME", type=_user),
     _option("--workers", 4, "N", type=click.IntRange(1, 256)),
-    _tls_options,
+    *_TLS,
 )
 
 
@@ -161,11 +154,18 @@ def _nodes_of(text: str) -> tuple[Node, ...]:
     if text == "-":
         return parse(sys.stdin.read())
     try:
-        return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
+        return parse(Path(text).read_text() if "/" in text or _is_file(text) else text)
     except FileNotFoundError:
         raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file") from None
     except (OSError, UnicodeDecodeError) as exn:
         raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
+
+
+def _is_file(text: str) -> bool:
+    """Return True if a file has this path; a list of nodes may be too long for one."""
+    with suppress(OSError):
+        return Path(text).is_file()
+    return False
 
 
 def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str) -> Tls | None:
@@ -211,13 +211,11 @@ def _system_resolvers() -> tuple[str, ...]:
 # Commands
 
 
-@click.command(short_help="Write the nginx.conf of each node.")
-@_nodes_option
+@click.command(short_help="Write the nginx.conf of each node.", params=[*_TIER])
 @click.option(
     "--out", required=True, type=_PATH, help="Folder for the files, as NODE/nginx.conf; with --node, the file."
 )
 @click.option("--node", metavar="NAME", help="Write the file of this node alone.")
-@_tier_options
 @common.json_option
 def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     """Write the nginx.conf of each node of a cluster.
@@ -245,8 +243,10 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
         click.echo("".join(f"{path}\n" for path in texts), nl=False)
 
 
-@click.command(short_help="Write the certificates of the nodes, signed by the cluster's own authority.")
-@_option("--nodes", None, "LIST")
+@click.command(
+    short_help="Write the certificates of the nodes, signed by the cluster's own authority.",
+    params=[_option("--nodes", None, "LIST")],
+)
 @click.option(
     "--out",
     required=True,
@@ -286,10 +286,8 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
         click.echo("".join(f"{each.folder}: valid until {each.expires:%Y-%m-%d}\n" for each in issued), nl=False)
 
 
-@click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.")
-@_nodes_option
+@click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.", params=[*_TIER])
 @click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
-@_tier_options
 @common.json_option
 def run(node: str | None, as_json: bool, **options: Any) -> None:
     """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render` would write.
@@ -319,14 +317,14 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
         tell("ready", line)
         asyncio.run(notifier.tell(READY=1, STATUS=line))
 
-    files = [Path(options[name]) for name in ("ca", "certificate", "key", "nodes")]
+    files = map(Path, filter(_is_file, (options[name] for name in ("ca", "certificate", "key", "nodes"))))
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     tier = NodeTier(
         lambda: _tier_of(**options),
         node or socket.gethostname().partition(".")[0],
-        tuple(filter(Path.is_file, files)),
+        tuple(files),
         say=lambda message: tell("message", message),
         ready=ready,
     )
@@ -337,10 +335,8 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 @click.command(
     short_help="Show every node of the tier: what it owns, its hits, and who is down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
+    params=[_NODES, _OWNER_PORT, *_TLS],
 )
-@_nodes_option
-@_owner_port_option
-@_tls_options
 @common.json_option
 def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     """Show every node of the tier: its share of all shards, cached files and bytes, hits, bytes by source.
@@ -366,10 +362,8 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
 
 
 def _print(reports: list[NodeReport]) -> None:
-    from shardcache.units import size
-
     numbers = ("owns", "files", "cached", "hit share", "from tier", "from store")
-    table = common.make_table("node", *numbers, "peers", "state", numbers=numbers)
+    rows = []
     for report in reports:
         figures, peers = report.figures, report.peers
         cells = 5 * ["–"]
@@ -378,8 +372,8 @@ def _print(reports: list[NodeReport]) -> None:
             amounts = [size(figures[name]) for name in ("from_tier_bytes", "from_store_bytes")]
             cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
         seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
-        table.add_row(report.node.name, f"{report.share:.1%}", *cells, seen, report.state)
-    common.make_console().print(table)
+        rows.append((report.node.name, f"{report.share:.1%}", *cells, seen, report.state))
+    common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
 
 
 @click.group(

@@ -72,3 +72,12 @@ def test_the_docs_list_every_check() -> None:
     documented = [name for row in rows for name in re.findall(r"`(.*?)`", row)]
     assert [name for name in documented if name not in FURTHER] == list(dict.fromkeys(name for name, _ in CHECKS))
     assert set(documented) >= FURTHER
+
+
+def test_a_list_of_nodes_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    """It is taken for a list, and not for a file that cannot be read."""
+    nodes = ",".join(f"node{number:02d}=10.0.0.{number}" for number in range(1, 31))
+    command = ["cluster", "render", "--nodes", nodes, "--store", "http://10.0.9.9", "--out", str(tmp_path)]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    assert len(list(tmp_path.glob("*/nginx.conf"))) == 30
