@@ -29,7 +29,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     """Reject an output path early that could not be written, or not be recognized as an index."""
     if path == _STDOUT:
         return path
-    if ":" in path.parts[0]:
+    if ":" in str(path).partition("/")[0]:
         raise click.BadParameter("name a local file, then upload it with the object store's own tool")
     if path.suffix != _SUFFIX:
         raise click.BadParameter(f"datasets recognize an index by its name: it must end in {_SUFFIX}")
