@@ -28,18 +28,13 @@ class AdminClient:
     Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it,
     ProtocolError for an answer that no daemon gives, and any error that the daemon itself returns.
 
-    Attributes:
-        socket: path of the daemon's socket.
+    Args:
+        socket: path of the daemon's socket; None for the default one.
+        answer_limit_s: the daemon may be silent for this long; None for no limit: warming a whole dataset takes hours,
+            with pauses between events.
     """
 
     def __init__(self, socket: Path | None = None, answer_limit_s: float | None = None) -> None:
-        """Make a client.
-
-        Args:
-            socket: path of the daemon's socket; None for the default one.
-            answer_limit_s: the daemon may be silent for this long; None for no limit: warming a whole dataset takes
-                hours, with pauses between events.
-        """
         self.socket = tool_socket(socket)
         self._chosen = socket is not None
         self._answer_limit_s = answer_limit_s

@@ -12,10 +12,9 @@ import os
 import random
 import signal
 import sys
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
@@ -28,6 +27,7 @@ from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
+from shardcache.units import duration, size
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -126,15 +126,13 @@ async def _train(node: _Node, urls: str) -> list[Epoch]:
 
 def _tar(keys: Iterable[str], rng: random.Random) -> bytes:
     """Return a shard in which each sample is `<key>.jpg` and `<key>.cls`."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for key in keys:
-            label = rng.randrange(len(_SHAPES))
-            for name, body in ((f"{key}.jpg", _jpeg(_SHAPES[label], rng)), (f"{key}.cls", str(label).encode())):
-                member = tarfile.TarInfo(name)
-                member.size = len(body)
-                tar.addfile(member, io.BytesIO(body))
-    return buffer.getvalue()
+    from shardcache.writing.shards import END, sample_of
+
+    pieces: list[bytes] = []
+    for key in keys:
+        label = rng.randrange(len(_SHAPES))
+        pieces += sample_of({"__key__": key, "jpg": _jpeg(_SHAPES[label], rng), "cls": label}).tar()
+    return b"".join([*pieces, END])
 
 
 def _jpeg(corners: int, rng: random.Random) -> bytes:
@@ -166,7 +164,7 @@ def _s3_server() -> Iterator[str]:
     try:
         host, port = server.get_host_and_port()
         endpoint = f"http://{host}:{port}"
-        with _client(endpoint) as s3:
+        with closing(_client(endpoint)) as s3:
             s3.create_bucket(Bucket=_BUCKET)
         yield endpoint
     finally:
@@ -174,20 +172,15 @@ def _s3_server() -> Iterator[str]:
 
 
 def _upload(endpoint: str, objects: dict[str, bytes]) -> None:
-    with _client(endpoint) as s3:
+    with closing(_client(endpoint)) as s3:
         for name, body in objects.items():
             s3.put_object(Bucket=_BUCKET, Key=name, Body=body)
 
 
-@contextmanager
-def _client(endpoint: str) -> Iterator[Any]:
+def _client(endpoint: str) -> Any:
     import boto3
 
-    s3 = boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_S3)
-    try:
-        yield s3
-    finally:
-        s3.close()
+    return boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_S3)
 
 
 class _Node:
@@ -237,11 +230,9 @@ class _Node:
     async def train(
         self, urls: str, name: str, job: str, *, seed: int, ranks: int = _RANKS, stop_after: int | None = None
     ) -> list[Any]:
-        """Run a training job, from its checkpoint if there is one, until it ends or stops; return each rank's report.
+        """Run a training job, from its checkpoint if there is one; return each rank's report, from the folder `name`.
 
-        Args:
-            name: name of the folder for the reports of this run.
-            stop_after: batches of the last epoch after which it writes a checkpoint and stops.
+        It ends, or writes a checkpoint and stops after `stop_after` batches of the last epoch.
         """
         reports = self._folder / name
         reports.mkdir()
@@ -377,19 +368,13 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The demo's measurements and verdicts.
+    """The demo's measurements and verdicts."""
 
-    Attributes:
-        samples: keys of the dataset's samples.
-        size_bytes: size of its shards.
-        origin_bytes: bytes that the daemon fetched.
-    """
-
-    samples: frozenset[str]
+    samples: frozenset[str]  # keys of the dataset's
     shards: int
-    size_bytes: int
+    size_bytes: int  # of its shards
     epochs: Sequence[Epoch]
-    origin_bytes: int
+    origin_bytes: int  # that the daemon fetched
 
     @property
     def checks(self) -> dict[str, bool]:
@@ -417,8 +402,6 @@ class Outcome:
 
 
 def _show(outcome: Outcome) -> None:
-    from shardcache.units import duration, size
-
     def verdict(problem: str) -> str:
         return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
 

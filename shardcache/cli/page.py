@@ -1,31 +1,43 @@
-"""The status page as people see it: printed once by `status`, drawn again and again by `top`. Pure.
+"""The status page as people see it: printed once by `status`, followed by `top` in frames, JSON or a screen until q.
 
 A screen of limited height gets as many jobs and transfers as fit, each fact on one line; else nothing is cut. Jobs have
 their names whole, and as many other columns as the width has room for. Fields that an older daemon does not report are
 left blank.
 """
 
+import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+import termios
+import tty
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.common import count, make_table, one_line
+from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.common import count, in_thread, make_console, make_table, one_line, print_json
 from shardcache.cluster.tier import expiry_warning
-from shardcache.errors import ShardcacheError
+from shardcache.errors import DaemonError, ShardcacheError
 from shardcache.units import duration, size, user_name
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]
 Columns = dict[str, list[RenderableType]]
 
+_ANSWER_LIMIT_S = 10.0
+_MAX_KEY_BYTES = 64
 _BAR_COLUMNS = 12
 # A narrower screen needs the columns of the transfers' bars for their names.
 _BAR_FROM_COLUMNS = 100
@@ -58,29 +70,23 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The data of one frame.
+    """The data of one frame."""
 
-    Attributes:
-        page: the latest status page.
-        rates: the rates since the previous page; None without one.
-        trouble: the reason that there is no newer page; None while the daemon answers.
-    """
-
-    page: Json
-    rates: Json | None = None
-    trouble: ShardcacheError | None = None
+    page: Json  # the latest status page
+    rates: Json | None = None  # since the previous page; None without one
+    trouble: ShardcacheError | None = None  # the reason that there is no newer page; None while the daemon answers
 
     def to_json(self) -> Json:
         """Return the JSON that `shardcache top --json` prints."""
         return {"error": self.trouble.to_json()} if self.trouble else self.page | {"rates": self.rates}
 
 
-def rates_between(former: Json | None, page: Json) -> Json | None:
+def rates_between(former: Json, page: Json) -> Json | None:
     """Return the rates between two pages, as JSON; None if they come from different daemons or the same moment.
 
     `waiting_share` is, for each job with readers, the fraction of the interval in which these waited for data, 0 to 1.
     """
-    if former is None or former["pid"] != page["pid"] or former["uptime_s"] >= page["uptime_s"]:
+    if former["pid"] != page["pid"] or former["uptime_s"] >= page["uptime_s"]:
         return None
     interval_s = page["uptime_s"] - former["uptime_s"]
     before, now = former["counters"], page["counters"]
@@ -112,8 +118,9 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     headings = sum(_HEADING_LINES for rows in (heights, transfers) if rows)
     room = None if height is None else max(0, height - 1 - facts.row_count - headings - len(idle))
     for_jobs, for_transfers = share(room, sum(heights), len(transfers))
+    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
     return Group(
-        _headline(page),
+        Text.assemble((f"shardcache {page['version']}", "bold"), rest),
         facts,
         *_list(columns, heights, for_jobs, is_cut=is_cut),
         *idle,
@@ -145,11 +152,6 @@ def _list(columns: Columns, heights: Sequence[int], lines: int, *, is_cut: bool)
 
 
 # The facts about the daemon
-
-
-def _headline(page: Row) -> Text:
-    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
-    return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
 
 
 def _facts(moment: Moment, *, is_cut: bool) -> Table:
@@ -364,7 +366,7 @@ def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Colum
         ],
         "rate": [_speed(row.get("rate_bytes_per_s")) for row in rows],
         "class": [one_line(row["class"]) for row in rows],
-        "needed in": [needed_in(row) for row in rows],
+        "needed in": [_needed_in(row.get("needed_in_s")) for row in rows],
         "waiting": [f"{row['waiters']:,}" for row in rows],
     }
     if width < _BAR_FROM_COLUMNS:
@@ -372,9 +374,8 @@ def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Colum
     return columns
 
 
-def needed_in(transfer: Row) -> str:
+def _needed_in(needed_in_s: float | None) -> str:
     """Return the time until a shard is needed; empty if no plan contains it."""
-    needed_in_s = transfer.get("needed_in_s")
     if needed_in_s is None:
         return ""
     return duration(needed_in_s) if needed_in_s > 0 else "now"
@@ -396,3 +397,84 @@ class _Tail:
 
     def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1, len(self._text)).with_maximum(options.max_width)
+
+
+# The screen of `top`
+
+
+async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
+    """Show the daemon at `socket` until q is pressed; one frame if `once`, or if the output is not a terminal.
+
+    Raises DaemonError if it does not answer.
+    """
+    console = make_console()
+    is_single = once or not (as_json or console.is_terminal)
+    async with aclosing(_watch(AdminClient(socket, _ANSWER_LIMIT_S), interval_s)) as moments:
+        if not (is_single or as_json):
+            await _show_until_q(moments, console)
+            return
+        async for moment in moments:
+            if is_single and moment.trouble:
+                raise moment.trouble
+            if not (moment.rates or moment.trouble):
+                continue
+            if as_json:
+                print_json(moment.to_json())
+            else:
+                console.print(draw(moment, console.width))
+            if is_single:
+                return
+
+
+async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
+    """Yield a moment now and after each interval, even while the daemon is down.
+
+    Raises DaemonError if it is down at the start.
+    """
+    page = await in_thread(daemon.status)
+    yield Moment(page)
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            former, page = page, await in_thread(daemon.status)
+        except DaemonError as exn:
+            yield Moment(page, trouble=exn)
+        else:
+            yield Moment(page, rates_between(former, page))
+
+
+async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
+    try:
+        async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
+            with Live(console=console, screen=True, auto_refresh=False) as live, _on_q(partial(limit.reschedule, 0.0)):
+                async for moment in moments:
+                    live.update(draw(moment, console.width, console.height), refresh=True)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
+@contextmanager
+def _on_q(action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` when q is pressed or the terminal hangs up; do nothing if stdin is not a terminal.
+
+    Ctrl-C works as usual.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    former = termios.tcgetattr(fd)
+
+    def pressed() -> None:
+        typed = os.read(fd, _MAX_KEY_BYTES)
+        if not typed or b"q" in typed:
+            action()
+
+    tty.setcbreak(fd)
+    loop.add_reader(fd, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, former)

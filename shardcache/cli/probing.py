@@ -25,11 +25,7 @@ _FAILED, _USAGE, _NO_DAEMON = 1, 2, 3
 
 
 def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Return the health that the daemon reports.
-
-    Args:
-        path: the daemon's socket; None for the default one.
-        limit_s: time limit for each step of the exchange.
+    """Return the health that the daemon reports; `limit_s` limits each step of the exchange.
 
     Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or something else
     answers.

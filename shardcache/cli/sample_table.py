@@ -30,12 +30,8 @@ def write_table(
 ) -> list[ShardRef]:
     """Write the table of the present versions of the shards; return these in its order, each url once.
 
-    The shards pass through the cache, prefetched by the daemon; their indexes are read from there. Raises the errors of
-    a dataset, and MetadataError.
-
-    Args:
-        metadata: the member to keep in the table.
-        tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
+    The shards pass through the cache, prefetched by the daemon; their indexes are read from there. `tell` is called for
+    each shard. Raises the errors of a dataset, and MetadataError.
     """
     choice, reader = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}

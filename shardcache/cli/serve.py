@@ -19,6 +19,9 @@ from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import PrivatePlace
+from shardcache.protocol import socket_path
+from shardcache.redact import HIDDEN, redact
+from shardcache.units import size
 from shardcache.unix_socket import connected, credentials
 
 if TYPE_CHECKING:
@@ -199,8 +202,6 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
 
 
 def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
-    from shardcache.protocol import socket_path
-
     for name in type(settings).model_fields:
         value = socket_path(settings.socket) if name == "socket" else getattr(settings, name)
         is_set = name in settings.model_fields_set
@@ -213,7 +214,6 @@ def _json(value: object) -> Any:
     from pydantic import BaseModel
 
     from shardcache.config import AllowRule, Amount
-    from shardcache.redact import redact
 
     match value:
         case Amount():
@@ -234,8 +234,6 @@ def _json(value: object) -> Any:
 
 def _hidden(value: object) -> Any:
     """Return storage options without their values: any may be a password or a key."""
-    from shardcache.redact import HIDDEN
-
     if isinstance(value, dict):
         return {name: _hidden(inner) for name, inner in value.items()}
     return value if isinstance(value, bool) else HIDDEN
@@ -261,8 +259,6 @@ def _print_options(rows: list[Json], unknown: list[Json]) -> None:
 
 def _texts(value: Any, field: FieldInfo) -> list[str]:
     """Return a value as people write it, one line per table."""
-    from shardcache.units import size
-
     match value:
         case None | []:
             return [(field.description or "").partition("[default: ")[2].rstrip("]") or "none"]

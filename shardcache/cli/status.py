@@ -63,7 +63,7 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     """
     import asyncio
 
-    from shardcache.cli.live import show_node
+    from shardcache.cli.page import show_node
 
     asyncio.run(show_node(interval_s, once, as_json, socket))
 

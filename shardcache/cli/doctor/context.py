@@ -23,25 +23,15 @@ _OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        state: `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail.
-        check: stable name, `family.check`; empty until `named`.
-        found: the observation, a phrase without a full stop.
-        cause: the reason, or the consequence.
-        remedy: the command, or else advice, that fixes it.
-        subject: the url concerned; empty for the node.
-        figures: measurements, with the unit in each name.
-    """
-
-    check: str
-    state: str
-    found: str
-    cause: str = ""
-    remedy: str = ""
-    subject: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    check: str  # stable name, `family.check`; empty until `named`
+    state: str  # `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail
+    found: str  # the observation, a phrase without a full stop
+    cause: str = ""  # the reason, or the consequence
+    remedy: str = ""  # the command, or else advice, that fixes it
+    subject: str = ""  # the url concerned; empty for the node
+    figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
 
     def to_json(self) -> dict[str, Any]:
         """Return every field by name."""
@@ -71,31 +61,20 @@ def of_error(error: ShardcacheError, cause: str = "") -> Finding:
 
 
 class Context:
-    """The context that all checks share.
-
-    Attributes:
-        flags: options given on the command line.
-        config: the config file that is, or would be, read.
-        settings: options from flags, environment and file; None if they are invalid, which is `config_error`.
-        socket: path at which the daemon is expected.
-        status: status page of the daemon there; None if none answers, for the reason `daemon_error`.
-        uid: id of the user that the daemon runs as; None if unknown.
-        pid: the daemon's process id; None if it is not visible from this PID namespace.
-        urls: urls to probe.
-        quick: True to skip measurements.
-    """
+    """The context that all checks share: options from the command line, and what these and the daemon tell."""
 
     def __init__(
         self, flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False
     ) -> None:
         """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
-        self.flags, self.config, self.urls, self.quick = flags, config_file(config), urls, quick
-        self.settings: Settings | None = None
-        self.status: Mapping[str, Any] | None = None
+        self.flags, self.urls, self.quick = flags, urls, quick
+        self.config = config_file(config)  # the file that is, or would be, read
+        self.settings: Settings | None = None  # from flags, environment and file; None if they are invalid
         self.config_error: ConfigError | None = None
+        self.status: Mapping[str, Any] | None = None  # page of the daemon at `socket`; None if none answers
         self.daemon_error: ShardcacheError | None = None
-        self.uid: int | None = None
-        self.pid: int | None = None
+        self.uid: int | None = None  # of the user that the daemon runs as
+        self.pid: int | None = None  # of the daemon; None if it is not visible from this PID namespace
         try:
             self.settings = Settings.load(flags, config)
         except ConfigError as exn:

@@ -336,11 +336,7 @@ def _who_may(path: Path) -> str:
 
 
 def _barrier(path: Path, mode: int) -> Path | None:
-    """Return the folder on the way, or the path itself, that the current user may not access; None if there is none.
-
-    Args:
-        mode: access mode of `os.access` for the path itself.
-    """
+    """Return the folder on the way, or the path itself, that the current user may not access in a mode of os.access."""
     closed = (folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK))
     return next(closed, None if os.access(path, mode) else path)
 

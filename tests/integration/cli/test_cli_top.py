@@ -7,14 +7,12 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon
-from support.shards.tars import write_shards
 
 LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
 INTERVAL = "0.1"
@@ -51,23 +49,6 @@ def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
     page = shardcache("top", "--once", "--json", "--interval", INTERVAL, socket=daemon.socket).json
     assert page["pid"] == daemon.pid and page["cache"]["dir"] == str(daemon.cache_dir)
     assert page["rates"]["interval_s"] > 0 and page["rates"]["origin_bytes_per_s"] == 0
-
-
-def test_lines_of_top_add_up_to_what_a_warm_fetches(daemon: Daemon, tmp_path: Path) -> None:
-    """The rates of all lines, times their intervals, are the bytes that came."""
-    (tmp_path / "store").mkdir()
-    shards = write_shards(tmp_path / "store", 3, samples_per_shard=10)
-    size_bytes = sum(path.stat().st_size for path in shards)
-    with lines_of(daemon) as lines:
-        next(lines)
-        assert shardcache("warm", *(f"file://{path}" for path in shards), socket=daemon.socket).code == 0
-        came_bytes = 0.0
-        for line in lines:
-            rates = line["rates"]
-            came_bytes += rates["origin_bytes_per_s"] * rates["interval_s"]
-            if came_bytes > size_bytes * 0.9:
-                break
-    assert came_bytes == pytest.approx(size_bytes, rel=0.01)
 
 
 def test_lines_resume_after_a_restart(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from shardcache.cli.page import Moment, ahead, draw, needed_in, rates_between, share
+from shardcache.cli.page import Moment, ahead, draw, rates_between, share
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]
@@ -18,33 +18,17 @@ COUNTERS = ("origin_bytes", "origin_requests", "hits", "misses", "evictions", "r
 
 def job(name: str = "resnet", **facts: object) -> Page:
     """Return a job that reads well, but for these facts."""
-    calm = {
-        "uid": 0,
-        "sessions": 2,
-        "shards_planned": 100,
-        "shards_done": 40,
-        "shards_per_s": 2.0,
-        "ahead_s": 60.0,
-        "waited_s": 0.0,
-        "waited": {"network_s": 0.0, "disk_s": 0.0, "space_s": 0.0},
-        "waiting": 0,
-        "waiting_for": None,
-    }
+    reads = {"uid": 0, "sessions": 2, "shards_planned": 100, "shards_done": 40, "shards_per_s": 2.0, "ahead_s": 60.0}
+    waits = {"waited_s": 0.0, "waited": dict.fromkeys(("network_s", "disk_s", "space_s"), 0.0)}
+    calm = reads | waits | {"waiting": 0, "waiting_for": None}
     return {"name": name} | calm | facts
 
 
 def transfer(url: str, **facts: object) -> Page:
     """Return a transfer that is planned, but for these facts."""
-    planned = {
-        "done_bytes": 10**6,
-        "total_bytes": 4 * 10**6,
-        "class": "planned",
-        "stage": "downloading from the object store",
-        "waiters": 0,
-        "rate_bytes_per_s": 10**6,
-        "needed_in_s": 30.0,
-    }
-    return {"url": url} | planned | facts
+    done = {"done_bytes": 10**6, "total_bytes": 4 * 10**6, "rate_bytes_per_s": 10**6}
+    planned = {"class": "planned", "stage": "downloading from the object store", "waiters": 0, "needed_in_s": 30.0}
+    return {"url": url} | done | planned | facts
 
 
 def page(uptime_s: float = 100.0, pid: int = 42, **changes: Any) -> Page:
@@ -105,8 +89,8 @@ def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) 
     assert rates is not None and rates["jobs"] == [{"name": "resnet", "uid": 0, "waiting_share": share}]
 
 
-@pytest.mark.parametrize("former", [None, page(99.0, pid=41), page(100.0), page(101.0)])
-def test_pages_of_two_daemons_have_no_rates(former: Page | None) -> None:
+@pytest.mark.parametrize("former", [page(99.0, pid=41), page(100.0), page(101.0)])
+def test_pages_of_two_daemons_have_no_rates(former: Page) -> None:
     """After a restart, counters start from zero: no negative rates."""
     assert rates_between(former, page(100.0)) is None
 
@@ -211,18 +195,14 @@ def test_colour_shows_how_far_ahead_a_job_is(facts: Page, text: str, colour: str
     assert (found.plain, found.style) == (text, colour)
 
 
-@pytest.mark.parametrize(("needed_in_s", "text"), [(None, ""), (-1.0, "now"), (0.0, "now"), (2.5, "2.5 s")])
-def test_transfer_shows_when_it_is_needed(needed_in_s: float | None, text: str) -> None:
-    """Nothing where nobody plans it; what is late is needed now."""
-    assert needed_in(transfer("s3://b/a.tar", needed_in_s=needed_in_s)) == text
-
-
 def test_transfers_show_how_far_they_are() -> None:
-    """Rate and time of need; without a known size there is no bar and no end."""
+    """Rate and time of need, which is now for what is late; without a known size there is no bar and no end."""
     unknown = {"done_bytes": 0, "total_bytes": None, "class": "waiting", "waiters": 1, "needed_in_s": None}
     shown = page(transfers=[transfer("s3://b/a.tar", waiters=2), transfer("s3://b/b.tar", **unknown)])
+    late = page(transfers=[transfer("s3://b/c.tar", needed_in_s=-1.0)])
     assert line("s3://b/a.tar", shown).endswith("1.0 MB of 4.0 MB 1.0 MB/s planned 30.0 s 2")
     assert line("s3://b/b.tar", shown) == "s3://b/b.tar 0 Bytes of ? 1.0 MB/s waiting 1"
+    assert line("s3://b/c.tar", late).endswith(" planned now 0")
 
 
 def test_most_urgent_rows_come_first() -> None:
