@@ -67,13 +67,9 @@ class MetadataMember:
 
 
 def read_metadata(tables: Tables, tar: TarBytes, member: MetadataMember, url: str) -> Iterator[Metadata | None]:
-    """Yield the metadata of each sample of a shard; None for samples that lack the member.
+    """Yield the metadata of each sample of a shard; None for samples that lack the member. Only members are read.
 
-    Args:
-        tar: the bytes of the tar, of which only these members are read.
-        url: url for error messages.
-
-    Raises MetadataError for a member that is not a JSON object, or too large.
+    Raises MetadataError, with `url`, for a member that is not a JSON object, or too large.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if (start, end) == (0, 0):
@@ -133,8 +129,7 @@ def rows_of(
 ) -> Iterator[Row]:
     """Yield the rows of a shard, each of at most `max_samples` samples; a shard without samples has one row, too.
 
-    Args:
-        metadata: of each sample, None for one without; or None for a table without metadata.
+    `metadata` is that of each sample, None for one without; or None for a table without metadata.
     """
     samples = len(tables.member_ends)
     step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
@@ -218,12 +213,9 @@ class TokenRuns:
 def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
     """Return the tokens of a shard: the arrays in one member of each sample, put end to end in the order of the tar.
 
-    Args:
-        tar: the bytes of the tar, of which only the headers of `.npy` files are read.
-        url: url for error messages.
-
-    Raises TokensError for a sample that is unusable, a member that is not an array of tokens with one
-    dimension, or members of different types: a shard without some of its tokens would give other blocks.
+    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a sample that is
+    unusable, a member that is not an array of tokens with one dimension, or members of different types: a shard without
+    some of its tokens would give other blocks.
     """
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)

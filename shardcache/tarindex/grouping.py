@@ -27,12 +27,7 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     (`split_lines`). A sample with two members of the same extension, for which WebDataset raises, and one with a sparse
     member, whose content is not contiguous, are recorded as faults; the other samples stay usable.
 
-    Args:
-        url: url for error messages.
-        require_end: reject a tar without an end-of-archive block.
-        ignore_trailing_data: accept a tar with data after that block.
-
-    Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` raises.
+    Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` with these options raises.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -91,18 +91,20 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
         first = last
 
 
+def _u64() -> "array[int]":
+    return array("Q")
+
+
 @dataclass(slots=True)
 class Samples:
     """The samples of one tar, as flat tables."""
 
-    starts: "array[int]" = field(default_factory=lambda: array("Q"))  # of each member, offset in the tar, in bytes
-    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # of each member, likewise, exclusive
+    starts: "array[int]" = field(default_factory=_u64)  # of each member, offset in the tar, in bytes
+    ends: "array[int]" = field(default_factory=_u64)  # of each member, likewise, exclusive
     extension_ids: "array[int]" = field(default_factory=lambda: array("I"))  # of each member, its index in `extensions`
-    member_ends: "array[int]" = field(
-        default_factory=lambda: array("Q")
-    )  # of each complete sample's members, exclusive
+    member_ends: "array[int]" = field(default_factory=_u64)  # of each complete sample's members, exclusive
     keys: bytearray = field(default_factory=bytearray)  # all of them, concatenated
-    key_ends: "array[int]" = field(default_factory=lambda: array("Q"))  # of each key
+    key_ends: "array[int]" = field(default_factory=_u64)  # of each key
     extensions: list[str] = field(default_factory=list)  # lower-cased, each once, in order of appearance
     faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)  # sample → its fault, the extension's index
 
@@ -144,10 +146,7 @@ class _Counts(NamedTuple):
 def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
     """Write a sidecar and sync it to disk, unless it would exceed `limit_bytes`; return its size. Blocks.
 
-    Args:
-        header: the header that `read_header` will return; its `size_bytes` is the size of the tar.
-
-    Raises OSError if the file cannot be written.
+    The `size_bytes` of `header` is the size of the tar. Raises OSError if the file cannot be written.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]

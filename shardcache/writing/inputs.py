@@ -41,10 +41,8 @@ class WriteOptions:
 def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
     """Return the input of these files, folders or one dataset. Blocks: folders are listed.
 
-    Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files stands for these.
-
-    Args:
-        scratch: folder for listings, which has to stay while the input is read.
+    Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files stands for these. The
+    folder `scratch`, for listings, has to stay while the input is read.
 
     Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError; MissingPackageError.
     """

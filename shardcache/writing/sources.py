@@ -139,11 +139,9 @@ def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, clas
 
     A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
     folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;
-    hidden files and folders are left out. Memory: 16 bytes per sample.
-
-    Args:
-        scratch: an empty folder for the listing, which has to stay.
-        classes: add a member `cls` to each sample: the number of its folder among all first-level folders, sorted.
+    hidden files and folders are left out. With `classes`, each sample gets a member `cls`: the number of its folder
+    among all first-level folders, sorted. The listing, in the folder `scratch`, has to stay. Memory: 16 bytes per
+    sample.
 
     Raises ConfigError for folders of one name, a sample below no class, a loop of links; InputError.
     """

@@ -156,13 +156,10 @@ class _Table(ABC):
     """Rows in blocks; a position is (place of the block, row in it). A sample's key is its row's number.
 
     With a seed, the blocks come in random order, and the rows of each, too; each is then in memory as a whole.
-
-    Args:
-        blocks: the numbers of the rows of each.
     """
 
     def __init__(self, blocks: list[range], seed: int | None) -> None:
-        self._blocks = blocks
+        self._blocks = blocks  # the numbers of the rows of each
         self._seed = seed
         if seed is not None:
             random.Random(seed).shuffle(self._blocks)
@@ -249,11 +246,7 @@ def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
 
 
 class HuggingFace(_Table):
-    """The rows of one split of a dataset, read from mapped Arrow files.
-
-    Args:
-        name: folder of a dataset written by `save_to_disk`, or `hf:` and a name on the hub.
-    """
+    """The rows of one split of a dataset, in a folder by `save_to_disk` or on the hub, read from mapped Arrow files."""
 
     def __init__(self, name: str, split: str | None, columns: Mapping[str, str], seed: int | None) -> None:
         found = _loaded(name, split)

@@ -31,10 +31,9 @@ _CONNECTIONS = 8
 
 
 class ShardFile:
-    """A local tar that grows by samples; replaces an older file. Raises DiskError if it cannot be written.
+    """A local tar that grows by samples, and counts their tokens; replaces an older file.
 
-    Args:
-        member: the member whose tokens to count.
+    Raises DiskError if it cannot be written.
     """
 
     def __init__(self, path: Path, member: TokenMember | None = None) -> None:
@@ -86,10 +85,6 @@ class Destination:
     """A folder or prefix of an object store; an asynchronous context manager.
 
     Every object appears under its name whole or not at all.
-
-    Args:
-        url: the folder: a path or a url, relative paths included.
-        tables: `[[origin]]` tables for its access.
 
     Raises ConfigError for a url that is malformed, or cannot be written to.
     """
