@@ -3,7 +3,7 @@
 import http.client
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port
-from support.programs.daemon import Daemon, UnixConnection
+from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
@@ -170,12 +170,3 @@ def test_a_stopping_daemon_ends_the_streams(tmp_path: Path) -> None:
         with pytest.raises((OSError, http.client.HTTPException)):
             Page(events).until(lambda: False)
     assert "Traceback" not in daemon.tail(100)
-
-
-def test_the_socket_serves_the_page(daemon: Daemon) -> None:
-    """For `shardcache dashboard`, with the same headers: there, nobody else adds them."""
-    with closing(UnixConnection(daemon.socket)) as connection:
-        connection.request("GET", "/")
-        page = connection.getresponse()
-        assert page.read().startswith(b"<!doctype html>")
-    assert "default-src 'self'" in page.headers["Content-Security-Policy"]

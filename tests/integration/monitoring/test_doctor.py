@@ -286,35 +286,36 @@ async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> N
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)
 
 
-@pytest.mark.parametrize("daemons_are_right", [True, False], ids=["right", "wrong"])
-async def test_stores_of_a_running_daemon_are_tried_with_its_credentials(
-    daemons_are_right: bool, seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_stores_of_cached_shards_are_tried_with_the_daemons_credentials(
+    seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With good keys it passes next to a user whose keys are wrong; wrong ones are named by their source, unshown."""
-    url = seaweedfs.put("a.tar", BODY)
-    daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
-    secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}
-    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}, spawn=spawn):
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secrets[users])
-        found = await stores(tmp_path, url)
-    assert works(found["origin.reach"]) is daemons_are_right
-    assert "the daemon's, run as" in found["origin.credentials"].found
-    if not daemons_are_right:
-        assert "access_denied" in found["origin.reach"].cause and "AWS_PROFILE" in found["origin.reach"].remedy
-        assert found["origin.reach"].remedy.startswith("give the daemon credentials")
-    shown = json.dumps([finding.to_json() for finding in found.values()])
-    assert not any(secret in shown for secret in (*secrets.values(), os.environ["AWS_ACCESS_KEY_ID"]))
+    """Without a url, stores of tables are tried, but for those of a whole protocol, and those of cached shards.
 
-
-async def test_stores_of_cached_shards_are_tried(moto: Bucket, tmp_path: Path) -> None:
-    """Without a url, stores of tables are tried, but for those of a whole protocol, and those of cached shards."""
-    cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
-    table = f'[[origin]]\nmatch = "{moto.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
-    with Daemon(tmp_path, spawn=spawn) as daemon:
-        assert (await stores(tmp_path, config=table))["origin.reach"].subject == f"{moto.url}/below/"
+    That passes for a user whose own keys are wrong.
+    """
+    cached, _ = seaweedfs.put("cached/a.tar", make_tar(random_samples(2))), seaweedfs.put("below/b.tar", BODY)
+    table = f'[[origin]]\nmatch = "{seaweedfs.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
+    with Daemon(tmp_path, env=seaweedfs.env(), spawn=spawn) as daemon:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+        assert (await stores(tmp_path, config=table))["origin.reach"].subject == f"{seaweedfs.url}/below/"
         daemon.request("POST", "/v1/warm", {"urls": [cached]})
         found = await stores(tmp_path, config=table)
     assert works(found["origin.reach"]) and found["origin.reach"].subject == cached
+    assert "the daemon's, run as" in found["origin.credentials"].found
+
+
+async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(seaweedfs: Bucket, tmp_path: Path) -> None:
+    """They fail next to a user whose own are right; their source is named, and what to do."""
+    url = seaweedfs.put("a.tar", BODY)
+    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, spawn=spawn):
+        found = await stores(tmp_path, url)
+    assert "the daemon's, run as" in found["origin.credentials"].found
+    assert found["origin.reach"].state == "failed" and "access_denied" in found["origin.reach"].cause
+    assert found["origin.reach"].remedy.startswith("give the daemon credentials")
+    assert "AWS_PROFILE" in found["origin.reach"].remedy
+    shown = json.dumps([finding.to_json() for finding in found.values()])
+    secrets = ("wrong-secret", os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_ACCESS_KEY_ID"])
+    assert not any(secret in shown for secret in secrets)
 
 
 async def test_missing_credentials_name_the_whole_chain(

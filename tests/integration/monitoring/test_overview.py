@@ -141,19 +141,14 @@ def test_an_epoch_is_one_line_however_many_workers_read_it(daemon: Daemon, urls:
     assert {line["worker"] for line in connected} == {0, 1} and {line["level"] for line in connected} == {"debug"}
 
 
-def test_another_plan_in_an_epoch_is_no_line(daemon: Daemon, urls: list[str]) -> None:
-    """A reader that replaces skipped samples declares the rest of its epoch again."""
+def test_an_epoch_that_goes_on_and_a_process_that_reads_nothing_are_no_lines(daemon: Daemon, urls: list[str]) -> None:
+    """A reader that replaces skipped samples declares the rest again; a connection that resolves urls is at debug."""
     with RawSession(daemon, job="again") as session:
         session.plan(urls, [0, 1])
         session.plan(urls, [2])
-    assert epochs(daemon, "again") == [0]
-
-
-def test_a_process_that_reads_nothing_is_no_line(daemon: Daemon, urls: list[str]) -> None:
-    """A connection that only resolves urls is at debug."""
     with RawSession(daemon, job="looks", pid=4711) as session:
         assert session.ask("resolve", urls=urls)["type"] == "manifest"
-    assert epochs(daemon, "looks") == []
+    assert (epochs(daemon, "again"), epochs(daemon, "looks")) == ([0], [])
     assert [line["pid"] for line in lines(daemon, "looks", "reader connected")] == [4711]
 
 

@@ -249,7 +249,6 @@ SPELLINGS = {
     "/a%2Fb%7E/~x.tar?X-Amz-Credential=k%2F20%7e&sig=a%2Bb%3d&x=%2f'()*": None,
     "/a.tar?sig=a+b/c==&y=$!,;:@": None,
     "//a//b/./c.tar?&&a=1&": None,
-    "/~a;b/../c.tar?x": None,
     "/caf\xe9 b.tar?100%&x=%": "/caf%C3%A9%20b.tar?100%25&x=%25",
 }
 
@@ -268,7 +267,7 @@ async def test_users_url_is_sent_as_it_is_spelt(spelling: str, params: dict[str,
 
 
 # Of a listing's numbers, botocore takes care: signs and underscores are harmless there.
-ABSURD = ["9" * 5000, "9" * 19, "-5", "0x10", "\xb2", "", "+5", "5_0", "5, 5"]
+ABSURD = ["9" * 400, "9" * 5000, "9" * 19, "-5", "0x10", "\xb2", "", "+5", "5_0", "5, 5"]
 PLACES = {
     "length": ("http", lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK")),
     "range": ("http", lambda number: answer(b"a", f"Content-Range: bytes 0-0/{number}")),
@@ -303,11 +302,12 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
         use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
         url = server.url() if scheme == "http" else "s3://bucket/a/"
         origin = origins.origin(url)
-        for number in ABSURD[:6] if place == "listing" else ABSURD:
+        for number in ABSURD[:7] if place == "listing" else ABSURD:
             server.data = reply(number)
             with pytest.raises(OriginError) as failed:
                 await (origin.list_prefix(url, nothing) if place == "listing" else origin.stat(url))
             assert "refused" not in failed.value.message
+        assert len(server.heads) >= len(ABSURD[:7])
 
 
 async def test_error_escapes_and_cuts_what_a_server_sent(origins: Origins) -> None:

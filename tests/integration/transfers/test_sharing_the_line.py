@@ -90,6 +90,22 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, ga
     assert gauged.refused == 6
 
 
+async def test_a_job_with_many_workers_gets_no_more_than_one_with_few(rig: Rig, gauged: GaugedS3) -> None:
+    """64 waiting readers of one job and, later, 2 of another: while both want it, each has half of the requests."""
+    rig.downloader = rig.make(max_connections=4, shard_connections=2)
+    names = [f"many-{number}" for number in range(64)] + [f"few-{number}" for number in range(2)]
+    objects = [await rig.stat(gauged.put(name, 8 * PART)) for name in names]
+    gauged.requests.clear()
+    async with asyncio.TaskGroup() as group:
+        for since_s, (name, obj) in enumerate(zip(names, objects, strict=True)):
+            group.create_task(rig.download(obj, Priority(WAITING, float(since_s), name.partition("-")[0])))
+    keys = [key.partition("-")[0] for key, _ in gauged.requests]
+    until_few_are_done = keys[: len(keys) - keys[::-1].index("few")]
+    assert until_few_are_done.count("few") == 16
+    # Those that were under way when the others came, and those of the moment between two parts.
+    assert until_few_are_done.count("many") <= 16 + 8
+
+
 async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:
     """At no moment more bytes than the rate allows, but for what a burst and the kernel hold at the most."""
     rate, size = 4 * MIB, 6 * MIB

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -154,30 +155,33 @@ def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str,
     assert shards(tmp_path / "packed-out") == shards(tmp_path / "plain-out")
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_damaged_compressed_lines_are_errors(tmp_path: Path, codec: str) -> None:
-    """Cut short, or not compressed as their name says; no index is written."""
-    data = CODECS[codec](b'{"text": "a"}\n' * 1_000)
-    for number, (bad, reason) in enumerate([(data[:-4], "ends early"), (b"{}\n{}\n", "cannot be decompressed")]):
-        path, out = tmp_path / f"{number}.jsonl{codec}", tmp_path / f"out-{number}"
-        path.write_bytes(bad)
-        ran = shardcache("write", path, out, *SIZE, "--json")
-        assert ran.code == FAILED
-        assert (ran.json["error"]["code"], ran.json["error"]["url"]) == ("input", str(path))
-        assert reason in ran.json["error"]["message"]
-        assert not (out / "index.json").exists()
+LINES = b'{"text": "a"}\n' * 1_234
+UNUSABLE: dict[str, tuple[str, bytes, str]] = {
+    **{f"{codec}, cut short": (f"a.jsonl{codec}", pack(LINES)[:-4], "ends early") for codec, pack in CODECS.items()},
+    **{f"{codec} in name alone": (f"a.jsonl{codec}", LINES, "cannot be decompressed") for codec in CODECS},
+    "no JSON": (
+        "a.jsonl",
+        LINES + b"{",
+        "line 1,234, .* it is not JSON",
+    ),
+    "no such field": ("a.jsonl", LINES + b'{"a": 1}', "line 1,234, .* no field 'text'"),
+    "a field of another type": ("a.jsonl", LINES + b'{"text": 1}', "line 1,234, .* not a text"),
+    "a number for a line": ("a.jsonl", LINES + b"7", "line 1,234, .* no field"),
+    "no parquet": ("a.parquet", LINES, "not a readable parquet file"),
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [("{", "not JSON"), ('{"a": 1}', "no field 'text'"), ('{"text": 1}', "not a text"), ("7", "no field")],
-)
-def test_a_line_without_the_field_is_named(tmp_path: Path, line: str, reason: str) -> None:
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
     """The error has file, line and reason; no index is written, so that nobody takes the shards for all."""
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 1_234 + line)
-    ran = shardcache("write", tmp_path / "a.jsonl", tmp_path / "out", "--field", "text", "--json")
-    assert ran.code == FAILED and ran.json["error"]["code"] == "input"
-    assert "line 1,234" in ran.err and reason in ran.err and "a.jsonl" in ran.err
+    file, data, reason = UNUSABLE[name]
+    (tmp_path / file).write_bytes(data)
+    flags = ("--field", "text") if file.endswith(".jsonl") else ()
+    ran = shardcache("write", tmp_path / file, tmp_path / "out", "--json", *SIZE, *flags)
+    assert ran.code == FAILED
+    error = ran.json["error"]
+    assert (error["code"], error["url"]) == ("input", str(tmp_path / file))
+    assert re.search(reason, error["message"]), error
     assert not (tmp_path / "out" / "index.json").exists()
 
 
@@ -398,15 +402,6 @@ def test_rows_are_shuffled_by_a_seed(parquet: Path, tmp_path: Path) -> None:
     found = samples(tmp_path / "a")
     assert found == EXPECTED and list(found) != list(EXPECTED)
     assert [int(key) // 10 for key in found] != sorted(int(key) // 10 for key in found)
-
-
-def test_a_damaged_file_is_named(parquet: Path, tmp_path: Path) -> None:
-    """A parquet file that was cut short is an error with its path, and no index is written."""
-    damaged = parquet / "part-1.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-100])
-    ran = shardcache("write", parquet, tmp_path / "out", "--json")
-    assert ran.code == FAILED and ran.json["error"]["code"] == "input" and "part-1.parquet" in ran.err
-    assert not (tmp_path / "out" / "index.json").exists()
 
 
 def test_a_saved_dataset_becomes_samples(tmp_path: Path) -> None:

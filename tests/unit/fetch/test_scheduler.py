@@ -121,19 +121,30 @@ async def test_priorities_are_asked_for_again() -> None:
 
 
 async def test_a_cancelled_waiter_costs_no_slot() -> None:
-    """Cancelled in the queue, or in the moment before or after it is given the slot, it leaves the slot to the next."""
+    """Cancelled in the queue, or in the very moment it was given the slot, it leaves the slot to the next."""
     users = Users(1)
-    for name in ("held", "queued", "granted", "cancelled", "next"):
+    for name in ("held", "queued", "granted", "next"):
         await users.start(name, PLANNED)
     await users.cancel("queued")
     users._ends["held"].set_result(None)
     await asyncio.sleep(0)  # "held" lets go and "granted" has its turn, but did not run yet
-    users._tasks["cancelled"].cancel()  # it has not left the queue yet
     await users.cancel("granted")
     assert users.order == ["held", "next"]
     await users.finish("next")
     async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
         pass
+
+
+async def test_a_slot_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    """It was cancelled in the moment before, and has not left the queue yet."""
+    users = Users(1)
+    for name in ("held", "cancelled", "next"):
+        await users.start(name, PLANNED)
+    users._ends["held"].set_result(None)
+    users._tasks["cancelled"].cancel()
+    await users._tasks["held"]
+    await turns()
+    assert users.order == ["held", "next"]
 
 
 async def test_waiting_clients_hold_equally_many_slots() -> None:
@@ -231,7 +242,6 @@ async def test_a_paused_part_may_end() -> None:
     assert users.holding == {"next"}
 
 
-@still
 async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
     """Though there are slots, they pause until the first part has arrived; those of other origins continue."""
     users = Users(8)
@@ -263,7 +273,6 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
     assert users.holding == {"part", *planned}
 
 
-@still
 async def test_parts_of_a_claim_that_is_alone_only_saturate_the_link() -> None:
     """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
     users = Users(16)

@@ -1,10 +1,131 @@
-"""The documents and the table of promises name tests that exist."""
+"""The documents: commands and code are what the programs take; they and the table of promises name tests that exist."""
 
+import ast
+import inspect
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
+from shardcache.cli.main import app
+from shardcache.config import OriginTable, Settings
+from shardcache_client import ShardDataset
+
 ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
+_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_SHELL = {"sh", "bash", "console", "shell"}
+_ENDS = {"|", "||", "&", "&&", ";", ">", "<", "2>", ">>"}
+# What comes before the word where it names a package, a user, a unit or a namespace.
+_NOT_RUN = re.compile(r"^-(?!-$)|install|namespace|secret|restart|status|stop|start|enable|daemonset|upgrade|user")
+
+
+def blocks(page: str, *languages: str) -> Iterator[str]:
+    """Yield the fenced blocks in some languages."""
+    yield from (body for language, body in _FENCED.findall(page) if language in languages)
+
+
+def lines_to_type(page: str) -> Iterator[str]:
+    """Yield what may be a command line: lines of shell blocks, indented lines, and code within sentences."""
+    prose = _FENCED.sub("", page)
+    typed = [*blocks(page, *_SHELL), *(_INDENTED.findall(prose)), *_INLINE.findall(_INDENTED.sub("", prose))]
+    for block in typed:
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """Yield the arguments of each call of `shardcache` in a line."""
+    try:
+        words = shlex.split(line.strip().removeprefix("$ "), comments=True)
+    except ValueError:  # a quotation mark of English
+        return
+    for place, word in enumerate(words):
+        before = words[place - 1] if place else ""
+        if (word == "shardcache" or word.endswith("bin/shardcache")) and not _NOT_RUN.search(before):
+            rest = words[place + 1 :]
+            end = next((at for at, each in enumerate(rest) if each in _ENDS), len(rest))
+            yield [each.rstrip(";") for each in rest[:end]]
+
+
+def complaint(args: list[str]) -> str:
+    """Return what click has against arguments of `shardcache`; "" for nothing."""
+    name, *rest = args
+    if name not in app.commands:
+        return "" if name.startswith("-") or not re.fullmatch(r"[a-z]+", name) else "no such command"
+    command: click.Command = app.commands[name]
+    if isinstance(command, click.Group):
+        below = command.commands.get(rest[0] if rest else "")
+        if below is None:
+            return "no such command" if rest else ""
+        command, rest = below, rest[1:]
+    context = click.Context(command, info_name=name, parent=click.Context(app), **command.context_settings)
+    try:
+        command.make_parser(context).parse_args(rest)
+    except click.NoSuchOption as exn:
+        return exn.format_message()
+    except click.BadOptionUsage:  # an option named in a sentence, without its value
+        return ""
+    return ""
+
+
+def test_commands_take_what_the_documents_give_them() -> None:
+    """Every `shardcache COMMAND --option` in README and docs is one that the command line knows."""
+    told = [(page.name, args) for page in PAGES for line in lines_to_type(page.read_text()) for args in commands(line)]
+    calls = [(page, args) for page, args in told if args]
+    assert len(calls) > 80
+    assert [(page, " ".join(args), wrong) for page, args in calls if (wrong := complaint(args))] == []
+
+
+def test_extras_of_the_documents_exist() -> None:
+    """Every `pip install` of this project names extras that it has."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    named = [found for page in PAGES for found in re.findall(r"(?:'\.|shardcache)\[([\w,]+)\]", page.read_text())]
+    assert len(named) > 5 and {extra for found in named for extra in found.split(",")} - extras == set()
+
+
+def test_variables_of_the_documents_exist() -> None:
+    """No document names a SHARDCACHE_ variable that nothing reads."""
+    known = {f"SHARDCACHE_{name.upper()}" for name in Settings.model_fields}
+    known |= {"SHARDCACHE_CONFIG", "SHARDCACHE_JOB", "SHARDCACHE_DIRECT_DIR", "SHARDCACHE_TUNE_MALLOC"}
+    named = {name for page in PAGES for name in re.findall(r"\bSHARDCACHE_[A-Z_]*[A-Z]\b", page.read_text())}
+    assert named - known == set()
+
+
+def test_config_files_of_the_documents_are_read() -> None:
+    """Every piece of a config file that is shown is TOML, and has keys that the daemon knows."""
+    for page in PAGES:
+        for block in blocks(page.read_text(), "toml"):
+            table = tomllib.loads(block)
+            assert table.keys() - Settings.model_fields.keys() == set(), page.name
+            origins = [OriginTable.model_validate(each) for each in table.get("origin", ())]
+            rules = [each for each in table.get("allow", ()) if isinstance(each, dict)]
+            assert origins or rules or table, page.name
+            assert {key for rule in rules for key in rule} <= {"prefix", "users", "groups"}
+
+
+def test_python_of_the_documents_is_python() -> None:
+    """Every piece of Python parses, and gives the dataset no argument that it does not take."""
+    known = inspect.signature(ShardDataset).parameters.keys()
+    given: list[str] = []
+    for page in PAGES:
+        text = page.read_text()
+        trees = [ast.parse(block) for block in blocks(text, "python")]
+        # In a sentence, `ShardDataset(…, zero_copy=True)` leaves out what does not matter.
+        for tree in trees:
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            given += [
+                kw.arg or "" for call in calls if getattr(call.func, "id", "") == "ShardDataset" for kw in call.keywords
+            ]
+        for sentence in re.findall(r"`ShardDataset\(([^`]*)\)`", text):
+            given += re.findall(r"(\w+)=", sentence)
+    assert len(given) > 15
+    assert set(given) - known == set()
 
 
 def written() -> set[str]:

@@ -1,10 +1,11 @@
-"""The release: its workflow is one that GitHub takes, its checks hold, and one version is written everywhere."""
+"""The release: GitHub takes its workflow, one version is written everywhere, the image's recipe is clean."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,29 @@ def test_one_version_is_written_everywhere() -> None:
     }
     for file, pattern in written.items():
         assert set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)) == {__version__}, file
+
+
+# The Dockerfile
+
+
+def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
+    """hadolint finds no bad habit in the Dockerfile."""
+    hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
+    done = subprocess.run([hadolint, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_copied_files_are_sent_to_the_build() -> None:
+    """Files that the Dockerfile copies from the project exist, and are not left out by .dockerignore."""
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}
+    assert copied == sent and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_has_no_web_server_without_a_target() -> None:
+    """The last stage is the daemon's; only that of the tier installs packages of the distribution."""
+    stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    names = [stage.split()[0] for stage in stages]
+    assert names[-1] == "daemon"
+    assert [name for name, stage in zip(names, stages, strict=True) if "apt-get" in stage] == ["tier"]

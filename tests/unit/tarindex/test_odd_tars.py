@@ -117,34 +117,33 @@ def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_the
     assert isinstance(by_index(path).error, TruncatedShardError)
 
 
-# Errors where webdataset loses data in silence:
+# Errors where webdataset loses data in silence, or reads what shardcache does not: the tar, webdataset's samples, the
+# error and a part of its text
+
+IN_SILENCE: dict[str, tuple[bytes, list[dict[str, object]], type[ShardError], str]] = {
+    "cut between two members": (A + B, [OF_A, OF_B], TruncatedShardError, "without an end-of-archive block"),
+    "cut within a header": (A + B + B_CLS[:100], [OF_A, OF_B], TruncatedShardError, "inside the tar header"),
+    "one wrong byte": (archive(A, B, b"\1" + B_CLS[1:]), [OF_A, OF_B], CorruptShardError, "checksum"),
+    "an extended header of more memory than the daemon has for it": (
+        archive(A, records(("comment", b" " * (17 << 20))), B),
+        [OF_A, OF_B, LAST],
+        CorruptShardError,
+        "an extended header claims",
+    ),
+    "gzip data under a plain name": (gzip.compress(archive(A, B)), [OF_A, OF_B, LAST], NotATarError, ".tar.gz"),
+    **{name: (data, [LAST], TrailingDataError, "data follows") for name, (data, _) in TRAILING_DATA.items()},
+}
 
 
-@pytest.mark.parametrize("end", [b"", B_CLS[:100]], ids=["no end-of-archive block", "cut within a header"])
-def test_a_tar_without_its_end_is_an_error_where_webdataset_stops_in_silence(path: Path, end: bytes) -> None:
-    """To webdataset, a tar that was cut between two members or within a header is a shorter tar."""
-    path.write_bytes(A + B + end)
+@pytest.mark.parametrize("name", IN_SILENCE)
+def test_tars_that_webdataset_reads_in_silence_are_errors(path: Path, name: str) -> None:
+    """Where samples would be missing, or could not be served; a shard's name tells how it is fetched."""
+    data, given, error, text = IN_SILENCE[name]
+    path.write_bytes(data)
     expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == ([OF_A, OF_B], None)
-    assert isinstance(by_index(path).error, TruncatedShardError)
-
-
-@pytest.mark.parametrize("name", TRAILING_DATA)
-def test_data_after_the_end_are_an_error_where_webdataset_stops_in_silence(path: Path, name: str) -> None:
-    """A second tar, or what lies behind a hole, is lost to webdataset; here, what arrives is given, then an error."""
-    path.write_bytes(TRAILING_DATA[name][0])
-    expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == ([LAST], None)
-    assert isinstance(by_index(path).error, TrailingDataError)
-    assert by_arrival(path).samples == []
-
-
-def test_a_damaged_header_is_an_error_where_webdataset_stops_in_silence(path: Path) -> None:
-    """One wrong byte in a header ends the shard for webdataset, also in the middle of a sample."""
-    path.write_bytes(archive(A, B, b"\1" + B_CLS[1:]))
-    expected = by_webdataset(path)
-    assert (bare(expected.samples), expected.error) == ([OF_A, OF_B], None)
-    assert isinstance(by_index(path).error, CorruptShardError)
+    assert (bare(expected.samples), expected.error) == (given, None)
+    found = by_index(path).error
+    assert isinstance(found, error) and text in f"{found.message} {found.remedy}"
 
 
 DAMAGED = {
@@ -174,9 +173,6 @@ def test_a_member_named_bad_is_an_error_where_webdataset_drops_its_sample_in_sil
     assert going_on(by_index, path) == [expected.samples[0], None, expected.samples[1]]
 
 
-# What cannot be served from a mapped file, or by a daemon that must not fill its memory:
-
-
 @pytest.mark.parametrize("name", SPARSE_TARS)
 def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path, name: str) -> None:
     """Its content lies nowhere in one piece; its sample is an error, the others are given."""
@@ -186,22 +182,6 @@ def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path
     assert isinstance(by_index(path).error, SampleError)
     assert going_on(by_index, path) == [None, expected.samples[1]]
     assert going_on(by_arrival, path) == [None]
-
-
-def test_an_extended_header_beyond_16_mib_is_an_error(path: Path) -> None:
-    """webdataset takes whatever size a header claims into memory."""
-    path.write_bytes(archive(A, records(("comment", b" " * (17 << 20))), B))
-    assert bare(by_webdataset(path).samples) == [OF_A, OF_B, LAST]
-    assert isinstance(by_index(path).error, CorruptShardError)
-
-
-def test_compressed_shards_are_recognised_by_their_names_where_webdataset_looks_inside(path: Path) -> None:
-    """gzip data under a plain name is an error that says how to name it: a shard's name tells how it is fetched."""
-    path.write_bytes(gzip.compress(archive(A, B)))
-    assert bare(by_webdataset(path).samples) == [OF_A, OF_B, LAST]
-    error = by_index(path).error
-    assert isinstance(error, NotATarError)
-    assert ".tar.gz" in error.remedy
 
 
 # Read where webdataset does not:
