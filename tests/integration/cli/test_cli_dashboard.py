@@ -26,10 +26,10 @@ stat -c %a "$(dirname "${{1#file://}}")" >> "{told}"
 """
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon without a port."""
-    with Daemon(tmp_path) as running:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon without a port, which the last test stops."""
+    with Daemon(tmp_path_factory.mktemp("d")) as running:
         yield running
 
 
@@ -46,6 +46,21 @@ def dashboard(
             yield json.loads(process.stdout.readline())["url"], process
         finally:
             process.kill()
+
+
+def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path) -> None:
+    """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
+    told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))
+    browser.write_text(BROWSER.format(told=told, copy=copy))
+    browser.chmod(0o755)
+    with dashboard(daemon, env={"BROWSER": str(browser)}) as (url, process):
+        eventually(lambda: told.exists() and len(told.read_text().split()) == 2)
+        address, mode = told.read_text().split()
+        assert url in copy.read_text() and url.partition("#")[2] not in address
+        assert int(mode, 8) & (stat.S_IRWXG | stat.S_IRWXO) == 0
+        process.send_signal(signal.SIGINT)
+        process.wait(GUARD_S)
+    assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
 
 
 def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> None:
@@ -75,18 +90,3 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
         assert http.get(root + LIVE_PATH, timeout=GUARD_S).status_code == 502
         process.send_signal(signal.SIGINT)
         assert process.wait(GUARD_S) == 130
-
-
-def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path) -> None:
-    """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
-    told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))
-    browser.write_text(BROWSER.format(told=told, copy=copy))
-    browser.chmod(0o755)
-    with dashboard(daemon, env={"BROWSER": str(browser)}) as (url, process):
-        eventually(lambda: told.exists() and len(told.read_text().split()) == 2)
-        address, mode = told.read_text().split()
-        assert url in copy.read_text() and url.partition("#")[2] not in address
-        assert int(mode, 8) & (stat.S_IRWXG | stat.S_IRWXO) == 0
-        process.send_signal(signal.SIGINT)
-        process.wait(GUARD_S)
-    assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"

@@ -87,8 +87,7 @@ def test_a_checksum_over_signed_bytes_is_right_too(path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
-@pytest.mark.parametrize("options", [["gnu"], ["pax", "0.0"], ["pax", "0.1"], ["pax", "1.0"]])
-def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Path, options: list[str]) -> None:
+def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Path) -> None:
     """A sparse member's bytes lie nowhere in one piece: its sample says so, those around it are whole."""
     (tmp_path / "1.jpg").write_bytes(b"before")
     with open(tmp_path / "2.bin", "wb") as file:
@@ -96,9 +95,8 @@ def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Pa
             file.seek(piece << 17)
             file.write(b"data")
     (tmp_path / "3.jpg").write_bytes(b"behind")
-    flags = [f"--{name}={value}" for name, value in zip(("format", "sparse-version"), options, strict=False)]
     names = ["1.jpg", "2.bin", "3.jpg"]
-    subprocess.run(["tar", "--sparse", *flags, "-C", tmp_path, "-cf", path, *names], check=True)
+    subprocess.run(["tar", "--sparse", "--format=gnu", "-C", tmp_path, "-cf", path, *names], check=True)
     samples = index_tar(path, URL)
     assert path.stat().st_size < 1 << 20, "tar stored it whole: this filesystem has no holes"
     assert len(samples) == 3
