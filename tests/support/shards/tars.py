@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardcache.store.partial import Codec
+from shardcache.tarindex import index_tar, write
 from shardcache_client import ShardDataset
 
 Sample = Mapping[str, bytes | str]
@@ -66,6 +67,14 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     info.type = kind
     info.linkname = target
     return info
+
+
+def published(path: Path, tar: bytes, url: str) -> tuple[Path, Path]:
+    """Lay a shard and its sidecar down, as the daemon does; return their paths."""
+    index_path = path.with_suffix(".idx")
+    path.write_bytes(tar)
+    write(index_path, {"size_bytes": len(tar)}, index_tar(path, url))
+    return path, index_path
 
 
 def write_shards(

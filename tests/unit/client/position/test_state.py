@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -75,6 +75,7 @@ def saved_loader(*states: ReaderState, steps_since_snapshot: int = 0) -> dict[st
     }
 
 
+@settings(max_examples=50)
 @given(states)
 def test_a_state_goes_through_json(state: ReaderState) -> None:
     """As through any checkpoint: equal after it, whatever the numbers."""
@@ -97,10 +98,15 @@ def test_a_state_is_small() -> None:
         {"place": {"nowhere": 1}},
         {"phases": [{}]},
         {"phases": 5},
+        *(
+            {"phases": [asdict(Phase(TWO_BY_TWO, (1, 1), beyond))]}
+            for beyond in [("-1",) * 4, ("0x",) * 4, ("1_0",) * 4, ("1",) * 2, ("1",) * 5]
+        ),
     ],
+    ids=str,
 )
 def test_invalid_states_are_refused(change: dict[str, Any]) -> None:
-    """One of another format, or one that was damaged, is an error that says so."""
+    """One of another format, or one that was damaged, is an error that says so; as is a phase that no reader wrote."""
     with pytest.raises(ConfigError, match="the state"):
         ReaderState.from_json(state_of(0).to_json() | change)
 
@@ -113,16 +119,6 @@ def test_a_state_that_lacks_something_is_refused() -> None:
     for name in whole:
         with pytest.raises(ConfigError, match="the state"):
             ReaderState.from_json({other: value for other, value in whole.items() if other != name})
-
-
-@pytest.mark.parametrize("beyond", [["-1"] * 4, ["0x"] * 4, ["1_0"] * 4, ["1"] * 2, ["1"] * 5])
-def test_a_phase_that_says_what_no_reader_wrote_is_refused(beyond: list[str]) -> None:
-    """When it is loaded, and not as some other exception when the epoch goes on."""
-    data = json.loads(json.dumps(state_of(0, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
-    assert find_states(data)[0].position.phases
-    data["phases"][0]["beyond"] = beyond
-    with pytest.raises(ConfigError, match="the state is invalid"):
-        find_states(data)
 
 
 def test_states_are_found_wherever_they_lie() -> None:
@@ -243,7 +239,7 @@ def check_states_of_one_rank(cut: Partition, samples: int, loader_batch: int) ->
 def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
     """For each small job, after each number of batches and by the states of each rank."""
     told = check_states_of_one_rank(Partition(4, 3, even, 8), 257, 8)
-    for samples in range(1, 41 if even is None else 15):
+    for samples in [*range(1, 13), *range(13, 41 if even is None else 16, 3)]:
         for cut in (Partition(w, k, even, b) for w in (2, 3, 4) for k in (1, 2, 3) for b in (1, 3, 8)):
             told += check_states_of_one_rank(cut, samples, cut.batch_size)
             if cut.batch_size == 1:
@@ -270,7 +266,7 @@ def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> N
         resume([state], cut, Topology(1, 2, 1, 2), 33)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4)), min_size=2, max_size=6),

@@ -8,28 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, TokensError
-from shardcache.tarindex import index_tar, write
 from shardcache_client import TokenBlocks
 from shardcache_client.files.blocks import View
 from shardcache_client.reading.shards import MappedShard
-from support.shards.tars import Documents, blocks_of, make_tar, npy, token_tar
+from support.shards.tars import Documents, blocks_of, make_tar, npy, published, token_tar
 
 URL = "s3://bucket/text-000000.tar"
 DOCUMENTS: Any = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=8)
 
 
-def published(folder: Path, tar: bytes, blocks: TokenBlocks) -> MappedShard:
+def mapped(folder: Path, tar: bytes, blocks: TokenBlocks) -> MappedShard:
     """Return a tar as a reader has it."""
-    path, index_path = folder / "shard.tar", folder / "shard.idx"
-    path.write_bytes(tar)
-    write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
-    return MappedShard(path, index_path, URL, view=View(blocks=blocks))
+    return MappedShard(*published(folder / "shard.tar", tar, URL), URL, view=View(blocks=blocks))
 
 
+@settings(max_examples=50)
 @given(
     documents=DOCUMENTS,
     length=st.integers(1, 12),
@@ -44,7 +41,7 @@ def test_blocks_are_those_of_the_documents_put_end_to_end(
     blocks = TokenBlocks(length, member="Tok", dtype=dtype, overlap=min(overlap, length - 1), end=end, documents=True)
     expected = blocks_of(documents, length, blocks.overlap, end)
     with TemporaryDirectory() as folder:
-        shard = published(Path(folder), token_tar(documents, extension="tok", dtype=dtype), blocks)
+        shard = mapped(Path(folder), token_tar(documents, extension="tok", dtype=dtype), blocks)
         with closing(shard):
             found = list(shard.samples())
             middle = len(found) // 2
@@ -64,7 +61,7 @@ def test_blocks_are_those_of_the_documents_put_end_to_end(
 
 def test_a_block_is_the_readers_own(tmp_path: Path) -> None:
     """It can be written to, and outlives the shard."""
-    with closing(published(tmp_path, token_tar([[1, 2, 3, 4]]), TokenBlocks(2))) as shard:
+    with closing(mapped(tmp_path, token_tar([[1, 2, 3, 4]]), TokenBlocks(2))) as shard:
         first, second = shard.samples()
     first["tokens"][:] = 9
     assert (first["tokens"].tolist(), second["tokens"].tolist()) == ([9, 9], [3, 4])
@@ -89,7 +86,7 @@ def test_members_that_hold_no_token_array_are_errors(
     """It names the sample: a shard without some of its tokens would give other blocks."""
     tar = make_tar({"__key__": str(number)} | sample for number, sample in enumerate(members))
     with pytest.raises(TokensError, match=re.escape(reason)) as caught:
-        published(tmp_path, tar, TokenBlocks(2))
+        mapped(tmp_path, tar, TokenBlocks(2))
     assert caught.value.url == URL
 
 
@@ -97,12 +94,12 @@ def test_plain_arrays_of_odd_sizes_and_duplicate_members_are_errors(tmp_path: Pa
     """So that nothing is left out in silence."""
     odd = make_tar([{"__key__": "a", "tok": b"12"}, {"__key__": "b", "tok": b"123"}])
     with pytest.raises(TokensError, match="'b' has 3 bytes of tokens, which is not a multiple of 2"):
-        published(tmp_path, odd, TokenBlocks(2, member="tok", dtype="uint16"))
+        mapped(tmp_path, odd, TokenBlocks(2, member="tok", dtype="uint16"))
     twice = make_tar([{"__key__": "a", "npy": npy([1])}, {"__key__": "b", "npy": npy([1]), "NPY": npy([2])}])
     with pytest.raises(TokensError, match="'b' has two members with the extension 'npy'"):
-        published(tmp_path, twice, TokenBlocks(2))
+        mapped(tmp_path, twice, TokenBlocks(2))
     with pytest.raises(ConfigError, match="the end token 65536 is too large for uint16"):
-        published(tmp_path, token_tar([[1]]), TokenBlocks(2, end=65536))
+        mapped(tmp_path, token_tar([[1]]), TokenBlocks(2, end=65536))
 
 
 @pytest.mark.parametrize(

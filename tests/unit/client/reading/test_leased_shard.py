@@ -19,7 +19,6 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.protocol import ShardRef
-from shardcache.tarindex import index_tar, write
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
@@ -31,7 +30,7 @@ from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from support.network.peer import Json, Peer, Script, Step, arriving, begun, granted, refused, scripted
 from support.programs.daemon import eventually
-from support.shards.tars import make_tar, pack, random_samples
+from support.shards.tars import make_tar, pack, published, random_samples
 
 READER = ReaderIdentity("job")
 URLS = tuple(f"s3://bucket/{number}.tar" for number in range(2))
@@ -66,9 +65,7 @@ class Folder:
 
     def publish(self, tar: bytes, version: str) -> Json:
         """Publish a shard; return the fields of its grant."""
-        path, index_path = self._path / f"{version}.tar", self._path / f"{version}.idx"
-        path.write_bytes(tar)
-        write(index_path, {"size_bytes": len(tar)}, index_tar(path, URLS[0]))
+        path, index_path = published(self._path / f"{version}.tar", tar, URLS[0])
         return {"path": str(path), "index_path": str(index_path), "version": version}
 
     def lose(self, _peer: Peer) -> None:

@@ -8,26 +8,17 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError, SampleError
-from shardcache.tarindex import index_tar, write
 from shardcache_client.reading.shards import MappedShard
-from support.shards.tars import Sample, make_tar, pack, random_samples
+from support.shards.tars import Sample, make_tar, pack, published, random_samples
 
 URL = "s3://bucket/train-000000.tar"
 SAMPLES = random_samples(20, {"jpg": 3000, "json": 40, "cls": 1})
 
 
-def publish(folder: Path, tar: bytes) -> tuple[Path, Path]:
-    """Lay a shard and its sidecar down, as the daemon does."""
-    path, index_path = folder / "shard.tar", folder / "shard.idx"
-    path.write_bytes(tar)
-    write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
-    return path, index_path
-
-
 @pytest.fixture
 def shard(tmp_path: Path) -> tuple[Path, Path]:
     """Paths of a published shard."""
-    return publish(tmp_path, make_tar(SAMPLES))
+    return published(tmp_path / "shard.tar", make_tar(SAMPLES), URL)
 
 
 def with_url(samples: list[Sample]) -> list[dict[str, bytes | str]]:
@@ -52,7 +43,8 @@ def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
 
 def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
     """The samples before it come, it raises with its key and url, those behind it can still be had."""
-    shard = publish(tmp_path, pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")]))
+    tar = pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")])
+    shard = published(tmp_path / "shard.tar", tar, URL)
     with closing(MappedShard(*shard, URL)) as reader:
         samples = reader.samples()
         assert next(samples)["__key__"] == "a"
@@ -65,21 +57,13 @@ def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
         assert [sample["jpg"] for sample in reader.samples(2)] == [b"4"]
 
 
-def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> None:
-    """They are copies: closing the reader and removing the shard does not touch them."""
-    with closing(MappedShard(*shard, URL)) as reader:
-        samples = list(reader.samples())
-    for path in shard:
-        path.unlink()
-    assert samples == with_url(SAMPLES)
-
-
 def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> None:
-    """A mapped shard stays mapped until it is let go."""
+    """A mapped shard stays mapped until it is let go; samples are copies, which outlive it."""
     with closing(MappedShard(*shard, URL)) as reader:
         for path in shard:
             path.unlink()
-        assert list(reader.samples()) == with_url(SAMPLES)
+        samples = list(reader.samples())
+    assert samples == with_url(SAMPLES)
 
 
 def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
@@ -109,26 +93,19 @@ def test_cache_invisible_to_this_process_is_reported(shard: tuple[Path, Path], m
     assert open_files() == before
 
 
-def test_an_index_of_another_tar_is_refused(shard: tuple[Path, Path]) -> None:
-    """Sizes that disagree are noticed before a byte is read."""
-    os.truncate(shard[0], 5120)
+@pytest.mark.parametrize(("truncated", "size_bytes", "text"), [(0, 5120, "5120 bytes instead of"), (1, 100, "sidecar")])
+def test_a_damaged_file_names_the_shard(shard: tuple[Path, Path], truncated: int, size_bytes: int, text: str) -> None:
+    """Sizes that disagree are noticed before a byte is read; the sidecar's error gets the url of its shard."""
+    os.truncate(shard[truncated], size_bytes)
     before = open_files()
-    with pytest.raises(CorruptShardError, match="5120 bytes instead of") as caught:
+    with pytest.raises(CorruptShardError, match=text) as caught:
         MappedShard(*shard, URL)
     assert caught.value.url == URL
     assert open_files() == before
 
 
-def test_a_damaged_index_names_the_shard(shard: tuple[Path, Path]) -> None:
-    """The sidecar's error gets the url of the shard that it cost."""
-    os.truncate(shard[1], 100)
-    with pytest.raises(CorruptShardError, match="sidecar") as caught:
-        MappedShard(*shard, URL)
-    assert caught.value.url == URL
-
-
 def test_a_shard_without_samples_is_empty(tmp_path: Path) -> None:
     """An archive without members is no error."""
-    with closing(MappedShard(*publish(tmp_path, make_tar([])), URL)) as reader:
+    with closing(MappedShard(*published(tmp_path / "shard.tar", make_tar([]), URL), URL)) as reader:
         assert len(reader) == 0
         assert list(reader.samples()) == []
