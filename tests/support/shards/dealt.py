@@ -1,10 +1,19 @@
-"""Samples that readers would read of a deal, worked out without any shard."""
+"""Samples that readers would read of a deal, worked out without any shard; and deals that Hypothesis draws."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
+from hypothesis import strategies as st
+
+from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import SampleDeal, SpanDeal
-from shardcache_client.order.division import Partition, Phase
+from shardcache_client.order.division import Even, Partition, Phase
 from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
+from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]
@@ -45,16 +54,12 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
 
 
 def crew(cut: Partition) -> list[Topology]:
+    """Return all readers of a job."""
     return [
         Topology(rank, cut.world_size, worker, cut.workers)
         for rank in range(cut.world_size)
         for worker in range(cut.workers)
     ]
-
-
-def everybody(deal: SampleDeal, epoch: int, cut: Partition, phases: Sequence[Phase] = ()) -> list[list[Place]]:
-    """Return for each reader of a job what it reads of an epoch, in order."""
-    return shares(deal, deal.counts, epoch, cut, phases)
 
 
 def shares(
@@ -101,3 +106,95 @@ def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
         places = set(part.places())
         for place, (shards, _) in enumerate(opened(part.passing())):
             yield shards, place in places
+
+
+def source(name: str, counts: Sequence[int], shuffle: Shuffle | None = None) -> MixedSource:
+    """Return a source whose shards have so many samples."""
+    shards = (ShardRef(f"{name}/{number}", samples=count) for number, count in enumerate(counts))
+    return MixedSource(name, Manifest.of(shards), shuffle)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A dataset, or a mixture of several, and the reference for its deal: each source's samples written out in order.
+
+    Attributes:
+        counts, shuffles: of each source.
+        weights: of a mixture's sources, in one epoch after another; the last ones stay. None for a dataset alone.
+        samples: of an epoch; None for all of a dataset.
+    """
+
+    counts: list[list[int]]
+    shuffles: list[Shuffle | None]
+    weights: list[list[int]] | None = None
+    samples: int | None = None
+
+    def deal(self, even: Even = None, batch_size: int = 1) -> SpanDeal:
+        """Return the deal."""
+        if self.weights is None:
+            return SampleDeal(self.counts[0], self.shuffles[0], even, batch_size, self.samples)
+        sources = tuple(map(source, "abcd", self.counts, self.shuffles))
+        by_epoch: Weights = {
+            epoch: {each.name: weight for each, weight in zip(sources, weights, strict=True)}
+            for epoch, weights in enumerate(self.weights)
+        }
+        return MixtureDeal(sources, SourceQuotas.of(by_epoch, sources, self.samples or 0), even, batch_size)
+
+    @property
+    def shards(self) -> list[int]:
+        """Number of samples in each shard of the manifest."""
+        return list(chain.from_iterable(self.counts))
+
+    def epoch(self, epoch: int) -> Counter[Place]:
+        """Return the samples of an epoch: those that come next in each source."""
+        deal = self.deal()
+        if isinstance(deal, MixtureDeal):
+            starts, stops = deal.schedule.starts(epoch), deal.schedule.starts(epoch + 1)
+        else:
+            starts, stops = (epoch * deal.epoch_samples,), ((epoch + 1) * deal.epoch_samples,)
+        due: Counter[Place] = Counter()
+        for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            due.update(self._endless(number, stop)[start:])
+        return due
+
+    def _endless(self, number: int, samples: int) -> list[Place]:
+        first, counts, shuffle = sum(map(len, self.counts[:number])), self.counts[number], self.shuffles[number]
+        return [
+            (first + piece.shard, sample)
+            for piece in Order(counts, shuffle).pieces(0, samples)
+            for sample in piece.numbers(counts[piece.shard], permuted=bool(shuffle and shuffle.window))
+        ]
+
+    def sources_of(self, places: Sequence[Place]) -> list[int]:
+        """Return the source of each sample."""
+        owners = [number for number, counts in enumerate(self.counts) for _ in counts]
+        return [owners[shard] for shard, _ in places]
+
+
+def _shuffles(max_window: int, max_groups: int) -> st.SearchStrategy[Shuffle | None]:
+    numbers = {"seed": st.integers(-5, 2**70), "window": st.integers(0, max_window)}
+    return st.none() | st.builds(Shuffle, groups=st.integers(1, max_groups), **numbers)
+
+
+def _manifests(max_shards: int, max_samples: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, max_samples), min_size=1, max_size=max_shards).filter(any)
+
+
+@st.composite
+def datasets(draw: st.DrawFn, max_shards: int = 20, max_samples: int = 50) -> Dealt:
+    """A dataset, read as a whole in each epoch or in parts."""
+    counts, shuffle = draw(_manifests(max_shards, max_samples)), draw(_shuffles(9, 5))
+    return Dealt([counts], [shuffle], samples=draw(st.none() | st.integers(1, 200)))
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> Dealt:
+    """Up to four sources of few samples, with weights that change over up to three epochs."""
+    number = draw(st.integers(1, 4))
+    weights = st.lists(st.integers(0, 9), min_size=number, max_size=number).filter(any)
+    return Dealt(
+        [draw(_manifests(6, 12)) for _ in range(number)],
+        [draw(_shuffles(4, 2)) for _ in range(number)],
+        draw(st.lists(weights, min_size=1, max_size=3)),
+        draw(st.integers(1, 80)),
+    )

@@ -1,7 +1,7 @@
 """elastic.py: global batches for any number of ranks and workers, compared with batches cut from written-out spans."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
@@ -12,17 +12,14 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
 from shardcache_client.order.division import Even, Partition
+from shardcache_client.order.lanes import Share
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas
-from shardcache_client.order.rounds import Shuffle
 from shardcache_client.position.state import Position, ReaderState, in_batches, resume_batches
 from shardcache_client.topology import Topology
-from support.shards.dealt import Place, crew, opened, walk
+from support.shards.dealt import Dealt, Place, crew, datasets, mixtures, opened, walk
 
 Batches = list[list[Place]]
 
-shuffles = st.none() | st.builds(Shuffle, seed=st.integers(0, 5), window=st.integers(0, 4), groups=st.integers(1, 2))
-manifests = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 jobs = st.tuples(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 4))
 
 
@@ -70,62 +67,45 @@ class Elastic:
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
-    from shardcache_client.order.lanes import Share
-
     whole = spans.lane(epoch, span).between(0, span[1] - span[0])
     return walk(Share((whole,), whole.samples), counts)
 
 
 @st.composite
 def elastics(draw: st.DrawFn) -> Elastic:
-    """A dataset or a mixture of two."""
-    even: Even = draw(st.sampled_from(["pad", "drop"]))
-    count = draw(st.sampled_from([1, 2, 3, 4]))
-    counts = [draw(manifests) for _ in range(draw(st.integers(1, 2)))]
-    if len(counts) == 1:
-        samples = draw(st.none() | st.integers(1, 90))
-        return Elastic(SampleDeal(counts[0], draw(shuffles), even, 1, samples), counts[0], count)
-    sources = tuple(
-        MixedSource(name, Manifest.of(ShardRef(f"{name}/{n}", samples=each) for n, each in enumerate(numbers)), shuffle)
-        for name, numbers, shuffle in zip("ab", counts, [draw(shuffles), draw(shuffles)], strict=True)
+    """A dataset or a mixture."""
+    dealt = draw(datasets(6, 12) | mixtures())
+    return Elastic(
+        dealt.deal(draw(st.sampled_from(["pad", "drop"]))), dealt.shards, draw(st.sampled_from([1, 2, 3, 4]))
     )
-    weights = {"a": draw(st.integers(1, 5)), "b": draw(st.integers(0, 5))}
-    schedule = SourceQuotas.of(weights, sources, draw(st.integers(1, 90)))
-    return Elastic(MixtureDeal(sources, schedule, even), [*counts[0], *counts[1]], count)
 
 
 @settings(max_examples=150, deadline=None)
-@given(elastics(), jobs, st.integers(0, 2))
-def test_global_batches_are_the_same_for_any_job(elastic: Elastic, job: tuple[int, int], epoch: int) -> None:
-    """Sample by sample, whatever the ranks and workers: those cut from the spans."""
-    assert elastic.read(epoch, Partition(*job, elastic.deal.even)) == elastic.batches(epoch)
-
-
-@settings(max_examples=100, deadline=None)
-@given(elastics(), jobs, st.integers(0, 100))
-def test_global_batches_resume_after_any_number(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
-    """With other ranks and workers, the rest is the rest of the sequence."""
+@given(elastics(), jobs, st.integers(0, 2), st.just(0) | st.integers(0, 100))
+def test_global_batches_are_the_same_for_any_job(
+    elastic: Elastic, job: tuple[int, int], epoch: int, taken: int
+) -> None:
+    """Sample by sample, whatever the ranks and workers: those cut from the spans, from any number of them on."""
     taken %= elastic.deal.batches + 1
-    assert elastic.read(1, Partition(*job, elastic.deal.even), taken) == elastic.batches(1)[taken:]
+    assert elastic.read(epoch, Partition(*job, elastic.deal.even), taken) == elastic.batches(epoch)[taken:]
 
 
-@settings(max_examples=100, deadline=None)
-@given(manifests, shuffles, st.sampled_from([1, 2, 3, 4]), st.sampled_from(["pad", "drop"]))
-def test_global_batches_have_every_sample(counts: list[int], shuffle: Shuffle | None, count: int, even: Even) -> None:
+@settings(max_examples=50, deadline=None)
+@given(datasets(6, 12), st.sampled_from([1, 2, 3, 4]), st.sampled_from(["pad", "drop"]))
+def test_global_batches_have_every_sample(dealt: Dealt, count: int, even: Even) -> None:
     """Once, but for fewer than one batch, which are repeated to fill the last one, or left out."""
-    elastic = Elastic(SampleDeal(counts, shuffle, even), counts, count)
-    read = Counter(chain.from_iterable(elastic.batches(0)))
-    every = {(shard, number) for shard, samples in enumerate(counts) for number in range(samples)}
-    assert abs(read.total() - len(every)) < 12
-    assert set(read) == every if even == "pad" else (read.total() == len(read) and set(read) <= every)
+    elastic = Elastic(replace(dealt, samples=None).deal(even), dealt.shards, count)
+    read, every = Counter(chain.from_iterable(elastic.batches(0))), replace(dealt, samples=None).epoch(0)
+    assert abs(read.total() - every.total()) < 12
+    assert set(read) == set(every) if even == "pad" else read <= every
 
 
 @settings(max_examples=150, deadline=None)
-@given(elastics(), jobs, st.integers(0, 100))
-def test_the_plan_of_global_batches_is_the_order_of_need(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
-    """For each reader: the shards in the order in which passing over their samples opens them."""
+@given(elastics().map(lambda elastic: elastic.deal) | mixtures().map(Dealt.deal), jobs, st.integers(0, 100))
+def test_a_plan_has_the_shards_in_the_order_of_need(deal: SpanDeal, job: tuple[int, int], taken: int) -> None:
+    """From any place on, for each reader: the order in which passing over their samples opens them, of all sources."""
     for reader in crew(Partition(*job)):
-        share = elastic.deal.share(0, 0, reader)
+        share = deal.share(1, 0, reader)
         rest = share.behind(min(taken, share.samples or 0))
         assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
 

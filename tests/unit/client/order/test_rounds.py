@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache_client.order.rounds import Order, Shuffle, permutation, round_key, shard_order
@@ -28,11 +28,14 @@ def samples_of(order: Order, start: int, stop: int, counts: list[int]) -> list[S
 
 @given(counts_of_shards, shuffles, st.data())
 def test_any_interval_is_a_part_of_the_whole(counts: list[int], shuffle: Shuffle | None, data: st.DataObject) -> None:
-    """An interval reads the same wherever it was cut, over the ends of rounds, too."""
+    """An interval reads the same wherever it was cut, over the ends of rounds, too; a round has every sample once."""
     order, size = Order(counts, shuffle), sum(counts)
     start = data.draw(st.integers(0, 3 * size))
     stop = data.draw(st.integers(start, 3 * size))
-    assert samples_of(order, start, stop, counts) == samples_of(order, 0, 3 * size, counts)[start:stop]
+    whole = samples_of(order, 0, 3 * size, counts)
+    assert samples_of(order, start, stop, counts) == whole[start:stop]
+    every = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+    assert all(sorted(whole[first : first + size]) == every for first in range(0, 3 * size, size))
     assert all(piece.start < (piece.stop or 0) for piece in order.pieces(start, stop)), "no piece is empty"
 
 
@@ -72,6 +75,7 @@ def as_documented(size: int, key: str) -> list[int]:
     return [number for _, number in sorted((source.random(), number) for number in range(size))]
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 3000), st.text(st.characters(codec="utf-8")))
 def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
     """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""
