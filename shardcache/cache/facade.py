@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import structlog
@@ -74,7 +73,7 @@ class Cache:
 
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
-            "catalogue": partial(history.rebuild, store),
+            "catalogue": lambda: history.rebuild(store),
             "health": self._health.run,
             "scrub": self._scrubber.run,
             "pins": self._pins.run,

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self, cast
 
@@ -280,7 +279,7 @@ class Acceptor:
                 connection.send(_answer(ExhaustedError(refusal, remedy=_REMEDY)))
             return
         self.connections[uid] += 1
-        protocol = _Limited(self._inner(), limits, partial(self._left, uid))
+        protocol = _Limited(self._inner(), limits, lambda: self._left(uid))
         task = asyncio.get_running_loop().create_task(_serve(connection, protocol))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)

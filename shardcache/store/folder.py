@@ -26,7 +26,6 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -280,7 +279,7 @@ def find_shards(layout: Layout) -> list[Shard]:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
         found += _shards(tars, sidecars)
-    found.sort(key=attrgetter("used_at_s"))
+    found.sort(key=lambda shard: shard.used_at_s)
     return found
 
 

@@ -61,15 +61,6 @@ def test_no_policy_beats_the_optimum_and_offline_min_reaches_it(some_jobs: list[
     assert min(fetches.values()) == fetches["offline MIN"] == least
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_keeps_leased_shards_and_all_that_fit(name: str) -> None:
-    """With room for all shards, only the first epoch misses; one that is read for long is there for another job."""
-    reads = all_reads([Job(["abcd", "dbca", "abdc"])])
-    assert hits(POLICIES[name](reads), reads, CAPACITY) == {(0, 0): 0, (0, 1): 4, (0, 2): 4}
-    reads = all_reads([Job(["a"], seconds_per_shard=100.0), Job(["bcdefghia"], start_s=0.5)])
-    assert hits(POLICIES[name](reads), reads, CAPACITY)[1, 0] == 1
-
-
 TWENTY = [f"shard-{number}" for number in range(20)]
 
 
