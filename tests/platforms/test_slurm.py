@@ -1,7 +1,6 @@
 """Jobs of a real Slurm, on two nodes of two tasks, by the scripts of deploy/slurm as they are."""
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.platforms.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, why_not
-from support.programs.cli import clean_environment
+from support.platforms.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, deployed, why_not
 from support.programs.daemon import Daemon, eventually
+from support.programs.examples import EXAMPLES, reports
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "docs" / "examples"
 JOB = Path(__file__).with_name("slurm_job.py")
 SHARDS = 6
 SAMPLES = 12
@@ -46,13 +43,8 @@ tell() {{
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
     """A cluster that has the scripts of deploy/slurm, but for what a site is told to edit."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
-        root = Path(name)
-        scripts = root / "scripts"
-        shutil.copytree(ROOT / "deploy" / "slurm", scripts)
-        with Slurm(root, scripts) as running:
-            (scripts / "site.sh").write_text(SITE.format(disk=running.node_disk))
-            yield running
+    with deployed(SITE) as running:
+        yield running
 
 
 @pytest.fixture(scope="class")
@@ -82,14 +74,6 @@ def out(cluster: Slurm) -> Iterator[Path]:
         cluster.cancel_all()
 
 
-def submit(cluster: Slurm, example: str, *command: str | Path, env: dict[str, str] | None = None) -> Job:
-    """Submit a job by one of the examples."""
-    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    # Slurm names its nodes n1 and n2, which no name server knows.
-    own = clean_environment({"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "PATH": path, **(env or {})})
-    return cluster.submit(cluster.root / "scripts" / example, sys.executable, *map(str, command), env=own)
-
-
 def own_daemon_env(cluster: Slurm, moto_server: MotoS3) -> dict[str, str]:
     """Return what a job with its own daemon is told: the node's disk, the daemon's options, credentials."""
     return {"NODE_DISK": str(cluster.node_disk), "SHARDCACHE_CAPACITY": "1GB", "SHARDCACHE_MIN_FREE": "0"} | (
@@ -107,6 +91,15 @@ def wait_until_all_hold(job: Job, out: Path) -> None:
     eventually(do_they, limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
 
 
+def check_epochs(out: Path) -> None:
+    """All tasks have read each sample once in either epoch, and equally many."""
+    tasks = [json.loads(path.read_text()) for path in out.iterdir()]
+    assert len(tasks) == TASKS
+    for epoch in range(2):
+        assert [len(task[epoch]) for task in tasks] == [len(KEYS) // TASKS] * TASKS
+        assert sorted(chain.from_iterable(task[epoch] for task in tasks)) == KEYS
+
+
 def check_nothing_left(cluster: Slurm, job: Job) -> None:
     """No process of a job, and none of its folders on any node; every node takes the next job."""
     assert cluster.processes() == []
@@ -121,13 +114,9 @@ class TestSiteDaemon:
         self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
     ) -> None:
         """Four tasks share each epoch, every sample once; a node fetches no shard twice and keeps no lease."""
-        job = submit(cluster, "site-daemon.sbatch", JOB, urls, out)
+        job = cluster.submit("site-daemon.sbatch", sys.executable, JOB, urls, out)
         assert job.wait() == "COMPLETED", job.said()
-        tasks = [json.loads(path.read_text()) for path in out.iterdir()]
-        assert len(tasks) == TASKS
-        for epoch in range(2):
-            assert [len(task[epoch]) for task in tasks] == [len(KEYS) // TASKS] * TASKS
-            assert sorted(chain.from_iterable(task[epoch] for task in tasks)) == KEYS
+        check_epochs(out)
         for daemon in daemons.values():
             status, shards = daemon.status(), daemon.shards()
             assert 0 < len(shards) <= SHARDS
@@ -140,7 +129,7 @@ class TestSiteDaemon:
         self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
     ) -> None:
         """Tasks that held shards when scancel came leave no session, lease or process; the daemons continue."""
-        job = submit(cluster, "site-daemon.sbatch", JOB, urls, out, "hold")
+        job = cluster.submit("site-daemon.sbatch", sys.executable, JOB, urls, out, "hold")
         wait_until_all_hold(job, out)
         assert all(daemon.leases() for daemon in daemons.values())
         job.cancel()
@@ -153,12 +142,14 @@ class TestSiteDaemon:
 def test_a_job_brings_its_own_daemons(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
     """PyTorch over four tasks reads every sample once an epoch; the daemons go, and the cache that is kept stays."""
     env = own_daemon_env(cluster, moto_server) | {"KEEP_CACHE": f"{cluster.node_disk}/kept"}
-    job = submit(cluster, "own-daemon.sbatch", EXAMPLES / "with_torchrun.py", urls, "--out", out / "keys", env=env)
+    job = cluster.submit(
+        "own-daemon.sbatch", sys.executable, EXAMPLES / "with_torchrun.py", urls, "--out", out / "keys", env=env
+    )
     assert job.wait() == "COMPLETED", job.said()
-    epochs = list(map(json.loads, (out / "keys").read_text().splitlines()))
+    epochs = reports(out / "keys")
     assert len(epochs) == 3
-    for epoch in epochs:
-        assert sorted(key for rank in epoch["ranks"] for keys in rank for key in keys) == KEYS
+    for ranks in epochs.values():
+        assert sorted(key for batches in ranks for batch in batches for key in batch) == KEYS
     for node in NODES:
         assert list((cluster.disk(node) / "kept").rglob("*.tar"))
     check_nothing_left(cluster, job)
@@ -169,17 +160,37 @@ def test_a_cancelled_job_takes_its_own_daemons_with_it(
 ) -> None:
     """After scancel neither daemon nor cache is left on any node."""
     env = own_daemon_env(cluster, moto_server)
-    job = submit(cluster, "own-daemon.sbatch", JOB, urls, out, "hold", env=env)
+    job = cluster.submit("own-daemon.sbatch", sys.executable, JOB, urls, out, "hold", env=env)
     wait_until_all_hold(job, out)
     job.cancel()
     assert job.wait() == "CANCELLED"
     check_nothing_left(cluster, job)
 
 
+def test_tasks_on_nodes_without_a_daemon_share_a_private_one(
+    cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
+) -> None:
+    """Whichever task of a node reads first starts it, with its cache in the job's scratch; it ends after the job."""
+    for node in NODES:
+        (cluster.disk(node) / "run").mkdir(mode=0o700)
+        (cluster.disk(node) / "scratch").mkdir()
+    variables = {"XDG_RUNTIME_DIR": cluster.node_disk / "run", "SLURM_TMPDIR": cluster.node_disk / "scratch"}
+    variables |= {"SHARDCACHE_SOCKET": "", "SHARDCACHE_CONFIG": "", "SHARDCACHE_IDLE_EXIT_S": 1}
+    variables |= {"SHARDCACHE_MIN_FREE": 0, **moto_server.env()}
+    given = [f"{name}={value}" for name, value in variables.items()]
+    job = cluster.submit("site-daemon.sbatch", "env", *given, sys.executable, JOB, urls, out)
+    assert job.wait() == "COMPLETED", job.said()
+    check_epochs(out)
+    for node in NODES:
+        (cache,) = (cluster.disk(node) / "scratch").glob("shardcache-*/*/shards")
+        assert list(cache.rglob("*.tar"))
+    eventually(lambda: cluster.processes() == [], limit_s=LIMIT_S)
+
+
 def test_a_job_whose_daemons_do_not_start_ends(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
     """It says in which log the reason is, and does not wait for what will never come."""
     env = own_daemon_env(cluster, moto_server) | {"SHARDCACHE_PART_SIZE": "much"}
-    job = submit(cluster, "own-daemon.sbatch", JOB, urls, out, env=env)
+    job = cluster.submit("own-daemon.sbatch", sys.executable, JOB, urls, out, env=env)
     assert job.wait() == "FAILED"
     assert f"shardcache-{job.number}-*.log" in job.said()
     logs = (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log")

@@ -4,7 +4,6 @@ import json
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,14 +12,12 @@ import pytest
 
 from support.cluster.tier import NGINX
 from support.network.ports import free_port
-from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
-from support.programs.cli import clean_environment
+from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, deployed, why_not
 from support.programs.daemon import Daemon
 from support.programs.processes import kill_tree
 from support.shards.tars import make_tar, random_samples
 from support.stores.throttled_s3 import ThrottledS3
 
-ROOT = Path(__file__).parents[2]
 SHARDS = 6
 ADDRESSES = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
 LIST = ",".join(f"{node}={address}" for node, address in ADDRESSES.items())
@@ -79,27 +76,22 @@ def store(shards: Path) -> Iterator[ThrottledS3]:
 def cluster(store: ThrottledS3) -> Iterator[Slurm]:
     """A cluster that has the scripts of deploy/slurm, and on each node a command that starts its tier."""
     owner_port = free_port()
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
-        root = Path(name)
-        scripts = root / "scripts"
-        shutil.copytree(ROOT / "deploy" / "slurm", scripts)
-        with Slurm(root, scripts) as running:
+    with deployed(SITE) as running:
+        for node in NODES:
+            folder, front = running.disk(node), f"127.0.0.1:{free_port()}"
+            options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --front {front} --user root"
+            options += f" --owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run --min-free 1MB"
+            script = START_TIER.format(python=sys.executable, options=options, folder=folder, front=front)
+            (folder / "front").write_text(front)
+            (folder / "start-tier").write_text(script)
+            (folder / "start-tier").chmod(0o755)
+        try:
+            yield running
+        finally:
+            running.cancel_all()
             for node in NODES:
-                folder, front = running.disk(node), f"127.0.0.1:{free_port()}"
-                options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --front {front} --user root"
-                options += f" --owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run --min-free 1MB"
-                script = START_TIER.format(python=sys.executable, options=options, folder=folder, front=front)
-                (folder / "front").write_text(front)
-                (folder / "start-tier").write_text(script)
-                (folder / "start-tier").chmod(0o755)
-            (scripts / "site.sh").write_text(SITE.format(disk=running.node_disk))
-            try:
-                yield running
-            finally:
-                running.cancel_all()
-                for node in NODES:
-                    if (pid := running.disk(node) / "tier.pid").exists():
-                        kill_tree(int(pid.read_text()))
+                if (pid := running.disk(node) / "tier.pid").exists():
+                    kill_tree(int(pid.read_text()))
 
 
 @pytest.fixture
@@ -114,16 +106,9 @@ def daemons(cluster: Slurm, store: ThrottledS3) -> Iterator[list[Daemon]]:
         yield running
 
 
-def submit(cluster: Slurm, example: str, *command: str, env: dict[str, str] | None = None) -> Job:
-    """Submit a job by one of the examples."""
-    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    own = clean_environment({"MASTER_ADDR": "127.0.0.1", "PATH": path, **(env or {})})
-    return cluster.submit(cluster.root / "scripts" / example, *command, env=own)
-
-
 def warm(cluster: Slurm, example: str, env: dict[str, str] | None = None) -> Job:
     """Have every task of a job fetch all shards to its node; it succeeds."""
-    job = submit(cluster, example, "shardcache", "warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", env=env)
+    job = cluster.submit(example, "shardcache", "warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", env=env)
     assert job.wait() == "COMPLETED", job.said() + logs(cluster, job)
     return job
 

@@ -2,7 +2,7 @@
 
     python launched_job.py LAUNCHER SOCKET URLS OUT_FOLDER STATE
 
-Each rank writes down what it read, by scenario and epoch, or, with a strategy of Lightning's as launcher, by epoch.
+Each rank writes down what it read, by scenario and epoch.
 """
 
 import json
@@ -10,14 +10,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed
 import torch.multiprocessing
 from jobs import BATCH, shuffled
-from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
@@ -105,46 +103,10 @@ def notebook(datasets: Datasets, out: str) -> None:
     notebook_launcher(accelerated, (datasets, out), num_processes=WORLD, use_port=port)
 
 
-class Toy(LightningModule):
-    """Learns nothing; keeps what it was shown."""
-
-    def __init__(self, out: str) -> None:
-        super().__init__()
-        self.out = out
-        self.net = torch.nn.Linear(1, 1)
-        self.shown: list[list[str]] = []
-
-    def on_train_epoch_start(self) -> None:
-        """Begin an epoch."""
-        self.shown.append([])
-
-    def training_step(self, batch: list[tuple[str, Any]], number: int) -> torch.Tensor:
-        """Take a batch."""
-        self.shown[-1] += [key for key, _ in batch]
-        return self.net(torch.ones(1)).sum()
-
-    def on_train_end(self) -> None:
-        """Write down what was shown."""
-        (Path(self.out) / f"{self.global_rank}.json").write_text(json.dumps(self.shown))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return what learns."""
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def lightning(strategy: str, datasets: Datasets, out: str) -> None:
-    """Have Lightning make the ranks; they share a loader."""
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(accelerator="cpu", devices=WORLD, strategy=strategy, max_epochs=3, logger=False, **quiet)
-    trainer.fit(Toy(out), DataLoader(datasets["counted"], batch_size=BATCH, collate_fn=keys))
-
-
 LAUNCHERS: dict[str, Callable[[Datasets, str], None]] = {
     "spawn": spawn,
     "fork": fork,
     "notebook": notebook,
-    "ddp_spawn": partial(lightning, "ddp_spawn"),
-    "ddp_fork": partial(lightning, "ddp_fork"),
 }
 
 

@@ -65,13 +65,6 @@ def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, 
         assert told["alone"] == told["handed over"] == read[:1]
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
-def test_lightnings_ranks_that_share_a_loader(strategy: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
-    """Three epochs, batch by batch, of a loader made before the ranks, without any sampler of Lightning's."""
-    for rank, shown in enumerate(launch(strategy, train, daemon, tmp_path)):
-        assert shown == epochs(dataset(train, daemon, rank), 3)
-
-
 def launch(launcher: str, train: str, daemon: Daemon, out: Path) -> list[Any]:
     """Run the job of two ranks that share datasets, one with the state after two batches; return what each read."""
     stopped = dataset(train, daemon, 0).loader(num_workers=0, collate_fn=list)

@@ -155,13 +155,6 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     assert "000076" not in chain.from_iterable(keys)
 
 
-@pytest.mark.parametrize(
-    "options", [{"batch_size": 4}, {"even": None}, {"canonical_nodes": 3}, {"global_batch_size": 0}]
-)
-def test_options_that_contradict_global_batches_are_refused(make: Make, options: dict[str, Any]) -> None:
-    """At once, rather than by batches that differ."""
-    with pytest.raises(ConfigError):
-        make(**options)
 
 
 def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> None:

@@ -13,12 +13,10 @@ from support.programs.processes import MB, glibc_only, kept_bytes
 
 pytestmark = [glibc_only, pytest.mark.slow]
 
-FREED_BYTES, VALUE_BYTES = 90 * MB, 100_000
-
 
 def measure(_batch: list[Any]) -> int:
-    """Collate a batch to the memory that its process keeps."""
-    return kept_bytes(FREED_BYTES, VALUE_BYTES)
+    """Collate a batch to the memory that its process keeps of what it has freed."""
+    return kept_bytes(90 * MB, 100_000)
 
 
 def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
@@ -28,12 +26,9 @@ def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
     return next(iter(loader))  # type: ignore[no-any-return]
 
 
-def test_workers_keep_what_a_batch_freed(daemon: Daemon, urls: str) -> None:
-    """With the second batch a worker touches no new memory: all that the first one freed is there."""
-    assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) > 85 * MB
-
-
-def test_foreign_process_is_left_alone(daemon: Daemon, urls: str) -> None:
-    """Without workers, the samples are read by the training process, whose allocator is the user's."""
+def test_only_workers_keep_what_a_batch_freed(daemon: Daemon, urls: str) -> None:
+    """With the second batch a worker touches no new memory; without workers, the allocator is the user's."""
+    dataset = ShardDataset(urls, socket=daemon.socket)
+    assert kept_by_loader(dataset, workers=1) > 85 * MB
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert pool.submit(kept_by_loader, ShardDataset(urls, socket=daemon.socket), 0).result() < 70 * MB
+        assert pool.submit(kept_by_loader, dataset, 0).result() < 70 * MB

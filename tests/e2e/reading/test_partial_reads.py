@@ -191,18 +191,6 @@ def test_a_shard_that_turns_out_bad_goes_to_the_handler(
     assert isinstance(error, ShardcacheError) and error.yielded == len(read) - 3
 
 
-def test_a_daemon_killed_while_a_beginning_is_read(daemon: Daemon, store: GatedStore) -> None:
-    """The next daemon goes on with the parts that are there, the reader with the next sample; none twice, none lost."""
-    url = store.put("a.tar", BODY)
-    samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", 8 * PART_BYTES)
-    read = next_keys(samples, 20)
-    daemon.restart()
-    store.let("a.tar")
-    read += keys_of(samples)
-    assert read == KEYS
-
-
 def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
     """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
     bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)

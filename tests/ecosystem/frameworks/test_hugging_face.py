@@ -1,27 +1,26 @@
 """transformers' and datasets' ways to shard a dataset: an error where they would shard it a second time."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset, ShardReader
-from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
+from support.programs.ranks import torchrun
+from support.shards.reading import keys_of, write_index
 from support.shards.tars import write_shards
 
-JOB = Path(__file__).with_name("trainer_job.py")
 SHARDS = 4
 SAMPLES = 25
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
-LIMIT_S = 100.0
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
@@ -41,9 +40,7 @@ def index(daemon: Daemon) -> str:
     source = daemon.root / "source"
     source.mkdir()
     write_shards(source, SHARDS, SAMPLES)
-    rows = [{"url": f"shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{source}/index.json"
+    return write_index(source, [SAMPLES] * SHARDS, "shard-{:06d}.tar")
 
 
 @pytest.fixture
@@ -80,7 +77,7 @@ def test_transformers_shard_of_a_rank_is_an_error(make: Make) -> None:
 
     with pytest.raises(ConfigError, match="IterableDatasetShard"):
         next(iter(share(make())))
-    assert len({sample["__key__"] for sample in share(make(rank=0, world_size=1))}) == len(KEYS) / 2
+    assert len(set(keys_of(share(make(rank=0, world_size=1))))) == len(KEYS) / 2
 
 
 @pytest.mark.usefixtures("two_ranks")
@@ -105,33 +102,75 @@ def test_datasets_idle_workers_are_an_error(make: Make) -> None:
     assert sorted(sample["key"] for sample in loader) == KEYS
 
 
+OPTIONS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+
+
+class Net(torch.nn.Module):
+    """A model of one number, which notes its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+        self.batches: list[list[int]] = []
+
+    def forward(self, number: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a loss and the logits."""
+        self.batches.append([int(each) for each in number])
+        logits = self.net(number.float().unsqueeze(-1))
+        return {"loss": logits.mean(), "logits": logits}
+
+
+def decode(sample: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the sample's number."""
+    return {"number": torch.tensor(int(sample["__key__"]))}
+
+
+def refused(socket: str, index: str, out: str) -> dict[str, str]:
+    """Be one rank that calls each of Trainer's loops; return their errors."""
+    from transformers import Trainer, TrainingArguments
+
+    dataset = ShardDataset(index, socket=socket, batch_size=8, decode=decode)
+    arguments = TrainingArguments(output_dir=out, max_steps=1, **OPTIONS)
+    trainer = Trainer(Net(), arguments, train_dataset=dataset, eval_dataset=dataset)
+    errors = {}
+    for name, loop in {"train": trainer.train, "evaluate": trainer.evaluate, "predict": trainer.predict}.items():
+        with pytest.raises(ConfigError) as caught:
+            loop(*([dataset] if name == "predict" else []))
+        errors[name] = str(caught.value)
+    return errors
+
+
 def test_trainer_with_its_own_loaders_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
-    run_job(daemon, index, tmp_path, "own", ranks=2)
-    for rank in range(2):
-        errors = json.loads((tmp_path / f"{rank}.json").read_text())
+    for errors in torchrun(refused, daemon.socket, index, tmp_path):
         assert list(errors) == ["train", "evaluate", "predict"]
-        assert all("ShardTrainer" in (error or "") for error in errors.values()), errors
+        assert all("ShardTrainer" in error for error in errors.values()), errors
+
+
+def resumed(socket: str, index: str, out: str, how: str) -> list[list[int]]:
+    """Be one rank that trains steps of eight samples over a mesh, saving the fourth; or goes on from there alone."""
+    from transformers import TrainingArguments
+
+    from shardcache_client.transformers import ShardTrainer
+
+    size, names = ((2, 2), ("dp", "tp")) if how == "divided" else ((4,), ("dp",))
+    steps = {"max_steps": 8, "save_steps": 4, "per_device_train_batch_size": 8 // size[0]}
+    arguments = TrainingArguments(output_dir=out, **OPTIONS, **steps)
+    assert arguments.device.type == "cpu"  # initialises torch.distributed
+    mesh = init_device_mesh("cpu", size, mesh_dim_names=names)["dp"]
+    dataset = ShardDataset(index, shuffle=True, seed=7, socket=socket, decode=decode, mesh=mesh)
+    net = Net()
+    trainer = ShardTrainer(net, arguments, train_dataset=dataset)
+    trainer.train(resume_from_checkpoint=f"{out}/checkpoint-4" if how == "whole" else None)
+    dist.barrier()
+    return net.batches
 
 
 def test_shard_trainer_resumes_on_another_mesh(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """The two ranks of a copy train on the same batches; after a resume, four ranks on batches of their own."""
-
-    def batches(how: str) -> list[list[list[int]]]:
-        run_job(daemon, index, tmp_path, how, ranks=4)
-        return [json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for rank in range(4)]
-
-    ranks = batches("divided")
+    ranks = torchrun(resumed, daemon.socket, index, tmp_path, "divided", ranks=4)
     assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
-    shown = [*(of_rank[:4] for of_rank in ranks[::2]), *batches("whole")]
+    whole = torchrun(resumed, daemon.socket, index, tmp_path, "whole", ranks=4)
+    shown = [*(of_rank[:4] for of_rank in ranks[::2]), *whole]
     numbers = [number for of_rank in shown for batch in of_rank for number in batch]
     assert len(numbers) == len(set(numbers)) == 64
-
-
-def run_job(daemon: Daemon, index: str, out: Path, how: str, *, ranks: int) -> None:
-    """Run the job on some ranks; it succeeds."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(JOB), str(daemon.socket), index, str(out), how]
-    env = clean_environment({"OMP_NUM_THREADS": "1"})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -18,10 +18,11 @@ from shardcache.errors import NoDaemonError  # noqa: E402
 from shardcache.unix_socket import cached_urls  # noqa: E402
 from shardcache_client.ray import read_shards  # noqa: E402
 from support.programs.cli import clean_environment, shardcache  # noqa: E402
-from support.programs.daemon import Daemon  # noqa: E402
+from support.programs.daemon import Daemon, private_home  # noqa: E402
 from support.programs.examples import EXAMPLES  # noqa: E402
 from support.programs.guard import GUARD_S  # noqa: E402
-from support.shards.tars import make_tar, random_samples  # noqa: E402
+from support.shards.reading import keys_of  # noqa: E402
+from support.shards.tars import make_tar, random_samples, write_shards  # noqa: E402
 from support.stores.buckets import MotoS3  # noqa: E402
 
 SHARDS, SAMPLES = 8, 5
@@ -110,15 +111,15 @@ def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> 
         return [set(cached_urls(daemon.socket, GUARD_S)) for daemon in cluster.daemons]
 
     rows = read_shards(urls).take_all()
-    assert sorted(row["__key__"] for row in rows) == KEYS
+    assert sorted(keys_of(rows)) == KEYS
     assert all(len(row["jpg"]) == 100 and row["__url__"].startswith("s3://ray/") for row in rows)
     assert cached() == [early, late]
-    assert sorted(row["__key__"] for row in read_shards(urls).take_all()) == KEYS
+    assert sorted(keys_of(read_shards(urls).take_all())) == KEYS
     assert cached() == [early, late]
 
     planned = read_shards(urls)
     cluster.kill_other()
-    assert sorted(row["__key__"] for row in planned.take_all()) == KEYS
+    assert sorted(keys_of(planned.take_all())) == KEYS
     assert len(cached()[0]) == SHARDS
 
 
@@ -156,3 +157,30 @@ def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tm
         shares = [(tmp_path / f"{workers}-{rank}").read_text().split() for rank in range(2)]
         assert all(shares)
         assert sorted(shares[0] + shares[1]) == KEYS
+
+
+def test_tasks_on_a_node_without_a_daemon_share_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks at a time, whichever starts it; it outlives the cluster's processes, for the next job."""
+
+    @ray.remote(num_cpus=1)
+    def read(urls: str) -> tuple[list[str], list[str]]:
+        from shardcache.private import PrivatePlace
+        from shardcache_client import ShardReader
+
+        keys = [sample["__key__"] for sample in ShardReader(urls)]
+        return keys, list(map(str, PrivatePlace.find().running()))
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "data").mkdir()
+        write_shards(Path(folder) / "data", SHARDS, SAMPLES)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        with private_home(Path(folder)) as home:
+            ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
+            try:
+                told = ray.get([read.remote(f"{folder}/data/") for _ in range(2)])
+            finally:
+                ray.shutdown()
+            assert [keys for keys, _ in told] == [KEYS, KEYS]
+            assert [sockets for _, sockets in told] == [list(map(str, home.running()))] * 2
+            assert len(home.running()) == 1

@@ -1,6 +1,5 @@
 """ShardTrainer in one process: what it resumes exactly, what it refuses, and the datasets that it leaves to Trainer."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
+from support.shards.reading import write_index
 from support.shards.tars import write_shards
 
 transformers = pytest.importorskip("transformers")
@@ -74,8 +74,7 @@ def daemon() -> Iterator[Daemon]:
         source = it.root / "source"
         source.mkdir()
         write_shards(source, 4, SAMPLES // 4)
-        rows = [{"url": f"shard-{number:06d}.tar", "nsamples": SAMPLES // 4} for number in range(4)]
-        (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        write_index(source, [SAMPLES // 4] * 4, "shard-{:06d}.tar")
         yield it
 
 

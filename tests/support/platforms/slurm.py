@@ -8,6 +8,8 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from typing import Self
 
 from support.disks.mounts import may_mount
 from support.network.ports import free_port
+from support.programs.cli import clean_environment
 from support.programs.daemon import eventually
 
 NODES = ("n1", "n2")
+_SCRIPTS = Path(__file__).parents[3] / "deploy" / "slurm"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 _START_LIMIT_S = 120.0
 _COMMAND_LIMIT_S = 120.0
@@ -32,6 +36,18 @@ def why_not() -> str | None:
     if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
         return f"no {', '.join(missing)}: apt-get install slurm-wlm munge"
     return None if may_mount() else "takes root and the right to mount"
+
+
+@contextmanager
+def deployed(site: str) -> Iterator["Slurm"]:
+    """Run a cluster that has the scripts of deploy/slurm and a site.sh, in which `{disk}` is a node's own disk."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
+        root = Path(name)
+        scripts = root / "scripts"
+        shutil.copytree(_SCRIPTS, scripts)
+        with Slurm(root, scripts) as running:
+            (scripts / "site.sh").write_text(site.format(disk=running.node_disk))
+            yield running
 
 
 class Slurm:
@@ -85,11 +101,16 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def submit(self, script: Path, *args: str, env: Mapping[str, str]) -> "Job":
-        """Submit a script from its own folder, to run in the given environment."""
+    def submit(self, example: str, *args: object, env: Mapping[str, str] | None = None) -> "Job":
+        """Submit a command by one of the examples, with these further variables."""
+        path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+        # Slurm names its nodes n1 and n2, which no name server knows.
+        own = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "PATH": path, **(env or {})}
+        script = self._scripts / example
         output = self.root / f"job-{secrets.token_hex(4)}.out"
         where = (f"--chdir={script.parent}", f"--output={output}")
-        number = self.run("sbatch", "--parsable", *where, str(script), *args, env=env)
+        command = ("sbatch", "--parsable", *where, str(script), *map(str, args))
+        number = self.run(*command, env=clean_environment(own))
         return Job(self, int(number), output)
 
     def processes(self) -> list[int]:
