@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.platforms.images import HostImage
-from support.platforms.oci import Mount, Process, Security, runtime_config
+from support.platforms.oci import Mount, Security, runtime_config
 from support.platforms.pods import Container, why_not
 from support.shards.tars import write_shards
 
@@ -52,8 +52,8 @@ def test_processes_of_an_unprivileged_container_share_a_private_daemon(bundle: P
         (bundle / "image" / name).mkdir()
     mounts = [Mount(bundle / "data", "/data", read_only=True), Mount(bundle / "tmp", "/tmp"), *image.mounts()]
     env = {"PATH": "/image:/usr/bin:/bin", "HOME": "/tmp", "SHARDCACHE_MIN_FREE": "0"}
-    process = Process(("python", "-c", READ, "/data/"), env)
-    config = runtime_config(image.lay_out(bundle / "rootfs"), process, STRICT, mounts)
+    command = ("python", "-c", READ, "/data/")
+    config = runtime_config(image.lay_out(bundle / "rootfs"), command, env, STRICT, mounts)
     (bundle / "config.json").write_text(json.dumps(config))
     with Container(bundle.name, bundle, {}) as container:
         assert container.wait() == 0, container.log()

@@ -1,8 +1,8 @@
 """A container of a pod's spec as an OCI runtime is told it: user, capabilities, system calls, mounts."""
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +71,18 @@ class Security:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Program of a container."""
-
-    args: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
 def runtime_config(
-    root: Path, process: Process, security: Security, mounts: Iterable[Mount], network: Path | None = None
+    root: Path,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    security: Security,
+    mounts: Iterable[Mount],
+    network: Path | None = None,
 ) -> Json:
     """Return a container's `config.json`: it has its own processes, mounts and IPC.
 
     Args:
+        args: its program.
         network: namespace of its network; None for that of this process.
     """
     folders = [mount.to_json() for mount in mounts]
@@ -102,8 +100,8 @@ def runtime_config(
         "root": {"path": str(root), "readonly": security.read_only_root},
         "hostname": root.parent.name,
         "process": {
-            "args": process.args,
-            "env": [f"{name}={value}" for name, value in process.env.items()],
+            "args": list(args),
+            "env": [f"{name}={value}" for name, value in env.items()],
             "cwd": "/",
             "user": {"uid": security.uid, "gid": security.gid, "additionalGids": security.gids},
             "capabilities": sets,

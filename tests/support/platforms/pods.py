@@ -18,7 +18,7 @@ from typing import Any, Self
 from support.cluster.network import Host
 from support.disks.mounts import MountedFiles
 from support.platforms.images import Image
-from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Process, Security, runtime_config
+from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Security, runtime_config
 from support.platforms.rendered import INSTALL
 from support.platforms.sandbox import Sandbox
 from support.programs.daemon import eventually
@@ -212,15 +212,14 @@ class Pod:
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(parents=True)
         mounts = [*map(self._mount, spec["volumeMounts"]), *self._image.mounts()]
-        process = Process(self._args(spec), self._environment(spec))
         root = self._image.lay_out(bundle / "rootfs")
         network = None if self._sandbox is None else self._sandbox.network.path
-        config = runtime_config(root, process, Security.of(self.spec, spec), mounts, network)
+        security, env = Security.of(self.spec, spec), self._environment(spec)
+        config = runtime_config(root, self._args(spec, env), env, security, mounts, network)
         (bundle / "config.json").write_text(json.dumps(config))
         return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec)
 
-    def _args(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        env = self._environment(spec)
+    def _args(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, ...]:
         words = (*spec.get("command", (self._image.entrypoint,)), *spec.get("args", ()))
         return tuple(_expanded(word, env) for word in words)
 
