@@ -155,8 +155,6 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     assert "000076" not in chain.from_iterable(keys)
 
 
-
-
 def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> None:
     """Ranks that do not divide them; a loader with batches of another size."""
     with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):

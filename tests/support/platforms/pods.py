@@ -217,7 +217,7 @@ class Pod:
         security, env = Security.of(self.spec, spec), self._environment(spec)
         config = runtime_config(root, self._args(spec, env), env, security, mounts, network)
         (bundle / "config.json").write_text(json.dumps(config))
-        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec)
+        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec, self.volumes)
 
     def _args(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, ...]:
         words = (*spec.get("command", (self._image.entrypoint,)), *spec.get("args", ()))
@@ -248,8 +248,9 @@ class Pod:
 class Container:
     """A running container; it is deleted when the context that it opens is left."""
 
-    def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any]) -> None:
-        self.name, self.spec = name, spec
+    def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any], volumes: Volumes | None = None) -> None:
+        """Start it. `volumes` are kept for as long as it is: those in memory are removed with their last reference."""
+        self.name, self.spec, self._volumes = name, spec, volumes
         self._log = bundle / "log"
         with self._log.open("wb") as log:
             self._runtime = subprocess.Popen(
