@@ -99,7 +99,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             See docs/private-daemon.md.
         fallback: what to do while the node's daemon does not answer or its disk fails. "error": raise. "private": read
             through a private daemon, with this process's own credentials, until the node's works again.
-        zero_copy: yield members of 4 KiB and more as read-only arrays (`buffers.Buffer`) over the mapped shard instead
+        zero_copy: yield members of 4 KiB and more as read-only arrays (`handover.Buffer`) over the mapped shard instead
             of bytes; they convert and compare like bytes, and pass from a DataLoader worker to the training process
             without a copy. True: all such members; one extension or several: only those, all others are bytes.
             `json.loads` accepts only bytes: omit that extension, or pass `bytes(value)`. Needs numpy; turns partial
@@ -140,7 +140,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             end_with_trainer()
             keep_freed_memory()
         if self._settings.handover is not None:
-            _let_collate_pass_buffers()
+            from shardcache_client.sharing.handover import Buffer, pass_on  # needs numpy
+
+            default_collate_fn_map[Buffer] = pass_on  # in this process
             if not in_worker():
                 self._settings.handover.acks.receive_here()
 
@@ -297,10 +299,3 @@ def _iteration() -> Iteration:
     """Return an iteration of this process, which may be a DataLoader's worker."""
     info = get_worker_info()
     return Iteration() if info is None else Iteration(info.seed - info.id, info.id, info.num_workers)
-
-
-def _let_collate_pass_buffers() -> None:
-    """Have `default_collate` gather Buffers in a list in this process, as it does with bytes."""
-    from shardcache_client.files.buffers import Buffer, pass_on
-
-    default_collate_fn_map[Buffer] = pass_on

@@ -1,20 +1,15 @@
 """Files of cached shards: mapped into memory, and sliced into samples by their index, without parsing the tar."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shardcache.errors import CacheDirError, CorruptShardError, SampleError
 from shardcache.tarindex import Tables, fault_of
-
-if TYPE_CHECKING:
-    from shardcache_client.files.buffers import Buffer
 
 Sample = dict[str, Any]
 
@@ -24,7 +19,7 @@ _OWN_FILES = Path("/proc/self/fd")
 class Slices(Protocol):
     """The bytes of a tar, sliced into values of samples: slices of a map are `bytes`, those of a `Buffer` are views."""
 
-    def __getitem__(self, run: slice, /) -> bytes | Buffer: ...
+    def __getitem__(self, run: slice, /) -> Any: ...
 
 
 Column = tuple[str, Slices]

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
-from shardcache_client.files.buffers import Buffer
+from shardcache_client.sharing.handover import Buffer
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples, write_shards

@@ -1,4 +1,4 @@
-"""buffers.py: what goes anywhere `bytes` go, copies nothing, and stays right whatever is made of it."""
+"""handover.py: what goes anywhere `bytes` go, copies nothing, and stays right whatever is made of it."""
 
 import io
 import mmap
@@ -19,7 +19,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache.tarindex import Samples
-from shardcache_client.files.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
+from shardcache_client.sharing.handover import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
 
 CONTENT = bytes(range(256)) * 64
 

@@ -19,9 +19,8 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache.store.disk import is_open_elsewhere
 from shardcache.tarindex import Samples
-from shardcache_client.files.buffers import Buffer
 from shardcache_client.files.slicing import ShardGoneError
-from shardcache_client.sharing.handover import Acks, Handover, Loan
+from shardcache_client.sharing.handover import Acks, Buffer, Handover, Loan
 from support.programs.processes import memfds
 
 CONTENT = os.urandom(1 << 20)
