@@ -8,18 +8,12 @@ Importing this package does not import torch; `ShardReader`, `MixtureReader` and
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardcache_client.handlers import (
-    ignore_and_continue,
-    ignore_and_stop,
-    reraise,
-    warn_and_continue,
-    warn_and_stop,
-)
+from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue, warn_and_stop
 
 if TYPE_CHECKING:
     from shardcache.tarindex import IndexEntry
     from shardcache_client.dataset import Mixture, ShardDataset
-    from shardcache_client.files.blocks import TokenBlocks
+    from shardcache_client.files import TokenBlocks
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
     from shardcache_client.mixture_reader import MixtureReader
@@ -51,7 +45,7 @@ _MODULES = {
     "ShardDataset": "dataset",
     "ShardLoader": "loader",
     "ShardReader": "reader",
-    "TokenBlocks": "files.blocks",
+    "TokenBlocks": "files",
     "batch_by_length": "lengths",
     "cached_paths": "paths",
 }

@@ -1,5 +1,7 @@
 """Arguments of datasets, loaders and mixtures: what each accepts, the form in which it is kept, and other words for it.
 
+Type arguments, too: `T_co` is what a dataset yields, `B_co` what a loader does.
+
 `checked` wraps a function with the rules of its arguments. Every error is a ConfigError that names the class that was
 called, the argument, what was given, and what to write instead.
 """
@@ -13,10 +15,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import ConfigError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # defaults of type variables: PEP 696, in the standard library from 3.13 on
+
+    T_co = TypeVar("T_co", covariant=True, default=dict[str, Any])
+    B_co = TypeVar("B_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+    B_co = TypeVar("B_co", covariant=True)
+
+U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_CHARS = 100

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
+from shardcache_client.arguments import FUNCTION, Accepts, B_co, T_co, U, checked, flag, whole
 from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
 from shardcache_client.mixture_reader import MixtureReader
 from shardcache_client.position.bookmark import Iteration
@@ -20,7 +20,6 @@ from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.sharing.shared_notes import SharedNotes
 from shardcache_client.topology import Ranks
-from shardcache_client.typed import B_co, T_co, U
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 

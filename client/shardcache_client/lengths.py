@@ -149,8 +149,8 @@ class LengthBatches(IterableDataset[Any]):
         one rank makes them re-read the other ranks' current buffers from the start, so at most `sort_buffer` samples
         per worker come twice, and none is lost.
         """
-        self._loaded, self._state = state, None
         self._dataset.load_state_dict(state)
+        self._loaded, self._state = state, None
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator, as StatefulDataLoader requests the state between this call and the first batch.

@@ -15,13 +15,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
+from shardcache_client.arguments import B_co
 from shardcache_client.position.bookmark import Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.torch_group import in_worker
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.topology import Topology
-from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
 

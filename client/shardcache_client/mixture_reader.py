@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import OTHER_WORDS, Accepts, checked, whole
+from shardcache_client.arguments import OTHER_WORDS, Accepts, T_co, U, checked, whole
 from shardcache_client.decoding.pipeline import PipelineBySource
 from shardcache_client.order.deal import SpanDeal
 from shardcache_client.order.manifest import Choices, Manifest
@@ -16,7 +16,6 @@ from shardcache_client.order.mixture import MixedSource, MixtureAssignment, Sour
 from shardcache_client.position.state import ReaderState, find_states
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import StreamSettings
-from shardcache_client.typed import T_co, U
 
 
 def _named(sources: Any) -> dict[str, ShardReader[Any]]:

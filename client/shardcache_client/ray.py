@@ -78,10 +78,7 @@ def read_shards(
             warnings.simplefilter("ignore", RayDeprecationWarning)
             parts.append(
                 ray.data.read_datasource(
-                    ShardDatasource(shards, read),
-                    override_num_blocks=tasks,
-                    num_cpus=num_cpus,
-                    ray_remote_args=where,
+                    ShardDatasource(shards, read), override_num_blocks=tasks, num_cpus=num_cpus, ray_remote_args=where
                 )
             )
     return parts[0].union(*parts[1:]) if len(parts) > 1 else parts[0]

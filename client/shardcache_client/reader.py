@@ -13,13 +13,13 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here
 from shardcache.tarindex import Row
 from shardcache_client import arguments
+from shardcache_client.arguments import T_co, U
 from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import SessionPool, resolve
 from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
-from shardcache_client.files.blocks import TokenBlocks
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files import Sample, TokenBlocks
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards, Selecting, row_of, tables_of
 from shardcache_client.order.deal import Assignment
@@ -31,7 +31,6 @@ from shardcache_client.ranks.group import RankGroup
 from shardcache_client.reading.epoch_reader import EpochReader
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.topology import Ranks, Topology, job_name
-from shardcache_client.typed import T_co, U
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover

@@ -15,7 +15,7 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, local_path
 from shardcache_client.arguments import OTHER_WORDS, checked
 from shardcache_client.dataset import ShardDataset
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files import Sample
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.reader import ARGUMENTS

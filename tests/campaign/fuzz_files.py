@@ -20,7 +20,7 @@ from shardcache.store.shard import Facts
 from shardcache.tarindex import Samples, Tar, TarIndex, fault_of, key_of, read_header
 from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member
-from shardcache_client.files.slicing import Sample, as_bytes, cut
+from shardcache_client.files import Sample, as_bytes, cut
 from shardcache_client.reading.shards import ArrivingShard
 
 Given = Sample | str | None

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import Decoder, Spec, by_extension, decoders
-from shardcache_client.files.blocks import TokenBlocks, View
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files import Sample, TokenBlocks, View
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
 Missing = Literal["error", "skip"] | Mapping[str, Any]

@@ -263,7 +263,7 @@ class Assignment:
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
         """Return the same with other seeds, by source; that of a dataset alone is under ""."""
-        return replace(self, shuffle=self.shuffle and replace(self.shuffle, seed=seeds[""]))
+        return replace(self, shuffle=self.shuffle and replace(self.shuffle, seed=seeds.get("", self.shuffle.seed)))
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks, by the names of a dataset's arguments."""

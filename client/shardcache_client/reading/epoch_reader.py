@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Generic
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import checked, whole
+from shardcache_client.arguments import T_co, checked, whole
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, batches_before, check
@@ -26,7 +26,6 @@ from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.sharing.shared_notes import SharedNotes
 from shardcache_client.topology import Topology
-from shardcache_client.typed import T_co
 
 log = logging.getLogger("shardcache")
 

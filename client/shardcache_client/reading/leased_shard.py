@@ -12,8 +12,7 @@ from weakref import WeakMethod
 from shardcache import errors
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
-from shardcache_client.files.blocks import WHOLE, View
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files import WHOLE, Sample, View
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
 if TYPE_CHECKING:

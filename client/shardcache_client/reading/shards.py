@@ -11,9 +11,8 @@ from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar, TarIndex, split_lines
 from shardcache.tarindex.members import Member
-from shardcache_client.files import slicing
-from shardcache_client.files.blocks import WHOLE, BlockCutter, TokenBlocks, View
-from shardcache_client.files.slicing import Column, Reads, Sample
+from shardcache_client import files
+from shardcache_client.files import WHOLE, BlockCutter, Column, Reads, Sample, TokenBlocks, View
 
 if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
@@ -43,19 +42,19 @@ class MappedShard:
         try:
             self.index = TarIndex.open(index_path)
             try:
-                self.tar = slicing.map_file(path, self.index.header["size_bytes"], in_order=in_order)
+                self.tar = files.map_file(path, self.index.header["size_bytes"], in_order=in_order)
             except BaseException:
                 self.index.close()
                 raise
             if view.blocks is not None:
                 self._blocks = self._cut_blocks(view.blocks)
             self._samples = len(self.index if self._blocks is None else self._blocks)
-            named = None if slicing.is_nameless(path) else path
+            named = None if files.is_nameless(path) else path
             self._loan = handover.lend(self.tar, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
-            raise slicing.unreadable(exn, path, url) from exn
+            raise files.unreadable(exn, path, url) from exn
 
     def __repr__(self) -> str:
         return f"MappedShard({self.url!r}, samples={len(self)}, closed={self.tar.closed})"
@@ -85,13 +84,13 @@ class MappedShard:
     @property
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self.index
-        return slicing.chosen(
-            slicing.as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.reads
+        return files.chosen(
+            files.as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.reads
         )
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
-        return self._blocks or slicing.cutter(self.index, self._columns, self.url)
+        return self._blocks or files.cutter(self.index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
@@ -102,7 +101,7 @@ class MappedShard:
         stop = len(self) if stop is None else min(stop, len(self))
         if self._blocks is not None:
             return map(self._blocks, range(start, stop))
-        return slicing.cut(self.index, self._columns, self.url, start, stop)
+        return files.cut(self.index, self._columns, self.url, start, stop)
 
 
 More = Callable[[int], Arriving | None]
@@ -140,11 +139,11 @@ class ArrivingShard:
         self._size_bytes = grant["size_bytes"]
         path = Path(grant["path"])
         try:
-            self._map = slicing.map_file(path, self._size_bytes, grant["inode"])
+            self._map = files.map_file(path, self._size_bytes, grant["inode"])
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=self.url) from exn
         except OSError as exn:
-            raise slicing.unreadable(exn, path, self.url) from exn
+            raise files.unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
         self._columns: list[Column | None] = []
         # The daemon checks the end of the tar once the whole shard has arrived.
@@ -171,10 +170,10 @@ class ArrivingShard:
             if not self._is_whole(number):
                 return
             tables = self._grouping.samples
-            self._columns += slicing.chosen(
-                slicing.as_bytes(tables.extensions[len(self._columns) :], self._map), self._reads
+            self._columns += files.chosen(
+                files.as_bytes(tables.extensions[len(self._columns) :], self._map), self._reads
             )
-            yield from slicing.cut(tables, self._columns, self.url, number, number + 1)
+            yield from files.cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:
         """Wait until a sample has arrived; return False if it must be read another way."""

@@ -19,7 +19,7 @@ from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleE
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.decoding.pipeline import Dropped, Pipeline
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files import Sample
 from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Deal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Share, Strided

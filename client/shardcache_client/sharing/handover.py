@@ -27,7 +27,7 @@ from typing import Any, SupportsIndex
 
 from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables
-from shardcache_client.files.slicing import Column, Slices, as_bytes, map_file, unreadable
+from shardcache_client.files import Column, Slices, as_bytes, map_file, unreadable
 from shardcache_client.sharing.shared_notes import reopened, take
 
 try:

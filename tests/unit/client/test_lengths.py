@@ -416,3 +416,12 @@ def test_the_work_is_spread_over_all_batches() -> None:
     assert [len(batch) for batch in batches([10] * 100, 500, 2)] == [50, 50]
     assert [len(batch) for batch in batches([10] * 100, 500, 3)] == [34, 34, 32]
     assert [len(batch) for batch in batches([10] * 51, 500, 2)] == [26, 25]
+
+
+def test_refused_state_leaves_the_epoch_whole() -> None:
+    """If the dataset does not take a state, no batches are skipped on its account."""
+    _, ((reader,),) = stopped(job(spread(40), 1, 1), 5)
+    again = stage(Numbered(spread(40)))
+    with pytest.raises(IndexError):
+        again.load_state_dict(reader.state_dict() | {"dataset": {}})
+    assert keys([list(again)]) == list(range(40))

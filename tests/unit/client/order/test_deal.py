@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.deal import SampleDeal, ShardDeal, check
+from shardcache_client.order.deal import Assignment, SampleDeal, ShardDeal, check
 from shardcache_client.order.division import Partition, Phase
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
@@ -129,3 +129,10 @@ def test_share_resumes_after_any_place() -> None:
     whole = walk(share, counts)
     for taken in range(len(whole) + 1):
         assert walk(share.behind(taken), counts) == whole[taken:]
+
+
+def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:
+    """A state of a mixture, loaded into a dataset of a drawn seed, is refused as of another dataset, not a KeyError."""
+    drawn = Assignment(Shuffle(seed=1))
+    assert drawn.reseeded({"web": 5}) == drawn
+    assert drawn.reseeded({"": 5}) == Assignment(Shuffle(seed=5))

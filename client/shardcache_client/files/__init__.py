@@ -1,1 +1,0 @@
-"""Files of cached shards: mapped into memory and sliced into samples."""
