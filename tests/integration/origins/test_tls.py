@@ -1,6 +1,7 @@
 """Stores behind TLS, at IPv6 addresses and behind proxies: whom the daemon trusts, and what it says of others."""
 
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -158,20 +159,27 @@ async def test_a_store_at_an_ipv6_address_is_read(
         assert ("X-Amz-Signature=" in asked) == (kind != "web")
 
 
+@pytest.fixture
+def proxy() -> Iterator[ForwardProxy]:
+    """A proxy that one user may use."""
+    with ForwardProxy(USER, PASSWORD) as running:
+        yield running
+
+
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @KINDS
 async def test_a_proxy_passes_everything_on(
-    kind: str, secure: bool, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, secure: bool, proxy: ForwardProxy, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain requests by their whole url, those over TLS through a tunnel; with the credentials of the proxy's url.
 
     Other credentials are an error at once, which does not name them.
     """
-    async with ForwardProxy(USER, PASSWORD) as proxy, FaultyS3(trusting.server() if secure else None) as server:
+    async with FaultyS3(trusting.server() if secure else None) as server:
         url = url_of(kind, server, monkeypatch)
         for password in ("hush", PASSWORD):
             for name in ("http_proxy", "https_proxy"):
-                monkeypatch.setenv(name, proxy.url(password))
+                monkeypatch.setenv(name, proxy.url_for(password))
             rig.origins = Origins([], max_connections=4)
             if password == PASSWORD:
                 assert (await rig.download(await rig.stat(url))).path.read_bytes() == DATA

@@ -6,20 +6,19 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store, sha256
+from support.network.scripted_server import Reply, Request, ScriptedServer, answer
 from support.platforms.images import Image
 from support.platforms.pods import Node, Pod
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
@@ -37,55 +36,40 @@ def serving(nodes: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[dict[s
         folder: for kubectl's config and its cache.
     """
 
-    class Api(_Api):
-        listed = nodes
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+    with _Api(nodes) as server:
+        cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}
         config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "current-context": "here"}
         config |= {"contexts": [{"name": "here", "context": {"cluster": "here", "user": ""}}]}
         (folder / "kubeconfig").write_text(json.dumps(config))
-        try:
-            yield {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
-        finally:
-            server.shutdown()
-            thread.join()
+        yield {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
 
 
-class _Api(BaseHTTPRequestHandler):
-    listed: ClassVar[Sequence[Mapping[str, Any]]] = ()
+class _Api(ScriptedServer):
+    """Answers requests for the list of nodes, and for what the server has."""
 
-    def do_GET(self) -> None:
-        """Answer a request for the list of nodes, or for what the server has."""
-        url = urlsplit(self.path)
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def reply(self, head: str, _number: int) -> Reply:
+        url = urlsplit(Request.parse(head).target)
+        found: dict[str, Any]
         match url.path:
             case "/api":
-                self._send({"kind": "APIVersions", "versions": ["v1"]})
+                found = {"kind": "APIVersions", "versions": ["v1"]}
             case "/apis":
-                self._send({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
+                found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
             case "/api/v1":
-                self._send({"kind": "APIResourceList", "groupVersion": "v1", "resources": [_NODES]})
+                found = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [_NODES]}
             case "/api/v1/nodes":
-                self._send({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": self._chosen(url.query)})
+                found = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": self._chosen(url.query)}
             case _:
-                self.send_error(404)
+                return Reply(answer(b"", status="404 Not Found"))
+        return Reply(answer(json.dumps(found).encode(), "Content-Type: application/json", status="200 OK"))
 
     def _chosen(self, query: str) -> list[Mapping[str, Any]]:
         name, _, value = parse_qs(query).get("labelSelector", ["="])[0].partition("=")
-        return [node for node in self.listed if not name or node["metadata"]["labels"].get(name) == value]
-
-    def _send(self, answer: Mapping[str, Any]) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing."""
+        return [node for node in self._nodes if not name or node["metadata"]["labels"].get(name) == value]
 
 
 BUCKET = "training-data"

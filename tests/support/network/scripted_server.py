@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +17,7 @@ from support.stores.mischief import Ending
 
 _LIMIT_S = 60.0
 _HEAD_BYTES = 64 * 1024
+_CHUNK_BYTES = 10_000
 # The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
 _HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 _LINGER = struct.pack("ii", 1, 0)  # close by a reset
@@ -34,12 +36,26 @@ class Reply:
     then: Callable[[socket.socket], object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    target: str
+    headers: dict[str, str]  # by their names as they came
+
+    @classmethod
+    def parse(cls, head: str) -> Self:
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        method, target, _ = first.split(" ")
+        pairs = (line.partition(":") for line in lines)
+        return cls(method, target, {name: value.strip() for name, _, value in pairs})
+
+
 class ScriptedServer:
     """Listens on a free port of an address; a context manager. The last reply is given again and again.
 
     Args:
         context: for https.
-        address: of this machine, of IPv4 or IPv6.
+        address: of this machine, of IPv4 or IPv6; "::" for all of both.
     """
 
     def __init__(
@@ -49,7 +65,7 @@ class ScriptedServer:
         self._context = context
         self._address = f"[{address}]" if ":" in address else address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
+        self._listener = socket.create_server((address, 0), family=family, dualstack_ipv6=address == "::")
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
         self.connections = 0  # number of connections
@@ -149,12 +165,12 @@ def answer(body: bytes, *headers: str, status: str = "206 Partial Content", leng
 
 
 def head(*headers: str, status: str = "206 Partial Content") -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode()
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode("latin-1")
 
 
-def chunked(body: bytes, *headers: str, chunk_bytes: int = 10_000) -> bytes:
+def chunked(body: bytes, *headers: str) -> bytes:
     """Return an answer whose body comes in chunks."""
-    pieces = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
+    pieces = [body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
     return head("Transfer-Encoding: chunked", *headers) + chunks
 
@@ -165,62 +181,48 @@ def cut_record(plain: socket.socket) -> None:
 
 
 _PORTS = {"http": 80, "https": 443}
-_READ_BYTES = 64 * 1024
 
 
-class ForwardProxy:
-    """Listens on a free port of 127.0.0.1; use it as `async with`."""
+class ForwardProxy(ScriptedServer):
+    """A proxy that takes one user's password."""
 
     def __init__(self, user: str, password: str) -> None:
-        self._user, self._password = user, password
-        self._clients: set[asyncio.StreamWriter] = set()
+        super().__init__()
+        self._user = user
+        self._pair = base64.b64encode(f"{user}:{password}".encode()).decode()
         self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in list(self._clients):
-            writer.transport.abort()
-        await self._server.wait_closed()
-
-    def url(self, password: str) -> str:
+    def url_for(self, password: str) -> str:
         """Return its url, with a password."""
-        return f"http://{quote(self._user)}:{quote(password, '')}@127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients.add(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await self._pass_on(reader, writer)
-        self._clients.discard(writer)
-        writer.close()
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        method, target, *_ = head.decode("latin-1").split()
-        pair = base64.b64encode(f"{self._user}:{self._password}".encode())
-        if b"\r\nproxy-authorization: basic " + pair.lower() + b"\r\n" not in head.lower():
-            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
-            await writer.drain()
-            return
-        self.targets.append(target)
-        tunnel = method == "CONNECT"
-        url = urlsplit(f"//{target}" if tunnel else target)
-        far_reader, far_writer = await asyncio.open_connection(url.hostname, url.port or _PORTS[url.scheme])
+    def reply(self, head: str, _number: int) -> Reply:
+        request = Request.parse(head)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        if headers.get("proxy-authorization") != f"Basic {self._pair}":
+            return Reply(answer(b"", status="407 Proxy Authentication Required"), Ending.CLOSE)
+        self.targets.append(request.target)
+        tunnel = request.method == "CONNECT"
+        url = urlsplit(f"//{request.target}" if tunnel else request.target)
+        far = socket.create_connection((url.hostname, url.port or _PORTS[url.scheme]))
         if tunnel:
-            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        else:
-            far_writer.write(head)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(reader, far_writer))
-            group.create_task(_pump(far_reader, writer))
+            return Reply(b"HTTP/1.1 200 Connection established\r\n\r\n", Ending.CLOSE, partial(_join, far))
+        far.sendall(head.encode("latin-1"))
+        return Reply(b"", Ending.CLOSE, partial(_join, far))
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def _join(far: socket.socket, near: socket.socket) -> None:
+    """Pass on what comes from either side, until both have ended."""
+    with far:
+        there = threading.Thread(target=_pump, args=(near, far))
+        there.start()
+        _pump(far, near)
+        there.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while data := await reader.read(_READ_BYTES):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+        while data := source.recv(_HEAD_BYTES):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

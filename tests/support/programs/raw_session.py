@@ -43,9 +43,6 @@ class RawSession:
     def send(self, **message: Any) -> None:
         self._socket.send(json.dumps(message).encode())
 
-    def send_text(self, text: str) -> None:
-        self._socket.send(text.encode())
-
     def receive(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.receive_text())
         return answer

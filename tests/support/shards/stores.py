@@ -26,8 +26,8 @@ from support.shards.tars import make_tar, random_samples
 PIECE_BYTES = 64 * 1024
 
 
-def open_store(root: Path, capacity_bytes: int = 10**9) -> Store:
-    return Store.open(root, Amount(capacity_bytes), Amount(0))
+def open_store(root: Path) -> Store:
+    return Store.open(root, Amount(10**9), Amount(0))
 
 
 def residency_of(store: Store, pin_limit_bytes: int = 10**9) -> Residency:

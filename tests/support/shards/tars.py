@@ -38,15 +38,15 @@ def random_samples(
     ]
 
 
-def make_tar(samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> bytes:  # noqa: A002
-    """Pack samples into a tar, as WebDataset's TarWriter lays them out. `format` is one of tarfile's constants."""
+def make_tar(samples: Iterable[Sample]) -> bytes:
+    """Pack samples into a tar, as WebDataset's TarWriter lays them out."""
     members = [
         (f"{sample['__key__']!s}.{ext}", value)
         for sample in samples
         for ext, value in sample.items()
         if not ext.startswith("__") and isinstance(value, bytes)
     ]
-    return pack(members, format=format)
+    return pack(members)
 
 
 def pack(members: Iterable[tuple[str | tarfile.TarInfo, bytes]], *, format: int = tarfile.USTAR_FORMAT) -> bytes:  # noqa: A002
@@ -78,12 +78,12 @@ def published(path: Path, tar: bytes, url: str) -> tuple[Path, Path]:
 
 
 def write_shards(
-    folder: Path, shards: int, samples_per_shard: int, sizes: Mapping[str, int] | None = None, *, seed: int = 0
+    folder: Path, shards: int, samples_per_shard: int, sizes: Mapping[str, int] | None = None
 ) -> list[Path]:
     """Write `shard-000000.tar` and on into `folder`; keys continue from one shard to the next, each is unique."""
     paths = []
     for number in range(shards):
-        samples = random_samples(samples_per_shard, sizes, seed=seed, first=number * samples_per_shard)
+        samples = random_samples(samples_per_shard, sizes, first=number * samples_per_shard)
         paths.append(folder / f"shard-{number:06d}.tar")
         paths[-1].write_bytes(make_tar(samples))
     return paths

@@ -1,15 +1,18 @@
 """A proxy before a real S3 server, which spoils answers as it is told to."""
 
 import asyncio
+import http.client
 import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from support.programs.guard import GUARD_S
 from support.stores.mischief import Answer, Ending, Mischief, Scene, spoil
 
 # A head's headers that hold for one connection alone.
@@ -85,7 +88,7 @@ class FaultyProxy:
             other: bytes of another object, as long as the longest at least.
             late_s, drip_s: how late a late answer is, and how long a byte takes that drips.
         """
-        self._upstream = urlsplit(upstream_url)
+        self._upstream = urlsplit(upstream_url).netloc
         self._objects = objects or {}
         self._other = other
         self._rng = random.Random(0)  # decides what a rule with a share takes
@@ -98,11 +101,9 @@ class FaultyProxy:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
         self.done: Counter[Mischief] = Counter()  # how often each mischief really reached a client
         self.requests = 0  # that came
-        self.connections = 0  # that were opened
-        self.sent_bytes = 0  # of bodies
 
     def __repr__(self) -> str:
-        return f"<FaultyProxy before {self._upstream.netloc}, {self.done.total()} answers spoiled>"
+        return f"<FaultyProxy before {self._upstream}, {self.done.total()} answers spoiled>"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -161,7 +162,6 @@ class FaultyProxy:
         task = asyncio.current_task()
         assert task is not None
         self._clients[writer] = task
-        self.connections += 1
         try:
             while request := await _read_request(reader, writer):
                 self.requests += 1
@@ -183,7 +183,7 @@ class FaultyProxy:
         rules = [rule for rule in self._rules if rule.takes(request, self._rng)]
         for rule in rules:
             await rule.act()
-        answer = await self._ask(request)
+        answer = await asyncio.to_thread(self._ask, request)
         mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
         if mischief:
             spoil(mischief, answer, Scene(request.start or 0, self._other, self._objects.get(request.key, answer.body)))
@@ -202,29 +202,22 @@ class FaultyProxy:
         body = answer.body[: answer.sent]
         if not answer.drips:
             writer.write(body)
-            self.sent_bytes += len(body)
             return
         for byte in body:
             if writer.transport.is_closing():
                 raise ConnectionResetError
             writer.write(bytes([byte]))
-            self.sent_bytes += 1
             await asyncio.sleep(self._drip_s)
 
-    async def _ask(self, request: _Request) -> Answer:
-        reader, writer = await asyncio.open_connection(self._upstream.hostname, self._upstream.port, limit=_HEAD_BYTES)
-        try:
-            headers = request.headers | {"connection": "close"}
-            lines = [f"{request.method} {request.target} HTTP/1.1", *(f"{key}: {headers[key]}" for key in headers)]
-            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + request.body)
-            status_line, answered = await _read_head(reader)
-            body = await _read_rest(reader, answered) if request.method != "HEAD" else b""
-        finally:
-            writer.close()
-        answered = {name: value for name, value in answered.items() if name not in _HOP}
+    def _ask(self, request: _Request) -> Answer:
+        with closing(http.client.HTTPConnection(self._upstream, timeout=GUARD_S)) as connection:
+            connection.request(request.method, request.target, request.body, request.headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        headers = {name.lower(): value for name, value in answer.getheaders() if name.lower() not in _HOP}
         if request.method != "HEAD":
-            answered["content-length"] = str(len(body))
-        return Answer(int(status_line.split(" ")[1]), answered, body)
+            headers["content-length"] = str(len(body))
+        return Answer(answer.status, headers, body)
 
 
 def _can_spoil(mischief: Mischief, answer: Answer) -> bool:
@@ -248,30 +241,12 @@ async def _end(ending: Ending, reader: asyncio.StreamReader, writer: asyncio.Str
 
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:
     try:
-        first, headers = await _read_head(reader)
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
     except asyncio.IncompleteReadError:
         return None
     method, target, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     return _Request(method, target, {name: value for name, value in headers.items() if name not in _HOP}, body)
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
-    status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-    return status_line.decode("latin-1"), _headers(lines)
-
-
-def _headers(lines: Iterable[bytes]) -> dict[str, str]:
-    pairs = (line.decode("latin-1").partition(":") for line in lines if line)
-    return {name.lower(): value.strip() for name, _, value in pairs}
-
-
-async def _read_rest(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    if headers.get("transfer-encoding", "").lower() != "chunked":
-        return await reader.read()
-    body = bytearray()
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    return bytes(body)
