@@ -63,12 +63,24 @@ def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[
             process.wait()
 
 
-def rate(read: Callable[[], float], timed_s: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Repeat a read until that much time has passed; return the sum of what it returns, per second."""
+def rate(
+    read: Callable[[], float], expected: float, timed_s: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Read an epoch unmeasured, with the start of any workers in it, then whole epochs for a while.
+
+    Returns what they give per second. Raises RuntimeError where one does not give what it must.
+    """
+
+    def checked() -> float:
+        if (found := read()) != expected:
+            raise RuntimeError(f"an epoch gave {found:,} instead of {expected:,}")
+        return found
+
+    checked()
     got, started_s = 0.0, clock()
     while (elapsed_s := clock() - started_s) < timed_s:
-        got += read()
-    return got / elapsed_s
+        got += checked()
+    return round(got / elapsed_s, 1)
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -102,6 +114,19 @@ def interleaved(
 
 def medians(contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int) -> dict[Key, float]:
     return {name: statistics.median(tries) for name, tries in interleaved(contenders, say, rounds).items()}
+
+
+def compared(
+    contenders: Mapping[str, Callable[[], float]],
+    say: Callable[[str], None],
+    rounds: int,
+    part: str,
+    what: str,
+    targets: "Mapping[str, Target]",
+) -> "list[Row]":
+    """Return a row for each contender after the first, which is compared with it, of medians of all rounds."""
+    (_, ours), *peers = medians(contenders, say, rounds).items()
+    return [Row(part, what, ours, peer, theirs, targets.get(peer)) for peer, theirs in peers]
 
 
 def median_of(tries: Mapping[Key, Sequence[Any]], figure: str) -> dict[Key, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import peers
-from benchmarks.measure import Row, Target, call, medians, rate
+from benchmarks.measure import Row, Target, call, compared, rate
 from benchmarks.workplace import Workplace
 from support.shards.tars import make_tar
 
@@ -30,20 +30,13 @@ Sample = tuple[str, bytes, int]
 def measure(place: Workplace) -> list[Row]:
     """Return decoded images a second, medians of interleaved rounds."""
     sources = _write(place)
-    with place.warmed(sources["shardcache"]) as daemon:
-
-        def run(contender: str) -> float:
-            return round(call(images_per_s, contender=contender, source=sources[contender], socket=str(daemon.socket)))
-
-        contenders = {name: partial(run, name) for name in sources}
-        rates = medians(contenders, lambda text: place.say(f"{text} images/s"), place.rounds)
-    ours = rates.pop("shardcache")
     what = f"images/s, JPEGs of {SIDE} × {SIDE} decoded and cropped, batches of {BATCH}, {WORKERS} workers"
-    best = max(rates, key=lambda name: rates[name])
-    return [
-        Row("decoded", what, ours, peer, each, Target("≥", 1.0) if peer == best else None)
-        for peer, each in rates.items()
-    ]
+    with place.warmed(sources["shardcache"]) as daemon:
+        contenders = {
+            name: partial(call, images_per_s, contender=name, source=source, socket=str(daemon.socket))
+            for name, source in sources.items()
+        }
+        return compared(contenders, place.say, place.rounds, "decoded", what, {"litdata": Target("≥", 1.0)})
 
 
 def samples(shard: int) -> Iterator[Sample]:
@@ -83,19 +76,10 @@ def _write(place: Workplace) -> dict[str, str]:
 
 
 def images_per_s(contender: str, source: str, socket: str) -> float:
-    """Read an epoch unmeasured, with the workers' start in it, then whole epochs for a while; check each."""
     loader = {"shardcache": partial(_ours, socket=socket), "webdataset": _webdataset}.get(
         contender, partial(_simplejpeg, contender)
     )(source)
-
-    def read() -> int:
-        images = sum(len(batch[0]) for batch in loader)
-        if images != SHARDS * SHARD_SAMPLES:
-            raise RuntimeError(f"{contender} gave {images} images, the dataset has {SHARDS * SHARD_SAMPLES}")
-        return images
-
-    read()
-    return rate(read, _TIMED_S)
+    return rate(lambda: sum(len(batch[0]) for batch in loader), SHARDS * SHARD_SAMPLES, _TIMED_S)
 
 
 def _ours(source: str, socket: str) -> Any:

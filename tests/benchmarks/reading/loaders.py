@@ -12,6 +12,7 @@ from benchmarks.data import LARGE
 from benchmarks.measure import Row, Target, call, interleaved, medians, rate
 from benchmarks.workplace import Daemon, Workplace
 
+(EXTENSION,) = LARGE.extensions
 WORKERS = 2
 BATCH = 32
 _TIMED_S = 3.0
@@ -55,40 +56,23 @@ def _contenders(
 ) -> dict[str, Callable[[], float]]:
     dataset, url = place.dataset(LARGE), place.url(LARGE)
     sources = {WEBDATASET: str(dataset.folder), LITDATA: str(place.litdata(LARGE))}
-    (extension,) = LARGE.extensions
-    wanted = {"extension": extension, "payload_bytes": dataset.payload_bytes, "socket": str(daemon.socket)}
-
-    def run(name: str) -> float:
-        return round(call(measured, contender=name, source=sources.get(name, url), **wanted, **how), 1)
-
-    return {name: partial(run, name) for name in names}
+    how |= {"samples": dataset.samples, "socket": str(daemon.socket)}
+    return {name: partial(call, measured, contender=name, source=sources.get(name, url), **how) for name in names}
 
 
-def gathered_per_s(contender: str, source: str, socket: str, extension: str, payload_bytes: int) -> float:
-    """Gather an epoch unmeasured, with the workers' start in it, then whole epochs for a while; check each."""
+def gathered_per_s(contender: str, source: str, socket: str, samples: int) -> float:
     # torch's own loader for all: litdata's dataset is no slower in it than in litdata's.
-    loader = _loader(_dataset(contender, source, socket), partial(_sizes, extension=extension))
-
-    def read() -> int:
-        found = list(loader)
-        _check(contender, sum(size_bytes for _, size_bytes in found), payload_bytes)
-        return sum(samples for samples, _ in found)
-
-    read()
-    return rate(read, _TIMED_S)
+    loader = _loader(_dataset(contender, source, socket), _gathered)
+    return rate(lambda: sum(loader), samples, _TIMED_S)
 
 
-def handed_mb_per_s(contender: str, source: str, socket: str, extension: str, payload_bytes: int, read: bool) -> float:
-    """Receive an epoch unmeasured and checked, with the workers' start in it, then whole epochs for a while.
-
-    Args:
-        read: have the trainer read every byte; else only ask for the length.
-    """
+def handed_mb_per_s(contender: str, source: str, socket: str, samples: int, read: bool) -> float:
+    """Return what the trainer receives, of which it reads every byte, or only asks for the length."""
     import numpy as np
 
     def as_bytes(sample: dict[str, Any]) -> dict[str, Any]:
         # Its samples hold memoryviews, which no queue can pickle: whoever does not decode in the workers does this.
-        return sample | {extension: bytes(sample[extension])}
+        return sample | {EXTENSION: bytes(sample[EXTENSION])}
 
     if contender == LITDATA:
         from litdata import StreamingDataLoader
@@ -101,14 +85,13 @@ def handed_mb_per_s(contender: str, source: str, socket: str, extension: str, pa
         received = 0
         for batch in loader:
             for sample in batch:
-                value = sample[extension]
+                value = sample[EXTENSION]
                 received += len(value)
                 if read:
                     np.frombuffer(value, np.uint64).sum()
         return received
 
-    _check(contender, receive(), payload_bytes)
-    return rate(receive, _TIMED_S) / 1e6
+    return rate(receive, samples * LARGE.sample_bytes, _TIMED_S) / 1e6
 
 
 def _dataset(contender: str, source: str, socket: str) -> Any:
@@ -128,11 +111,7 @@ def _loader(dataset: Any, collate: Callable[[Any], Any], kind: Any = None) -> It
     return loader
 
 
-def _sizes(batch: list[Any], extension: str) -> tuple[int, int]:
-    """Return the number of samples of a batch and their size, all that its worker sends."""
-    return len(batch), sum(len(sample[extension]) for sample in batch)
-
-
-def _check(contender: str, given_bytes: float, payload_bytes: int) -> None:
-    if given_bytes != payload_bytes:
-        raise RuntimeError(f"{contender} gave {given_bytes} bytes, the dataset has {payload_bytes}")
+def _gathered(batch: list[Any]) -> int:
+    """Return the number of samples of a batch, all that its worker sends."""
+    assert sum(len(sample[EXTENSION]) for sample in batch) == len(batch) * LARGE.sample_bytes
+    return len(batch)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.data import KINDS, LARGE, SMALL, Kind
-from benchmarks.measure import Row, Target, call, medians, memory_bytes, rate
+from benchmarks.measure import Row, Target, call, compared, memory_bytes, rate
 from benchmarks.workplace import Daemon, Workplace
 
 OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
@@ -43,38 +43,32 @@ def measure(place: Workplace) -> list[Row]:
 
 
 def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
-    chunks, tars = str(place.litdata(kind)), str(place.dataset(kind).folder)
     ours = _task(place, kind, daemon)
     tasks = {
         OURS: ours,
-        LITDATA: ours | {"contender": LITDATA, "source": chunks},
-        WEBDATASET: ours | {"contender": WEBDATASET, "source": tars},
+        LITDATA: ours | {"contender": LITDATA, "source": str(place.litdata(kind))},
+        WEBDATASET: ours | {"contender": WEBDATASET, "source": str(place.dataset(kind).folder)},
     }
-    rates = _rates(place, kind, tasks, place.rounds)
-    return [
-        Row("warm reading", f"samples/s, {kind.label}", rates[OURS], peer, rates[peer], target)
-        for peer, target in ((LITDATA, Target("≥", 1.0)), (WEBDATASET, None))
-    ]
+    return _compared(place, tasks, place.rounds, f"samples/s, {kind.label}", {LITDATA: Target("≥", 1.0)})
 
 
 def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     ours = _task(place, kind, daemon)
-    shuffled = f"{OURS}, window {WINDOW}"
-    tasks = {UNSHUFFLED: ours, shuffled: ours | {"window": WINDOW}}
-    rates = _rates(place, kind, tasks, max(place.rounds, _SHUFFLED_ROUNDS))
+    tasks = {OURS: ours | {"window": WINDOW}, UNSHUFFLED: ours}
+    rounds, limit = max(place.rounds, _SHUFFLED_ROUNDS), {UNSHUFFLED: Target("≥", 0.7)}
     narrow_bytes, wide_bytes = (call(anonymous_bytes, **ours, window=window) for window in (NARROW, WIDE))
-    more_mb = (wide_bytes - narrow_bytes) / 1e6
-    what = f"samples/s shuffled, {kind.label}"
     memory = f"MB of memory that window {WIDE} takes more than {NARROW}, {kind.label}"
     return [
-        Row("warm reading", what, rates[shuffled], UNSHUFFLED, rates[UNSHUFFLED], Target("≥", 0.7)),
-        Row("warm reading", memory, more_mb, target=Target("≤", MEMORY_MB)),
+        *_compared(place, tasks, rounds, f"samples/s shuffled with window {WINDOW}, {kind.label}", limit),
+        Row("warm reading", memory, (wide_bytes - narrow_bytes) / 1e6, target=Target("≤", MEMORY_MB)),
     ]
 
 
-def _rates(place: Workplace, kind: Kind, tasks: Mapping[str, Task], rounds: int) -> dict[str, float]:
+def _compared(
+    place: Workplace, tasks: Mapping[str, Task], rounds: int, what: str, targets: Mapping[str, Target]
+) -> list[Row]:
     contenders = {name: partial(call, samples_per_s, **task) for name, task in tasks.items()}
-    return medians(contenders, lambda text: place.say(f"{kind.label} · {text} samples/s"), rounds)
+    return compared(contenders, place.say, rounds, "warm reading", what, targets)
 
 
 def _task(place: Workplace, kind: Kind, daemon: Daemon) -> Task:
@@ -114,7 +108,7 @@ def samples_per_s(
     if (len(keys), seen_bytes) != (samples, payload_bytes):
         given = f"{len(keys)} samples of {seen_bytes} bytes"
         raise RuntimeError(f"{contender} gave {given}, the dataset has {samples} of {payload_bytes}")
-    return round(rate(lambda: _read(dataset, extensions), _TIMED_S))
+    return rate(lambda: _read(dataset, extensions), samples, _TIMED_S)
 
 
 def anonymous_bytes(contender: str, source: str, socket: str, window: int, **_: Any) -> float:
