@@ -85,20 +85,6 @@ def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> No
     assert (counters["evictions"], counters["refetches"]) == (3, 2)
 
 
-def test_live_jobs_stand_before_ended_ones_with_their_users_name(tmp_path: Path) -> None:
-    """Whichever joined first; so `status` begins with what is going on."""
-    with Daemon(tmp_path) as daemon, RawSession(daemon, "long"):
-        RawSession(daemon, "early").close()
-        RawSession(daemon, "ended").close()
-        with RawSession(daemon, "late"):
-            eventually(lambda: [row["sessions"] for row in daemon.status()["jobs"]] == [1, 1, 0, 0])
-            jobs = daemon.status()["jobs"]
-            assert [row["name"] for row in jobs] == ["long", "late", "early", "ended"]
-            assert {row["user"] for row in jobs} == {getpass.getuser()}
-            shown = shardcache("status", socket=daemon.socket).out
-    assert shown.index("late") < shown.index("early")
-
-
 # Lines in the log
 
 
@@ -113,6 +99,23 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The urls of some shards."""
     return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("shards"), 4, 4)]
+
+
+def test_live_jobs_stand_before_ended_ones_with_their_users_name(daemon: Daemon) -> None:
+    """Whichever joined first; so `status` begins with what is going on."""
+
+    def jobs() -> list[dict[str, Any]]:
+        return [row for row in daemon.status()["jobs"] if row["name"] in ("long", "late", "early", "ended")]
+
+    with RawSession(daemon, "long"):
+        RawSession(daemon, "early").close()
+        RawSession(daemon, "ended").close()
+        with RawSession(daemon, "late"):
+            eventually(lambda: [row["sessions"] for row in jobs()] == [1, 1, 0, 0])
+            assert [row["name"] for row in jobs()] == ["long", "late", "early", "ended"]
+            assert {row["user"] for row in jobs()} == {getpass.getuser()}
+            shown = shardcache("status", socket=daemon.socket).out
+    assert shown.index("late") < shown.index("early")
 
 
 def lines(daemon: Daemon, job: str, event: str) -> list[dict[str, Any]]:
