@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardcache.cli import common
+from shardcache.cluster.tier import Node, Tier, Tls, Upstream, parse
 from shardcache.errors import ConfigError, DaemonError
 from shardcache.units import size
 
 if TYPE_CHECKING:
-    from shardcache.cluster.tier import Node, Tier, Tls
     from shardcache.cluster.tier_status import NodeReport
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
@@ -149,8 +149,6 @@ _TIER = (
 
 def _nodes_of(text: str) -> tuple[Node, ...]:
     """Return the nodes of `--nodes`. Raises ConfigError."""
-    from shardcache.cluster.tier import parse
-
     if text == "-":
         return parse(sys.stdin.read())
     try:
@@ -170,8 +168,6 @@ def _is_file(text: str) -> bool:
 
 def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str) -> Tls | None:
     """Return the files of mutual TLS; None if it is not needed, or not wanted."""
-    from shardcache.cluster.tier import Tls
-
     if plain or all(node.is_loopback for node in nodes):
         return None
     return Tls(Path(ca), Path(certificate), Path(key))
@@ -179,8 +175,6 @@ def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, 
 
 def _tier_of(nodes: str, stores: tuple[str, ...], resolvers: tuple[str, ...], **options: Any) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
-    from shardcache.cluster.tier import Tier, Upstream
-
     found, upstreams = _nodes_of(nodes), tuple(map(Upstream.parse, stores))
     tls = _tls_of(found, **{name: options.pop(name) for name in ("plain", "ca", "certificate", "key")})
     if resolvers == (_AT_START,) or (not resolvers and all(store.is_address for store in upstreams)):
