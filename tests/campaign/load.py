@@ -253,17 +253,7 @@ def _send_all(session: RawSession, message: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
-    """Load a daemon for ten minutes, or a share of them: what became of each trouble, and of the daemon."""
-    yield list(endure(folder, scale))
-
-
-def _take(number: int, results: list[Result], result: Result, _scale: float) -> None:
-    for each in fields(Result):
-        setattr(result, each.name, getattr(results[number], each.name))
-
-
-def endure(folder: Path, scale: float) -> Iterator[Result]:
-    """Load a daemon; yield what became of each trouble, and of what is left behind."""
+    """Load a daemon for ten minutes, or a share of them: what became of each trouble, and what is left behind."""
     with (
         _store() as (endpoint_url, break_share),
         Daemon(folder, *_FLAGS, capacity="16MB", env=aws_env(endpoint_url)) as daemon,
@@ -273,9 +263,14 @@ def endure(folder: Path, scale: float) -> Iterator[Result]:
         before = Remains.of(daemon)
         break_share(_BROKEN_SHARE)
         results = Load(daemon, scale).bear(600.0)
-        yield Result("answer of the store broken", injected=break_share(0.0))
-        yield from results
-        yield _nothing_left(results[0].injected, before, daemon)
+        broken = Result("answer of the store broken", injected=break_share(0.0))
+        left = _nothing_left(results[0].injected, before, daemon)
+    yield [broken, *results, left]
+
+
+def _take(number: int, results: list[Result], result: Result, _scale: float) -> None:
+    for each in fields(Result):
+        setattr(result, each.name, getattr(results[number], each.name))
 
 
 def _nothing_left(sessions: int, before: "Remains", daemon: Daemon) -> Result:
@@ -340,10 +335,6 @@ def is_quiet(daemon: Daemon) -> bool:
 _ROWS = (
     *("broken answers", "torn sessions", "flood", "deaf readers", "half-open connections", "warm given up"),
     *("evictions", "nothing is left"),
-)
-ROWS = (
-    *("broken answers", "torn sessions", "datasets", "killed readers", "frozen readers", "flood", "deaf readers"),
-    *("half-open connections", "warm given up", "evictions", "nothing is left", "loop lag"),
 )
 ROWS = tuple(Row(name, partial(_take, number), slow=True) for number, name in enumerate(_ROWS))
 

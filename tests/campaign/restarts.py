@@ -1,6 +1,7 @@
 """The daemon is killed, stopped and frozen at any moment, while jobs read: every epoch gives the same samples."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -11,11 +12,11 @@ import tempfile
 import threading
 import time
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
 
 from campaign.harness import Result, Row, scaled
@@ -33,17 +34,13 @@ PERIOD = 3
 # Room for what is in hand and a little more: every epoch needs the daemon, and most of it the store.
 CAPACITY = "4MB"
 FLAGS = ("--part-size", "65536", "--shard-connections", "2")
-# Without disturbance at most, unless a start of the daemon takes longer: else a slow machine gives jobs no time.
-LONGEST_CALM_S = 0.8
+# Samples between two disturbances: so many at most.
+LONGEST_CALM = 400
 LONGEST_FREEZE_S = 1.5
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
-# Workers look every 5 s whether their job still runs.
-_ORPHANED_S = 20.0
 # A reader that had nothing to read for so long when the daemon was ready again waited for it.
 _DRY_S = 0.3
-# So much later than the daemon itself may we notice that it is ready.
-_NOTICED_S = 0.1
 
 _JOB = """
 import json, os, sys, threading, zlib
@@ -52,11 +49,10 @@ from torch.utils.data import DataLoader
 from shardcache_client import ShardDataset
 
 def end_with_input():
-    # Whoever disturbs this job may be killed itself; and in the middle of an epoch there is nothing to tidy up.
     os.read(0, 1)  # not sys.stdin: a forked worker closes that, and would wait for this thread's lock on it
     os._exit(0)
 
-threading.Thread(target=end_with_input, daemon=True).start()
+threading.Thread(target=end_with_input, daemon=True).start()  # whoever disturbs this job may be killed itself
 workers, period, epochs, options = json.loads(sys.argv[1])
 dataset = ShardDataset("s3://bucket/index.json", **options)
 samples = DataLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
@@ -83,24 +79,13 @@ SHUFFLED = Shape("3 workers, shuffled", 3, {"shuffle": True, "shuffle_window": 3
 ARRIVING = Shape("reading what arrives", 0, {"partial_reads": True})
 
 
-class WatchedJob:
-    """A job in a process of its own, of which each epoch is compared; a context manager.
+class Job:
+    """A job in a process of its own; a context manager. `epochs`: 0 for ever more."""
 
-    Args:
-        expected: what the epochs are to be; None for a job of `PERIOD` epochs that finds that out.
-    """
-
-    def __init__(self, socket: Path, shape: Shape, expected: list[Epoch] | None = None) -> None:
-        self.epochs: list[Epoch] = []
+    def __init__(self, socket: Path, shape: Shape, epochs: int = 0) -> None:
         options = {**shape.options, "timeout_s": 120, "socket": str(socket)}
-        self._task = json.dumps([shape.workers, PERIOD, 0 if expected else PERIOD, options])
-        self._expected = expected
-        self._result = Result("undisturbed")
-        self._current: Epoch = []
-        self._arrivals_s: list[float] = []
-        self._whole = 0
-        self._ended = False
-        self._moved = threading.Condition()
+        self._task = json.dumps([shape.workers, PERIOD, epochs, options])
+        self._printed: SimpleQueue[tuple[float, str]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile("w+")
@@ -112,89 +97,37 @@ class WatchedJob:
             text=True,
             start_new_session=True,
         )
-        self._watching = threading.Thread(target=self._watch)
-        self._watching.start()
+        self._listening = threading.Thread(target=self._listen)
+        self._listening.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(HANG_S)
-        self._watching.join(_ORPHANED_S)
-        if self._watching.is_alive():
-            # A worker that was being started when the job ended notices nothing of that, and keeps the pipe open.
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._watching.join()
-        self._process.stdout.close()
-        self._log.close()
+        with self._process, self._log:
+            with suppress(ProcessLookupError):  # it has ended, and its workers as well
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._listening.join()
 
-    def wait(self) -> list[Epoch]:
-        """Return the epochs of a job that ends. Raises RuntimeError with the end of its log if it fails."""
-        if self._process.wait(HANG_S):
-            raise RuntimeError(self._tail())
-        self._watching.join()
-        return self.epochs
-
-    def report_to(self, result: Result) -> None:
-        """Count what goes wrong from now on there; once a sample has come, which is when the job runs."""
-        with self._moved:
-            self._result = result
-            if self._ended:
-                result.fail("lost", "the job had ended before")
-            elif not self._moved.wait_for(lambda: self._arrivals_s or self._ended, HANG_S):
-                result.fail("hangs", f"the job gave no sample within {HANG_S:g} s")
-
-    def recovery_s(self, ready_s: float, result: Result) -> float | None:
-        """Return how long after the daemon was ready a sample came to a reader that had none; None where one had."""
-        begin_s = ready_s - _NOTICED_S
-        with self._moved:
-            if not self._moved.wait_for(lambda: self._ended or self._arrivals_s[-1] > begin_s, HANG_S):
-                result.fail("hangs", f"no sample within {HANG_S:g} s of a daemon that is ready")
-            if self._ended or self._arrivals_s[-1] <= begin_s:
-                return None
-            first = bisect_right(self._arrivals_s, begin_s)
-            waited = first > 0 and self._arrivals_s[first - 1] < ready_s - _DRY_S
-            return max(0.0, self._arrivals_s[first] - ready_s) if waited else None
-
-    def finish_epoch(self, result: Result) -> None:
-        """Wait until the present epoch, and so all of it, was compared."""
-        with self._moved:
-            wanted = self._whole + 1
-            if not self._moved.wait_for(lambda: self._ended or self._whole >= wanted, HANG_S):
-                result.fail("hangs", f"an epoch did not end within {HANG_S:g} s")
-
-    def _watch(self) -> None:
+    def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            key, number = line.split()
-            with self._moved:
-                if key == "epoch":
-                    self._compare(int(number))
-                else:
-                    self._arrivals_s.append(time.monotonic())
-                    self._current.append((key, int(number)))
-                self._moved.notify_all()
-        status = self._process.wait()
-        with self._moved:
-            self._ended = True
-            if status:
-                story = self._tail()
-                self._result.fail("lost" if "shardcache.errors." in story else "untyped", f"the job ended:\n{story}")
-            self._moved.notify_all()
+            self._printed.put((time.monotonic(), line))
+        self._printed.put((time.monotonic(), ""))
 
-    def _compare(self, number: int) -> None:
-        read, self._current = self._current, []
-        self._whole += 1
-        if self._expected is None:
-            self.epochs.append(read)
-        else:
-            compare(self._result, f"epoch {number}", read, self._expected[number])
+    def samples(self) -> Iterator[tuple[float, str, int]]:
+        """Yield when each sample came, its key and its checksum; at the end of an epoch "epoch" and its number.
 
-    def _tail(self) -> str:
-        self._log.seek(0)
-        return "".join(self._log.readlines()[-30:])
+        Raises queue.Empty if none comes for `HANG_S`, and RuntimeError with the end of its log if the job fails.
+        """
+        while True:
+            at_s, line = self._printed.get(timeout=HANG_S)
+            if line:
+                key, number = line.split()
+                yield at_s, key, int(number)
+            elif self._process.wait(HANG_S):
+                self._log.seek(0)
+                raise RuntimeError("".join(self._log.readlines()[-30:]))
+            else:
+                return
 
 
 def compare(result: Result, how: str, read: list[Any], expected: list[Any]) -> None:
@@ -215,20 +148,28 @@ class Ground:
         self.env = stack.enter_context(store).env()
         (folder / "d").mkdir()
         self.daemon = stack.enter_context(Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=self.env))
-        self._job = stack.enter_context(ExitStack())
+        self._jobs = stack.enter_context(ExitStack())
         self._shape: Shape | None = None
 
-    def job(self, shape: Shape) -> WatchedJob:
+    def job(self, shape: Shape) -> Job:
         """Return the job of a shape; that of another shape ends. Raises RuntimeError if an undisturbed one is wrong."""
         if shape is not self._shape:
-            self._job.close()
-            self._shape = shape
-            with WatchedJob(self.daemon.socket, shape) as job:
-                epochs = job.wait()
-            if len(epochs) != PERIOD or any(sorted(epoch) != sorted(self._samples) for epoch in epochs):
+            self.end_job()
+            self.epochs: list[Epoch] = [[]]  # as an undisturbed job reads them
+            with Job(self.daemon.socket, shape, PERIOD) as job:
+                for _, key, number in job.samples():
+                    if key == "epoch":
+                        self.epochs.append([])
+                    else:
+                        self.epochs[-1].append((key, number))
+            if self.epochs.pop() or any(sorted(epoch) != sorted(self._samples) for epoch in self.epochs):
                 raise RuntimeError("an undisturbed job does not read each sample once")
-            self._watched = self._job.enter_context(WatchedJob(self.daemon.socket, shape, epochs))
-        return self._watched
+            self._job, self._shape = self._jobs.enter_context(Job(self.daemon.socket, shape)), shape
+        return self._job
+
+    def end_job(self) -> None:
+        self._jobs.close()
+        self._shape = None
 
 
 @contextmanager
@@ -297,22 +238,40 @@ def freeze(daemon: Daemon, rng: random.Random) -> int:
 
 
 def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float) -> None:
-    """Disturb the daemon while the job reads, and compare all that it reads; three times in four see it continue."""
+    """Disturb the daemon while the job reads, and compare all that it reads."""
+    try:
+        _disturb(ground.job(shape), disturb, scaled(times, scale), ground, result)
+    except Empty:
+        result.fail("hangs", f"no sample within {HANG_S:g} s")
+        ground.end_job()
+    except RuntimeError as exn:
+        result.fail("lost" if "shardcache.errors." in str(exn) else "untyped", f"the job ended:\n{exn}")
+        ground.end_job()
+
+
+def _disturb(job: Job, disturb: Disturb, times: int, ground: Ground, result: Result) -> None:
+    """Disturb the daemon so many times, each after some samples, and read on to the end of the epoch."""
     rng = random.Random(f"{SEED}, {result.fault}")
-    job = ground.job(shape)
-    job.report_to(result)
-    calm_s = LONGEST_CALM_S
-    for _ in range(scaled(times, scale)):
-        time.sleep(rng.random() ** 2 * calm_s)
-        begun_s = time.monotonic()
-        if status := disturb(ground.daemon, rng):
-            result.fail("untyped", f"exit status {status} after SIGTERM")
-        ready_s = time.monotonic()
-        result.injected += 1
-        if rng.random() < 0.75 and (recovery_s := job.recovery_s(ready_s, result)) is not None:
-            result.recovery_s.append(recovery_s)
-        calm_s = max(LONGEST_CALM_S, ready_s - begun_s)
-    job.finish_epoch(result)
+    read: Epoch = []
+    calm, former_s, ready_s = 1, 0.0, math.inf
+    for at_s, key, number in job.samples():
+        if key == "epoch":
+            compare(result, f"epoch {number}", read, ground.epochs[number])
+            if result.injected == times:
+                return
+            read = []
+            continue
+        read.append((key, number))
+        if at_s > ready_s:
+            if former_s < ready_s - _DRY_S:
+                result.recovery_s.append(at_s - ready_s)
+            ready_s = math.inf
+        former_s, calm = at_s, calm - 1
+        if calm <= 0 and result.injected < times:
+            if status := disturb(ground.daemon, rng):
+                result.fail("untyped", f"exit status {status} after SIGTERM")
+            result.injected += 1
+            ready_s, calm = time.monotonic(), round(rng.random() ** 2 * LONGEST_CALM)
 
 
 ROWS = tuple(
