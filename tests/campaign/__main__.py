@@ -1,6 +1,5 @@
 """`python -m campaign`: run the parts that are asked for, and print what was broken and what became of it."""
 
-import json
 import signal
 import sys
 import tempfile
@@ -16,8 +15,7 @@ from support.programs.cli import chosen, console
 @click.command()
 @click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the faults, for a quick look.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
-def main(only: str, scale: float, json_path: Path | None) -> None:
+def main(only: str, scale: float) -> None:
     """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
@@ -31,9 +29,6 @@ def main(only: str, scale: float, json_path: Path | None) -> None:
                 if result.first_failure:
                     log.print(result.first_failure, markup=False)
     out.print(render(results, f"faults on purpose, {time.monotonic() - begun_s:,.0f} s"))
-    if json_path is not None:
-        rows = [result.to_json() for result in results]
-        json_path.write_text(json.dumps({"scale": scale, "results": rows}, indent=2) + "\n")
     if not all(result.passed for result in results):
         sys.exit(1)
 

@@ -2,11 +2,11 @@
 
 import importlib
 import logging
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -45,19 +45,10 @@ class Result:
         setattr(self, kind, getattr(self, kind) + 1)
         self.first_failure = self.first_failure or how
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON, the median and the longest recovery in place of all."""
-        recovery = {"recovery_median_s": self._median_s, "recovery_most_s": max(self.recovery_s, default=None)}
-        return {key: value for key, value in asdict(self).items() if key != "recovery_s"} | recovery
-
-    @property
-    def _median_s(self) -> float | None:
-        return statistics.median(self.recovery_s) if self.recovery_s else None
-
     def cells(self) -> tuple[str, ...]:
         """Return its line of the table."""
         harm = (self.wrong, self.hangs, self.lost, self.untyped)
-        recovery = f"{self._median_s:.2f} / {max(self.recovery_s):.2f}" if self.recovery_s else ""
+        recovery = f"{median(self.recovery_s):.2f} / {max(self.recovery_s):.2f}" if self.recovery_s else ""
         verdict = "[green]ok[/]" if self.passed else "[red]FAILED[/]"
         return (self.part, self.fault, f"{self.injected:,}", *map(str, harm), recovery, verdict)
 

@@ -19,7 +19,6 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, with_window
-from support.stores.canary import Canary
 
 _MIB = 1024 * 1024
 _INDEX_BYTES = 24 * _MIB
@@ -129,18 +128,8 @@ def _window(codec: Codec, daemon: Daemon, folder: Path, _size: int) -> str:
 
 def _brackets(daemon: Daemon, folder: Path, _size: int) -> str:
     index = folder / "index.json"
-    index.write_bytes(_index_of_brackets())
+    index.write_bytes(f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}'.encode())
     return _resolved(daemon, f"file://{index}")
-
-
-def _brackets_on_the_web(daemon: Daemon, _folder: Path, _size: int) -> str:
-    with Canary() as server:
-        server.files["/index.json"] = _index_of_brackets()
-        return _resolved(daemon, server.url("/index.json"))
-
-
-def _index_of_brackets() -> bytes:
-    return f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}'.encode()
 
 
 def _braces(daemon: Daemon, _folder: Path, count: int) -> str:
@@ -180,7 +169,6 @@ ROWS = (
         for codec in (Codec.XZ, Codec.ZSTD)
     ),
     _row("index of brackets", _brackets, "origin", lambda *_: 5 * _INDEX_BYTES),
-    _row("index of brackets on the web", _brackets_on_the_web, "origin", lambda *_: 5 * _INDEX_BYTES),
     _row("braces for a shard too many", _too_many_braces, "config"),
     _row("braces for many shards", _braces, "manifest", lambda _, size: _SHARD_BYTES * size),
     _row("plan without end", _endless_plan, "capacity", lambda ground, _: ground.plan_memory_bytes),

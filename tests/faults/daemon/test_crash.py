@@ -93,18 +93,6 @@ async def test_finished_parts_outlive_the_daemon(
     assert first_bytes(faulty, "a.tar")[before:] == [last]
 
 
-async def test_parts_of_a_replaced_object_are_not_reused(daemon: Daemon, faulty: FaultyS3) -> None:
-    """Parts of one version are never finished with parts of another."""
-    url = faulty.put("a.tar", shard(0))
-    faulty.fail("a.tar", Fault.SILENCE, start=0)
-    asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
-    await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
-    await aside(daemon.kill)
-    faulty.put("a.tar", shard(0, seed=1))
-    await aside(daemon.start)
-    assert await asking == samples_of(0, seed=1)
-
-
 async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, faulty: FaultyS3) -> None:
     """It continues without them, and no part is requested twice."""
     url = faulty.put("a.tar", shard(0))

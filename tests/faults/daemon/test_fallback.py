@@ -4,7 +4,7 @@ import errno
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.leased_shard import ShardWindow
-from support.disks.mounts import Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon, PrivateHome, eventually, private_home
@@ -127,9 +126,8 @@ def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: py
     with scripted(socket, script) as heard:
         assert list(keys(session(socket), plan)) == KEYS
     assert [message["type"] for message in heard].count("lease") == 1
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "no room left; reading through a private daemon until the node's recovers"
-    ]
+    (warning,) = [record.getMessage() for record in caplog.records if "no room left" in record.getMessage()]
+    assert warning == "no room left; reading through a private daemon until the node's recovers"
 
 
 def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> None:
@@ -155,39 +153,16 @@ def _listed(plan: Plan) -> tuple[ShardRef, ...]:
     return tuple(resolve(DaemonChoice(None), ReaderIdentity("job"), [f"{folder}/"], GUARD_S))
 
 
-@contextmanager
-def full(root: Path) -> Iterator[tuple[Daemon, Callable[[], None]]]:
-    """A daemon whose filesystem has no room, and how to make some."""
-    with Tmpfs(root / "disk", 8 * 2**20) as disk, Daemon(root, "--cache-dir", str(disk.folder / "cache")) as daemon:
-        disk.fill()
-        yield daemon, disk.relieve
-
-
-@contextmanager
-def broken(root: Path) -> Iterator[tuple[Daemon, Callable[[], None]]]:
-    """A daemon whose disk fails at every change (EIO), and how to mend it."""
+@pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
+def test_bad_disk_is_used_again_once_it_is_well(root: Path, plan: Plan) -> None:
+    """While the disk fails at every change samples come through the private daemon, then from the node's."""
     shim = Shim(root / "shim", root=root / "cache")
     with Daemon(root, env=shim.env()) as daemon:
         shim.arm(Action.FAIL, times=FOR_EVER, ops=CHANGES, error=errno.EIO)
-        yield daemon, shim.disarm
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        pytest.param(full, marks=pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")),
-        pytest.param(broken, marks=pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")),
-    ],
-)
-def test_bad_disk_is_used_again_once_it_is_well(
-    root: Path, plan: Plan, trouble: Callable[[Path], AbstractContextManager[tuple[Daemon, Callable[[], None]]]]
-) -> None:
-    """While the disk is full or broken samples come through the private daemon, then from the node's."""
-    with trouble(root) as (daemon, mend):
         samples = keys(session(daemon.socket, retry_s=0.0), plan)
         read = list(itertools.islice(samples, 2 * SAMPLES))
         assert not daemon.shards()
-        mend()
+        shim.disarm()
         eventually(lambda: health(daemon.socket, GUARD_S)["status"] == "ok")
         assert read + list(samples) == KEYS
         assert daemon.shards()

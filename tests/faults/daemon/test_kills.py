@@ -70,8 +70,7 @@ def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) ->
         assert ended
 
 
-@pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "just begun"])
-async def test_indexer_dies_with_its_daemon(is_at_work: bool, tmp_path: Path) -> None:
+async def test_indexer_dies_with_its_daemon(tmp_path: Path) -> None:
     """The next daemon may index the same shard: the file under its name must not be an orphan's any more."""
     tar = tmp_path / "endless.tar"  # reading it waits for bytes that never come
     os.mkfifo(tar)
@@ -82,8 +81,7 @@ async def test_indexer_dies_with_its_daemon(is_at_work: bool, tmp_path: Path) ->
     indexer = os.pidfd_open(int(await parent.stdout.readline()))
     writers: list[int] = []
     try:
-        if is_at_work:
-            await asyncio.to_thread(eventually, lambda: _is_read(tar, writers))
+        await asyncio.to_thread(eventually, lambda: _is_read(tar, writers))
         parent.kill()
         await parent.wait()
         ended, _, _ = await asyncio.to_thread(select.select, [indexer], [], [], 60)

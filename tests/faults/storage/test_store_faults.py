@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -12,7 +11,6 @@ from campaign import store
 from campaign.harness import QUICK, Result, Row, rows
 from campaign.store_place import StorePlace
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError
-from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig
 from support.programs.guard import GUARD_S
 from support.stores.faulty_proxy import FaultyProxy
@@ -111,24 +109,3 @@ async def right_or_typed(rig: Rig, url: str) -> bool:
     assert partial.path.read_bytes() == DATA
     partial.path.unlink()
     return True
-
-
-async def test_no_request_overtakes_what_the_proxy_does_before_it(faulty: FaultyS3) -> None:
-    """An object that is replaced before a part is asked for comes in its new edition, also at a hedged request."""
-    faulty.put("a.tar", b"former")
-    with FaultyProxy(faulty.endpoint_url) as proxy:
-
-        def replace() -> None:
-            eventually(lambda: proxy.requests == 4)
-            faulty.put("a.tar", b"new")
-
-        proxy.before(replace, key="a.tar")
-        reads = (asyncio.to_thread(read, f"{proxy.endpoint_url}/{BUCKET}/a.tar") for _ in range(4))
-        assert await asyncio.gather(*reads) == [b"new"] * 4
-
-
-def read(url: str) -> bytes:
-    """Return what is at a url."""
-    with urlopen(url) as answer:
-        body: bytes = answer.read()
-    return body
