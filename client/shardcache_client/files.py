@@ -266,14 +266,7 @@ class BlockCutter:
             document += 1
         sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
         if self._blocks.documents:
-            sample["documents"] = _numbers(borders, length)
+            begins = np.zeros(length, np.int32)
+            begins[borders] = 1
+            sample["documents"] = np.cumsum(begins, dtype=np.int32)
         return sample
-
-
-def _numbers(borders: Sequence[int], length: int) -> Any:
-    """Return the number of the part of each place, given where parts after the first begin; some may be empty."""
-    import numpy as np
-
-    begins = np.zeros(length, np.int32)
-    begins[borders] = 1
-    return np.cumsum(begins, dtype=np.int32)

@@ -222,7 +222,7 @@ class _Batches(DataLoader[Any]):
 
     def __init__(self, reader: ShardReader[Any], collate: Collate, options: Mapping[str, Any]) -> None:
         self._pid = os.getpid()
-        self._share = _Share(reader, collate)
+        self._share = _WorkerSamples(reader, collate)
         super().__init__(self._share, collate_fn=self._share.collated, **options)
 
     def begin(self, iteration: Iteration) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class _Batches(DataLoader[Any]):
         self._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
 
 
-class _Share(IterableDataset[Any]):
+class _WorkerSamples(IterableDataset[Any]):
     """The samples of the worker that this is a copy for."""
 
     def __init__(self, reader: ShardReader[Any], collate: Collate) -> None:

@@ -135,10 +135,7 @@ class MixtureReader(ShardReader[T_co]):
 
 
 def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]:
-    """Return the first source, whose options of the job are those of all.
-
-    Raises ConfigError if they differ, or if a source cannot be mixed.
-    """
+    """Return the first source. Raises ConfigError if options of the job differ, or a source cannot be mixed."""
     if not sources:
         raise ConfigError("a mixture of no sources", remedy='give at least one: Mixture({"name": ShardDataset(...)})')
     for name, reader in sources.items():

@@ -113,7 +113,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
             log.warning("WebDataset: cache_dir and cache_size are ignored; the daemon does the caching")
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
         patterns = _patterns(urls)
-        self.source = (_Rounds if endless else ShardDataset)(
+        self.source = (_Endless if endless else ShardDataset)(
             patterns,
             shuffle=bool(shardshuffle) or endless,
             seed=int(os.environ.get("WDS_SEED", "0")) if seed is None else seed,
@@ -167,7 +167,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
         self.source.load_state_dict(state)
 
 
-class _Rounds(ShardDataset[Any]):
+class _Endless(ShardDataset[Any]):
     """The rounds of an endless stream, which has no epochs: each rank counts for itself."""
 
     def _new_epochs(self) -> Epochs:

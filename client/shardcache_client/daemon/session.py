@@ -111,7 +111,9 @@ class Session:
         Called once per shard, this keeps the declared part far ahead of the reader, and the first sample does not wait
         until a plan of a million positions is sent.
         """
-        self._try(self._extend)
+        kind, fields = next(self._unsent, ("", {}))
+        if kind:
+            self._try(lambda connection: connection.call(kind, self._silence_ends_s(), **fields))
 
     def lease(self, position: int, *, partial: bool | None = None) -> LeaseRequest:
         """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it."""
@@ -335,11 +337,6 @@ class Session:
                 break
         for lease in leases:
             self._ask(connection, lease)
-
-    def _extend(self, connection: DaemonConnection) -> None:
-        kind, fields = next(self._unsent, ("", {}))
-        if kind:
-            connection.call(kind, self._silence_ends_s(), **fields)
 
     def _silence_ends_s(self) -> float:
         """Return the deadline after which a daemon that has not accepted a piece of the plan counts as lost."""

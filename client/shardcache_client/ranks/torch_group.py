@@ -1,13 +1,16 @@
-"""The ranks of a torch job: known from torch.distributed or the launcher, and in touch over its key-value store."""
+"""The ranks of a torch job, in touch over its key-value store: they agree on manifest, options and epoch."""
 
 import json
+import logging
 import os
 import time
 import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from secrets import randbits
@@ -15,19 +18,23 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from shardcache.errors import ManifestMismatchError, RanksError, RankTimeoutError, ShardcacheError, from_json
+from shardcache import errors
 from shardcache.protocol import ShardRef
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
 from shardcache_client.ranks.frameworks import MeshRanks
-from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.one_epoch import OneEpoch
+from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
+
+log = logging.getLogger("shardcache")
 
 _PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
 _COMPARE_TIMEOUT_S = 30.0
 _PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
+_LOG_AFTER_S = 10.0
+_MAX_PASSES = 3
+_NEXT, _AGAIN = "next", "again"
 
 _made: Counter[tuple[str, Ranks | None]] = Counter()  # by urls, and the ranks that the user named
 
@@ -113,7 +120,7 @@ class TorchRankGroup(RankGroup):
         if manifest.selection:
             rank, other = self._first(store, "selection", self._name, manifest.selection)
             if other != manifest.selection:
-                raise ManifestMismatchError(
+                raise errors.ManifestMismatchError(
                     f"rank {self._own_rank} has selected other samples than rank {rank}",
                     url=self._url,
                     remedy="give select, subset and split the same arguments on all ranks; a predicate must not depend "
@@ -125,7 +132,7 @@ class TorchRankGroup(RankGroup):
         rank, fingerprint = self._first(store, "compare", self._dataset, mine.fingerprint)
         if fingerprint != mine.fingerprint:
             other = _download(store, fingerprint, _COMPARE_TIMEOUT_S)
-            raise ManifestMismatchError(
+            raise errors.ManifestMismatchError(
                 f"rank {self._own_rank} would read different shards than rank {rank}: {mine.difference(other)}",
                 url=self._url,
             )
@@ -147,7 +154,7 @@ class TorchRankGroup(RankGroup):
         rank, others = self._first(store, f"order/{names}", self._options_of, mine)
         for option, value in mine.items():
             if others.get(option) != value:
-                raise RanksError(
+                raise errors.RanksError(
                     f"rank {self._own_rank} would read another order or other batches than rank {rank}, as they differ "
                     f"in {option}: {value} here and {others.get(option)} there",
                     remedy="give the dataset the same arguments on all ranks; batch_size may differ with even=None",
@@ -175,7 +182,7 @@ class TorchRankGroup(RankGroup):
             group._options_of, group._compared = group._name, {}
         return group
 
-    def epochs(self, batches: Mapping[str, object]) -> OneEpoch:
+    def epochs(self, batches: Mapping[str, object]) -> Epochs:
         """Return the count of epochs that all ranks agree on, if they also agree on these options."""
         compare = partial(self._compare_options, batches)
         return OneEpoch(self._name, self._place, self.topology, compare, min(self._timeout_s, _PATIENCE_S))
@@ -187,16 +194,12 @@ class TorchRankGroup(RankGroup):
 def share(
     store: KeyValueStore, name: str, ranks: Ranks, resolve: Callable[[], Manifest], timeout_s: float, url: str = ""
 ) -> Manifest:
-    """Return the manifest that rank 0 resolves and publishes under a name, and the others wait for.
-
-    An error on rank 0 is raised on every rank. Raises RankTimeoutError if rank 0's manifest does not come in time,
-    RanksError if the connection to the key-value store breaks.
-    """
+    """Return the manifest that rank 0 resolves and publishes under a name, and the others wait for; also its error."""
     if ranks.rank == 0:
         return _publish(store, name, resolve, timeout_s)
     answer = store.get(name, timeout_s)
     if answer is None:
-        raise RankTimeoutError(
+        raise errors.RankTimeoutError(
             f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this dataset ({name})", url=url
         )
     return _take(store, answer, timeout_s)
@@ -214,7 +217,7 @@ def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], t
         store.delete(name)
     try:
         manifest = resolve()
-    except ShardcacheError as exn:
+    except errors.ShardcacheError as exn:
         store.first(name, json.dumps({"error": exn.to_json()}))
         raise
     _upload(store, manifest)
@@ -226,7 +229,7 @@ def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], t
 def _take(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
     found = json.loads(answer)
     if "error" in found:
-        raise from_json(found["error"])
+        raise errors.from_json(found["error"])
     return _download(store, found["fingerprint"], timeout_s)
 
 
@@ -250,7 +253,174 @@ def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manif
     try:
         manifest = Manifest.from_json(json.loads(zlib.decompress(b64decode("".join(pieces)))))
     except (ValueError, zlib.error) as exn:
-        raise RanksError(f"the list of shards from another rank is incomplete or damaged: {exn}") from exn
+        raise errors.RanksError(f"the list of shards from another rank is incomplete or damaged: {exn}") from exn
     if manifest.fingerprint != fingerprint:
-        raise RanksError("another rank made its list of shards with another release of shardcache")
+        raise errors.RanksError("another rank made its list of shards with another release of shardcache")
     return manifest
+
+
+# The epoch of all ranks if `set_epoch` is not called, even if one rank reads some samples alone
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OneEpoch(Epochs):
+    """Decides which epoch follows after a rank ends one early. Can be pickled for DataLoader workers.
+
+    If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a single rank does, that
+    rank begins the epoch again, in step with the others, which are in it or have yet to begin it. A rank that takes a
+    single batch does not end here: that is a look. One that reads an epoch to its end never waits, but logs a warning
+    if some rank has not begun that epoch.
+
+    Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's number of passes over
+    it; the first rank to decide decides for all. If ranks share no store, each one counts for itself.
+    """
+
+    name: str  # the same on all ranks, and unique to the dataset
+    place: MeetingPlace
+    topology: Callable[[], Topology]
+    compare: Callable[[], None]  # raises RanksError if this rank makes other batches than others
+    # How long a rank that has ended an epoch early waits for the others to do so. If it was the only one, they wait for
+    # it in turn, so this must be well below the timeout of a collective.
+    patience_s: float
+
+    def __repr__(self) -> str:
+        return f"OneEpoch({self.name}, {self.place!r})"
+
+    def follows(self, epoch: int, left: int) -> int:
+        """See `Epochs`. Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early."""
+        with self._passes(left) as passes:
+            if passes is not None and self._follows(passes) == _AGAIN:
+                return left
+        return epoch
+
+    def begin(self, epoch: int | None) -> None:
+        """Note that this rank reads an epoch, beyond a look. Raises what `compare` raises."""
+        self.compare()
+        if epoch is None:
+            return
+        with self._passes(epoch) as passes:
+            if passes is None:
+                return
+            if epoch:
+                self._leave_behind(passes.of(epoch - 1))
+            passes.begin()
+
+    def leave(self, epoch: int) -> None:
+        """Note that this rank has ended an epoch early: a look of another rank need not wait until this one goes on."""
+        with self._passes(epoch) as passes:
+            if passes is not None:
+                passes.leave()
+
+    def end(self, epoch: int) -> None:
+        """Note that this rank has read an epoch to its end: those that have left it need not wait for this one."""
+        with self._passes(epoch) as passes:
+            if passes is not None and passes.by_all():
+                passes.close()
+
+    @contextmanager
+    def _passes(self, epoch: int) -> "Iterator[_Passes | None]":
+        """Lend the record of the ranks' passes, None if they share none; a store that fails is logged."""
+        topology = self.topology()
+        store = None if topology.world_size == 1 else self.place.store()
+        try:
+            yield None if store is None else _Passes(store, self._prefix(store, topology), topology, epoch)
+        except errors.EpochMismatchError:
+            raise
+        except errors.RanksError as exn:
+            log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
+
+    def _prefix(self, store: KeyValueStore, topology: Topology) -> str:
+        name = f"{self.name}/{topology.world_size}"
+        return f"epochs/{attempt()}/{name}/{store.replica(name, topology.rank, topology.world_size)}"
+
+    def _leave_behind(self, passes: "_Passes") -> None:
+        if passes.number and not passes.by_all():
+            log.warning(
+                "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may train on different epochs; "
+                "call set_epoch on every rank before each iteration",
+                passes.rank,
+                passes.epoch + 1,
+                passes.epoch,
+            )
+        passes.close()
+
+    def _follows(self, passes: "_Passes") -> str:
+        """Return what follows an epoch that this rank has ended early: the same again, or the next one."""
+        if passes.closed():
+            return _NEXT
+        if passes.alone():
+            log.info("only rank %d has read from epoch %d; it begins the epoch again", passes.rank, passes.epoch)
+            return passes.decide(_AGAIN)
+        return passes.decided() or passes.leave() or self._wait(passes)
+
+    def _wait(self, passes: "_Passes") -> str:
+        waiting = f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
+        soon_s = min(_LOG_AFTER_S, self.patience_s)
+        if passes.comes_to_close(soon_s):
+            return _NEXT
+        log.warning("%s; waiting up to %g s for them", waiting, self.patience_s)
+        if passes.comes_to_close(self.patience_s - soon_s):
+            return _NEXT
+        if passes.number >= _MAX_PASSES:
+            raise errors.EpochMismatchError(f"{waiting}; this has happened {passes.number} times")
+        log.warning("%s within %g s; beginning epoch %d again", waiting, self.patience_s, passes.epoch)
+        return passes.decide(_AGAIN)
+
+
+class _Passes:
+    """The ranks' passes over an epoch, recorded in the key-value store; `number` counts those that this rank began."""
+
+    def __init__(self, store: KeyValueStore, prefix: str, topology: Topology, epoch: int) -> None:
+        self._store, self._prefix, self._topology = store, prefix, topology
+        self.rank, self.epoch = topology.rank, epoch
+        self._key = f"{prefix}/{epoch}"
+        self._mine = f"{self._key}/of/{self.rank}"
+        self.number = store.add(self._mine, 0)
+
+    def of(self, epoch: int) -> "_Passes":
+        return _Passes(self._store, self._prefix, self._topology, epoch)
+
+    def begin(self) -> None:
+        self.number = self._store.add(self._mine, 1)
+        if self.number == 1:
+            self._store.add(f"{self._key}/ranks", 1)
+
+    def alone(self) -> bool:
+        """Return True if no other rank has begun the epoch."""
+        return self._begun() == min(1, self.number)
+
+    def by_all(self) -> bool:
+        """Return True if all ranks have begun the epoch."""
+        return self._begun() == self._topology.world_size
+
+    def _begun(self) -> int:
+        return self._store.add(f"{self._key}/ranks", 0)
+
+    def leave(self) -> str | None:
+        """Note that this rank has ended its pass early; return what follows if all ranks have."""
+        first = self._store.add(f"{self._mine}/{self.number}/left", 1) == 1
+        left = self._store.add(f"{self._key}/{self.number}/left", int(first))
+        return self.decide(_NEXT) if left == self._topology.world_size else None
+
+    def decided(self) -> str | None:
+        """Return what follows the ranks' passes of this number, None if undecided."""
+        key = f"{self._key}/{self.number}/follows"
+        return self._store.first(key, "") if self._store.has(key) else None
+
+    def decide(self, follows: str) -> str:
+        """Decide what follows, unless another rank has; return the decision."""
+        decided = self._store.first(f"{self._key}/{self.number}/follows", follows)
+        if decided == _NEXT:
+            self.close()
+        return decided
+
+    def close(self) -> None:
+        """Note that this rank is past the epoch."""
+        self._store.set(f"{self._key}/closed", "1")
+
+    def comes_to_close(self, timeout_s: float) -> bool:
+        """Return True as soon as a rank is past the epoch, False if none is within the timeout."""
+        return self._store.get(f"{self._key}/closed", timeout_s) is not None
+
+    def closed(self) -> bool:
+        return self._store.has(f"{self._key}/closed")

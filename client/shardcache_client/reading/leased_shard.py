@@ -314,8 +314,6 @@ class ShardWindow:
         """Release the shards given back whose samples have been received by every process they were sent to."""
         if self._handover is not None:
             self._handover.settle()  # including those of earlier epochs
-        staying = [leased_shard for leased_shard in self._leaving if not leased_shard.settled]
-        for leased_shard in self._leaving:
-            if leased_shard not in staying:
-                leased_shard.close()
-        self._leaving = staying
+        for leased_shard in [each for each in self._leaving if each.settled]:
+            self._leaving.remove(leased_shard)
+            leased_shard.close()

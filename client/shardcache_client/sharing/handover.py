@@ -131,11 +131,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
             return np.asarray(self).__reduce_ex__(protocol)
         if int(protocol) >= 5 and self.flags.c_contiguous:
             return Buffer.over, (pickle.PickleBuffer(self.data),)
-        return _over_bytes, (self.tobytes(),)
-
-
-def _over_bytes(data: bytes) -> Buffer:
-    return np.frombuffer(data, np.uint8).view(Buffer)
+        return Buffer.over, (self.tobytes(),)
 
 
 def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:

@@ -1,4 +1,4 @@
-"""one_epoch.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
+"""torch_group.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
 
 import os
 import pickle
@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import EpochMismatchError
 from shardcache_client.ranks.distributed import MeetingPlace, StoreAddress
-from shardcache_client.ranks.one_epoch import OneEpoch
+from shardcache_client.ranks.torch_group import OneEpoch
 from shardcache_client.topology import Topology
 
 WORLD = 3
