@@ -92,27 +92,24 @@ class Retry:
         Retries only after OriginUnavailableError: any other error would recur. Raises the last attempt's error, with
         the number of attempts.
         """
+        number = 0
         try:
-            for failures in range(1, self.attempts):
+            while True:
+                number += 1
                 try:
                     return await attempt()
                 except OriginUnavailableError as exn:
+                    if number == self.attempts:
+                        message = f"{exn.message} (given up after {number} attempts)"
+                        raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
                     self.counters.retries += 1
-                    self._failed(url, FailedAttempt(failures, self.attempts, exn.message))
-                await asyncio.sleep(self.backoff.pause_s(failures, random.random()))
-            return await self._last(attempt)
+                    self._failed(url, FailedAttempt(number, self.attempts, exn.message))
+                await asyncio.sleep(self.backoff.pause_s(number, random.random()))
         except OriginError as exn:
             self.counters.measures.given_up[exn.code] += 1
             raise
         finally:
             self.failing.pop(url, None)
-
-    async def _last(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await attempt()
-        except OriginUnavailableError as exn:
-            message = f"{exn.message} (given up after {self.attempts} attempts)"
-            raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
 
     def _failed(self, url: str, failed: FailedAttempt) -> None:
         self.failing[url] = failed
@@ -205,11 +202,6 @@ class Downloader:
     Memory is bounded by 2 x `max_connections` requests: those that hold a connection slot, and as many preempted ones.
     Each holds a block of its body, or the whole part if it is a hedged request or comes through an SDK. A part keeps
     its slot until it is written, so that a slow disk slows the network down.
-
-    Args:
-        settings: limits on connections, attempts, stalls and bandwidth; `listing_ttl_s` is the age up to which an
-            answer to `stat_ahead` is used.
-        hedged_share: see `Hedging`.
     """
 
     def __init__(

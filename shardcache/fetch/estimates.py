@@ -143,13 +143,10 @@ class Hedging:
     After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request for
     the slowest one per cent of answers removes the latency tail at the cost of about one per cent more requests. While
     too few parts of a size are known, smaller ones are compared with, as if time grew with size.
-
-    Args:
-        share: maximum share of the parts whose request is hedged; 0 for none.
     """
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
-        self._share = share
+        self._share = share  # maximum share of the parts whose request is hedged; 0 for none
         self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by size
         self._credit = 0.0
         self._tries = _TRIES

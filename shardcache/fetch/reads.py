@@ -149,18 +149,8 @@ class PausableRead(Flow):
 
     Args:
         stall_timeout_s: time within which enough must arrive: `MIN_BYTES_PER_S`, or anything if the size is unknown.
-        tally: called with every count received.
         size_bytes: number of bytes to read; 0 if unknown.
         grant: waits for byte credit and returns it, given the number of bytes wanted.
-        prompt: as `Flow.prompt`.
-
-    Attributes:
-        credit_bytes: unused byte credit; negative after bytes without credit.
-        received_bytes: bytes received so far.
-        written_bytes: size of the body's beginning that is in the file, as far as known.
-        when_written: called when that grows.
-        first_byte_s: reading time before the first byte; None until it arrives.
-        worked: reading time, pauses excluded.
     """
 
     def __init__(
@@ -186,11 +176,12 @@ class PausableRead(Flow):
         self._pause: Callable[[], object] = _nothing
         self._has_slot = asyncio.Event()
         self._has_slot.set()
-        self.credit_bytes = 0.0
-        self.received_bytes = self.written_bytes = 0
-        self.when_written: Callable[[], object] = _nothing
-        self.first_byte_s: float | None = None
-        self.worked = Stopwatch()
+        self.credit_bytes = 0.0  # unused; negative after bytes without credit
+        self.received_bytes = 0
+        self.written_bytes = 0  # size of the body's beginning that is in the file, as far as known
+        self.when_written: Callable[[], object] = _nothing  # called when that grows
+        self.first_byte_s: float | None = None  # reading time before the first byte; None until it arrives
+        self.worked = Stopwatch()  # reading time, pauses excluded
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:

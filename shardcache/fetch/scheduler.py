@@ -164,17 +164,10 @@ class Scheduler:
 
     A preempted claim pauses, and queues for another slot with its own priority. At most as many claims are paused as
     there are slots, so at most twice as many claims as slots occupy memory.
-
-    Args:
-        count: slots of all origins together, and the initial limit of each origin.
-        hedged_share: see `Hedging`.
-
-    Attributes:
-        pauses: number of times that a claim was preempted, or paused for one that is `alone`.
     """
 
     def __init__(self, count: int, hedged_share: float = HEDGED_SHARE) -> None:
-        self._count = count
+        self._count = count  # slots of all origins together, and the initial limit of each origin
         self._hedged_share = hedged_share
         self._groups: dict[tuple[Callable[[], Priority], str], _Group] = {}
         self._origins: dict[str, OriginState] = {}  # the one used last is at the end
@@ -183,7 +176,7 @@ class Scheduler:
         self._round_robin = RoundRobin()
         self._alone_until_s: WeakKeyDictionary[Callable[[], Priority], float] = WeakKeyDictionary()  # by download
         self._ask_again_s = 0.0
-        self.pauses = 0
+        self.pauses = 0  # number of times that a claim was preempted, or paused for one that is `alone`
 
     def __repr__(self) -> str:
         queued = sum(len(group.queued) for group in self._groups.values())

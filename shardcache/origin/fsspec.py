@@ -126,9 +126,7 @@ class FsspecOrigin(Origin):
 
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
         if info["type"] == "directory":
-            raise errors.NotFoundError(
-                "this is a folder", url=url, remedy="end the url with / to take every shard below it"
-            )
+            raise _is_folder(url)
         version, size_bytes = _version(info), size_of(info.get("size"), url)
         # With nothing but the size to tell versions apart, several reads could be of several.
         return RemoteObject(url, version, size_bytes, ranges=version != str(size_bytes), guarded=False)
@@ -230,6 +228,10 @@ def _missing(kind: str, url: str) -> errors.NotFoundError:
     return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
 
 
+def _is_folder(url: str) -> errors.NotFoundError:
+    return errors.NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+
+
 def _error(exn: Exception, url: str) -> errors.ShardcacheError:
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
@@ -239,9 +241,7 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
             f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"
         )
     if isinstance(exn, IsADirectoryError):
-        return errors.NotFoundError(
-            "this is a folder", url=url, remedy="end the url with / to take every shard below it"
-        )
+        return _is_folder(url)
     for name in ("status", "status_code", "code"):
         if isinstance(status := getattr(exn, name, None), int):
             return error_of(status, reason, url)

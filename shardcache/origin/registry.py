@@ -127,16 +127,11 @@ class SlowOwners:
 
 
 class TierState:
-    """State of the tier at one address.
+    """State of the tier at one address."""
 
-    Attributes:
-        address: HOST:PORT of this node's nginx.
-        slow_owners: owners that are left out.
-    """
-
-    def __init__(self, address: str, breaker: Breaker | None = None) -> None:
-        self.address = address
-        self._breaker = breaker or Breaker()
+    def __init__(self, address: str) -> None:
+        self.address = address  # HOST:PORT of this node's nginx
+        self._breaker = Breaker()
         self._published: dict[str, Any] = {}
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
         self.slow_owners = SlowOwners()
@@ -212,11 +207,7 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
 
 
 class Origins:
-    """One origin per protocol and `[[origin]]` table in use; `redirect_guard` checks their redirects and links.
-
-    Attributes:
-        tiers: the tiers in front of them, by address.
-    """
+    """One origin per protocol and `[[origin]]` table in use; `redirect_guard` checks their redirects and links."""
 
     def __init__(
         self,
@@ -230,6 +221,7 @@ class Origins:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_PER_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
+        # By address, in front of them.
         self.tiers = {table.tier: TierState(table.tier) for table in tables if table.tier is not None}
         self._workers = Workers(silence_s=stall_timeout_s)
 
@@ -278,14 +270,10 @@ class Origins:
 
 
 class Deferred(Origin):
-    """An origin that is loaded in a thread on first use: importing an SDK takes a second.
+    """An origin that is loaded in a thread on first use: importing an SDK takes a second."""
 
-    Attributes:
-        tier: the tier in front of it, if any.
-    """
-
-    def __init__(self, setup: Setup, tier: TierState | None = None) -> None:
-        self.tier = tier
+    def __init__(self, setup: Setup, tier: TierState | None) -> None:
+        self.tier = tier  # in front of it, if any
         self._setup = setup
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None

@@ -25,18 +25,8 @@ from botocore.utils import percent_encode
 
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
+from shardcache.origin import http_semantics
 from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
-from shardcache.origin.http_semantics import (
-    check_range,
-    content_ranges,
-    error_of,
-    no_version,
-    proxy_of,
-    range_header,
-    read_exactly,
-    size_of,
-    wrong_length,
-)
 from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
@@ -95,7 +85,7 @@ class S3Origin(Origin):
         self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
         self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
-        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
+        self._proxy_of = lru_cache(_MAX_HOSTS)(http_semantics.proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
     async def stat(self, url: str) -> RemoteObject:
@@ -113,7 +103,9 @@ class S3Origin(Origin):
                 self._refused(url, where["Bucket"])
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
-            return RemoteObject(url, version, size_of(head["content-length"], url), checksum, joinable=joinable)
+            return RemoteObject(
+                url, version, http_semantics.size_of(head["content-length"], url), checksum, joinable=joinable
+            )
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
@@ -177,7 +169,7 @@ class S3Origin(Origin):
             target = f"{where['Bucket']}/{where['Key']}"
             await fs._put_file(str(path), target, chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS)
             head = await _head_by_sdk(fs, where)
-            return RemoteObject(url, _etag(head.get("etag"), url), size_of(head["content-length"], url))
+            return RemoteObject(url, _etag(head.get("etag"), url), http_semantics.size_of(head["content-length"], url))
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -193,7 +185,7 @@ class S3Origin(Origin):
         sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)
         if answer.status >= 300:
-            raise error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
+            raise http_semantics.error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
         if not answer.headers.keys() >= _NEEDED:
             raise RefusedError
         return answer.headers
@@ -254,13 +246,15 @@ def _place(url: str) -> dict[str, str]:
 async def _read_by_sdk(fs: Any, where: Mapping[str, str], obj: RemoteObject, parts: Parts, flow: Flow) -> memoryview:
     # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
     condition = {"IfMatch": f'"{obj.version}"'} if obj.version.isascii() else {}
-    answer = await fs._call_s3("get_object", **where, Range=range_header(parts.start, parts.stop), **condition)
+    answer = await fs._call_s3(
+        "get_object", **where, Range=http_semantics.range_header(parts.start, parts.stop), **condition
+    )
     async with answer["Body"] as body:
         status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
-        check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
+        http_semantics.check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
         if _etag(answer.get("ETag"), obj.url) != obj.version:
             raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
-        return await read_exactly(parts.size_bytes, body.read, flow, obj.url)
+        return await http_semantics.read_exactly(parts.size_bytes, body.read, flow, obj.url)
 
 
 async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
@@ -280,13 +274,13 @@ async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
 def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
     """Return an object of a listing, whose XML is in UTF-8; in headers, each byte is a character."""
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
-    return RemoteObject(url, _etag(etag, url), size_of(entry["Size"], url))
+    return RemoteObject(url, _etag(etag, url), http_semantics.size_of(entry["Size"], url))
 
 
 def _etag(field: str | None, url: str) -> str:
     etag = (field or "").strip('"')
     if not ECHOED.fullmatch(etag):
-        raise no_version(url)
+        raise http_semantics.no_version(url)
     return etag
 
 
@@ -418,12 +412,12 @@ async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
 
 def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:
     """Return the headers that request parts of exactly this version."""
-    return {"Range": range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
+    return {"Range": http_semantics.range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
 
 
 def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
     expected = {
-        "content-range": content_ranges(obj, parts.start, parts.stop),
+        "content-range": http_semantics.content_ranges(obj, parts.start, parts.stop),
         "etag": (f'"{obj.version}"', obj.version),
     }
     return Body(parts, 206, expected, held=held)
@@ -432,13 +426,15 @@ def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
 def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:
     """Raise the error for an answer that was not written."""
     if answer.status >= 300:
-        raise error_of(answer.status, f"the origin answered a ranged read with status {answer.status}", obj.url)
-    check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+        raise http_semantics.error_of(
+            answer.status, f"the origin answered a ranged read with status {answer.status}", obj.url
+        )
+    http_semantics.check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
     if not (version := answer.headers.get("etag", "").strip('"')):
-        raise no_version(obj.url)
+        raise http_semantics.no_version(obj.url)
     if version != obj.version:
         raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
-    raise wrong_length(parts.size_bytes, obj.url)
+    raise http_semantics.wrong_length(parts.size_bytes, obj.url)
 
 
 def _ca_file(fs: Any) -> str | None:

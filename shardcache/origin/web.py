@@ -20,20 +20,8 @@ from yarl import URL
 
 from shardcache.access.urls import WEB
 from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
+from shardcache.origin import http_semantics
 from shardcache.origin.base import Origin, RemoteObject, Route, Setup
-from shardcache.origin.http_semantics import (
-    certificate_error,
-    check_range,
-    connection_error,
-    content_ranges,
-    error_of,
-    proxy_of,
-    range_header,
-    size_of,
-    span_bytes,
-    total_bytes,
-    wrong_length,
-)
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
@@ -98,11 +86,11 @@ class HttpOrigin(Origin):
             return None if answer is None else answer.sums
         _check(answer, obj.url)
         if obj.ranges:
-            check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+            http_semantics.check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
         size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
         if _version(answer.headers, size_bytes) != obj.version:
             raise ShardChangedError("the server sent a different version than requested", url=obj.url)
-        raise wrong_length(parts.size_bytes, obj.url)
+        raise http_semantics.wrong_length(parts.size_bytes, obj.url)
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
         """As `Origin.ask_tier`; None unless ETags tell versions of the file apart."""
@@ -121,9 +109,6 @@ class HttpOrigin(Origin):
             url=prefix,
             remedy="use a brace pattern such as {000..099}, or an index file (.json)",
         )
-
-    async def close(self) -> None:
-        """Do nothing: the connections belong to the transport workers."""
 
     async def _get(
         self,
@@ -155,7 +140,7 @@ class HttpOrigin(Origin):
             query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
             target = _verbatim(target, target.raw_path, query)
         ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
-        proxy = self._proxy or proxy_of(str(target))
+        proxy = self._proxy or http_semantics.proxy_of(str(target))
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigError(
                 f"unsupported proxy for web servers: {proxy}",
@@ -169,8 +154,8 @@ def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, 
     """Return the headers that request parts of exactly this version, and the expected body."""
     headers, expected = _pinned(obj.version)
     if obj.ranges:
-        headers["Range"] = range_header(parts.start, parts.stop)
-        expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+        headers["Range"] = http_semantics.range_header(parts.start, parts.stop)
+        expected["content-range"] = http_semantics.content_ranges(obj, parts.start, parts.stop)
     return headers, Body(parts, 206 if obj.ranges else 200, expected, held=held, encoded_chunks=False)
 
 
@@ -180,21 +165,21 @@ def _translated(url: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLCertVerificationError as exn:
-        raise certificate_error(exn, url) from exn
+        raise http_semantics.certificate_error(exn, url) from exn
     except ShardcacheError as exn:  # NotFoundError is also an OSError
         exn.url = exn.url or url
         raise
     except OSError as exn:
-        raise connection_error(str(exn), url) from exn
+        raise http_semantics.connection_error(str(exn), url) from exn
 
 
 def _check(answer: Answer, url: str) -> None:
     """Raise the error for an answer without bytes of the file."""
     # The requested byte is missing from an empty file.
-    is_empty = answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
+    is_empty = answer.status == 416 and http_semantics.total_bytes(answer.headers.get("content-range")) == 0
     if answer.status >= 300 and not is_empty:
         reason = http.client.responses.get(answer.status, "")
-        raise error_of(answer.status, f"the server answered {answer.status} {reason}", url)
+        raise http_semantics.error_of(answer.status, f"the server answered {answer.status} {reason}", url)
     _check_encoding(answer, url)
 
 
@@ -205,7 +190,7 @@ def _check_encoding(answer: Answer, url: str) -> None:
     encoded on the fly is unknown or differs from the range's.
     """
     encoding, length = answer.headers.get("content-encoding", "identity"), _length(answer)
-    span = span_bytes(answer.headers.get("content-range")) if answer.status == 206 else length
+    span = http_semantics.span_bytes(answer.headers.get("content-range")) if answer.status == 206 else length
     if encoding != "identity" and (length is None or length != span):
         raise OriginError(
             f"the server encodes the file on the fly ({encoding}), although asked not to",
@@ -221,7 +206,10 @@ def _length(answer: Answer) -> int | None:
 
 def _size_bytes(answer: Answer, url: str) -> int:
     """Return the whole file's size. Raises OriginError if the server does not state it."""
-    return size_of(_length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range")), url)
+    return http_semantics.size_of(
+        _length(answer) if answer.status == 200 else http_semantics.total_bytes(answer.headers.get("content-range")),
+        url,
+    )
 
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:

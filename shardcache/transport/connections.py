@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -115,24 +115,15 @@ class CancelledError(Exception):
 
 
 class Gate:
-    """Link between the thread that reads an answer and the thread that takes the daemon's messages.
-
-    Args:
-        limit_bytes: bytes of the body that may be received before more credit is granted.
-
-    Attributes:
-        received_bytes: bytes of the body received so far.
-        written_bytes: those that are in the file.
-        asked_idle_s: time when the request was sent over a reused connection; None once that has answered.
-    """
+    """Link between the thread that reads an answer and the thread that takes the daemon's messages."""
 
     def __init__(self, limit_bytes: float) -> None:
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes  # of the body, before more credit is granted
         self._paused = self._cancelled = self._committed = self._writes = False
         self._interrupt: Callable[[], object] | None = None
         self._changed = threading.Condition()
-        self.received_bytes = self.written_bytes = 0
-        self.asked_idle_s: float | None = None
+        self.received_bytes = self.written_bytes = 0  # bytes of the body so far, and those that are in the file
+        self.asked_idle_s: float | None = None  # when it was sent over a reused connection that has not answered yet
 
     def ready(self, wanted_bytes: int) -> int:
         """Wait until bytes may be read, and return their number. Raises CancelledError."""
@@ -232,14 +223,10 @@ class Server(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HttpConnection:
-    """One connection, one request at a time.
-
-    Attributes:
-        heard_s: time when its last answer ended; None before the first.
-    """
+    """One connection, one request at a time."""
 
     socket: socket.socket
-    heard_s: float | None = None
+    heard_s: float | None = None  # time when its last answer ended; None before the first
 
     def close(self) -> None:
         """Close the socket."""
@@ -410,16 +397,12 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
 def _encrypt(connection: HttpConnection, host: str, ca_file: str | None, deadline_s: float, gate: Gate) -> None:
     """Perform the TLS handshake. Closes the connection if it fails."""
     try:
-        context = _context(ca_file)
-        connection.socket = context.wrap_socket(connection.socket, server_hostname=host, do_handshake_on_connect=False)
+        connection.socket = client_context(ca_file).wrap_socket(
+            connection.socket, server_hostname=host, do_handshake_on_connect=False
+        )
         connection.socket.settimeout(max(0.001, deadline_s - time.monotonic()))  # of the whole handshake
         with gate.cancellable(connection.end_reads):
             connection.socket.do_handshake()
     except BaseException:
         connection.close()
         raise
-
-
-@cache
-def _context(ca_file: str | None) -> ssl.SSLContext:
-    return client_context(ca_file)

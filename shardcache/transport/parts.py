@@ -63,11 +63,7 @@ _giving_turns = threading.Lock()
 
 
 class PartsWriter:
-    """Writes a body into its parts and records each complete part. Blocks; raises PartFileError.
-
-    Attributes:
-        finished: checksums of the parts written so far.
-    """
+    """Writes a body into its parts and records each complete part. Blocks; raises PartFileError."""
 
     def __init__(self, parts: Parts, fd: int) -> None:
         self._parts = parts
@@ -76,7 +72,7 @@ class PartsWriter:
         self._at = parts.start
         self._crc32c = self._checksum = 0
         self._update = None if parts.algorithm in (None, "crc32c") else ALGORITHMS[parts.algorithm or ""]
-        self.finished: list[PartSums] = []
+        self.finished: list[PartSums] = []  # the parts written so far
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""

@@ -73,6 +73,7 @@ class TlsSocket(ssl.SSLSocket):
         return super().pending() or int(self._records is not None and self._records.has_unread)
 
 
+@cache
 def client_context(ca_file: str | None) -> ssl.SSLContext:
     """Return a context whose sockets are TlsSockets, and trust a file's certificates, or the system's for None.
 

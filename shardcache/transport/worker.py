@@ -21,30 +21,7 @@ from contextlib import closing, suppress
 from functools import partial
 from http import HTTPStatus
 
-from shardcache.transport.connections import (
-    CancelledError,
-    Gate,
-    HttpConnection,
-    NearHostError,
-    Pool,
-    ProxyError,
-    open_connection,
-    server_of,
-)
-from shardcache.transport.messages import (
-    KEPT,
-    Answer,
-    Body,
-    HeadError,
-    Message,
-    Request,
-    Response,
-    decoded,
-    encoded,
-    number_in,
-    request_from_json,
-    request_head,
-)
+from shardcache.transport import connections, messages
 from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.tls import TlsSocket
 
@@ -80,9 +57,9 @@ class Exchange:
 
     def __init__(
         self,
-        request: Request,
-        body: Body | None,
-        gate: Gate,
+        request: messages.Request,
+        body: messages.Body | None,
+        gate: connections.Gate,
         held: Callable[[], None],
         progress: Callable[[], None],
         *,
@@ -95,28 +72,28 @@ class Exchange:
         self._progress = progress
         self._prompt = prompt
 
-    def run(self, pool: Pool) -> Answer:
+    def run(self, pool: connections.Pool) -> messages.Answer:
         """Return the answer; its body is in the file if the answer is as expected.
 
         Raises OSError and http.client.HTTPException if the connection fails or the answer is not HTTP; NearHostError,
         PartFileError, CancelledError.
         """
         self._gate.ready(1)
-        server = server_of(self._request)
+        server = connections.server_of(self._request)
         if (connection := pool.take(server)) is not None:
             try:
                 return self._ask(pool, connection)
             except StaleError:
                 self._gate.check()
         try:
-            connection = open_connection(server, self._gate)
-        except ProxyError as exn:
+            connection = connections.open_connection(server, self._gate)
+        except connections.ProxyError as exn:
             if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # same answer as without a tunnel
-                return Answer(exn.status, {})
+                return messages.Answer(exn.status, {})
             raise
         return self._ask(pool, connection)
 
-    def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
+    def _ask(self, pool: connections.Pool, connection: connections.HttpConnection) -> messages.Answer:
         reusable = False
         try:
             # The response is closed, else it keeps the socket open.
@@ -130,16 +107,16 @@ class Exchange:
                 reusable = whole and not response.will_close
         finally:
             if reusable:
-                pool.keep(server_of(self._request), connection)
+                pool.keep(connections.server_of(self._request), connection)
             else:
                 connection.close()
         # Of an expected answer, one header is needed; there are a hundred such answers per GB.
-        kept = {name: headers[name] for name in KEPT & headers.keys()} if sums else headers
-        return Answer(response.status, kept, sums)
+        kept = {name: headers[name] for name in messages.KEPT & headers.keys()} if sums else headers
+        return messages.Answer(response.status, kept, sums)
 
-    def _drain(self, response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
+    def _drain(self, response: messages.Response, headers: dict[str, str], sock: socket.socket) -> bool:
         """Read a short unwanted body, such as an error's, and return whether its end was reached."""
-        is_odd = number_in(headers.get("content-length", "0")) is None
+        is_odd = messages.number_in(headers.get("content-length", "0")) is None
         if is_odd or response.length is None or response.length > _SHORT_BYTES:
             return False
         sock.settimeout(_DRAIN_S)
@@ -150,7 +127,7 @@ class Exchange:
         sock.settimeout(None)
         return True
 
-    def _response(self, pool: Pool, connection: HttpConnection) -> Response:
+    def _response(self, pool: connections.Pool, connection: connections.HttpConnection) -> messages.Response:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
             return self._head(connection, None)
@@ -169,10 +146,10 @@ class Exchange:
         pool.answered()
         return response
 
-    def _head(self, connection: HttpConnection, patience_s: float | None) -> Response:
-        response = Response(connection.socket, method=self._request.method)
+    def _head(self, connection: connections.HttpConnection, patience_s: float | None) -> messages.Response:
+        response = messages.Response(connection.socket, method=self._request.method)
         try:
-            connection.socket.sendall(request_head(self._request))
+            connection.socket.sendall(messages.request_head(self._request))
             connection.socket.settimeout(patience_s)
             response.receive()
             connection.socket.settimeout(None)
@@ -181,7 +158,7 @@ class Exchange:
             raise
         return response
 
-    def _is_expected(self, body: Body, response: Response, headers: dict[str, str]) -> bool:
+    def _is_expected(self, body: messages.Body, response: messages.Response, headers: dict[str, str]) -> bool:
         if response.chunked:
             # A chunked body is written only after all of it has arrived.
             right_size = body.parts.size_bytes <= body.parts.part_bytes and (
@@ -195,7 +172,9 @@ class Exchange:
             and all(headers.get(name) in values for name, values in body.expected.items())
         )
 
-    def _take(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
+    def _take(
+        self, body: messages.Body, response: messages.Response, sock: socket.socket
+    ) -> tuple[list[PartSums] | None, bool]:
         """Write the body. Return its checksums, and whether the connection is at the answer's end.
 
         A chunked body that is longer than expected is not written and has no checksums.
@@ -207,7 +186,9 @@ class Exchange:
             self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
-    def _take_held(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
+    def _take_held(
+        self, body: messages.Body, response: messages.Response, sock: socket.socket
+    ) -> tuple[list[PartSums] | None, bool]:
         memory = memoryview(bytearray(body.parts.size_bytes))
         read = _ChunksReader(response) if response.chunked else _BodyReader(response, sock)
         self._fill(memory, read)
@@ -247,7 +228,7 @@ class Exchange:
 class _BodyReader:
     """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
 
-    def __init__(self, response: Response, sock: socket.socket) -> None:
+    def __init__(self, response: messages.Response, sock: socket.socket) -> None:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)
@@ -266,7 +247,7 @@ class _BodyReader:
 class _ChunksReader:
     """Reads a chunked body."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: messages.Response) -> None:
         self._response = response
 
     @property
@@ -283,9 +264,9 @@ class Worker:
     """Requests in flight, and the connections that they share."""
 
     def __init__(self) -> None:
-        self._pool = Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
+        self._pool = connections.Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
         self._threads = ThreadPoolExecutor(_MAX_THREADS)
-        self._gates: dict[int, Gate] = {}
+        self._gates: dict[int, connections.Gate] = {}
         self._reported: dict[int, tuple[int, int]] = {}  # bytes received and written
         self._sending = threading.Lock()
 
@@ -293,7 +274,7 @@ class Worker:
         """Serve until the input ends."""
         self._send({"is": "up"})
         for line in self._lines():
-            message = decoded(line)
+            message = messages.decoded(line)
             match message.pop("do"):
                 case "ask":
                     self._begin(message)
@@ -327,15 +308,15 @@ class Worker:
             *lines, partial_line = (partial_line + data).split(b"\n")
             yield from lines
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: messages.Message) -> None:
         number = message["id"]
-        gate = self._gates[number] = Gate(_limit(message))
-        request, body = request_from_json(message)
+        gate = self._gates[number] = connections.Gate(_limit(message))
+        request, body = messages.request_from_json(message)
         held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(request, body, gate, held, self._report_progress, prompt=message["prompt"])
         self._threads.submit(lambda: self._end(number, _outcome(exchange, self._pool)))
 
-    def _end(self, number: int, outcome: Message) -> None:
+    def _end(self, number: int, outcome: messages.Message) -> None:
         gate = self._gates.pop(number, None)
         self._reported.pop(number, None)
         if gate is not None:
@@ -351,8 +332,8 @@ class Worker:
         if has_ended:
             self._end(number, {"is": "cancelled"})
 
-    def _gate(self, message: Message) -> Gate:
-        return self._gates.get(message["id"]) or Gate(0)  # the request may just have ended
+    def _gate(self, message: messages.Message) -> connections.Gate:
+        return self._gates.get(message["id"]) or connections.Gate(0)  # the request may just have ended
 
     def _report_progress(self) -> None:
         counts = {number: (gate.received_bytes, gate.written_bytes) for number, gate in list(self._gates.items())}
@@ -361,31 +342,31 @@ class Worker:
             self._reported |= changed
             self._send({"is": "progress", "counts": [(number, *count) for number, count in changed.items()]})
 
-    def _send(self, message: Message) -> None:
-        line = memoryview(encoded(message))
+    def _send(self, message: messages.Message) -> None:
+        line = memoryview(messages.encoded(message))
         with self._sending:
             while line:
                 line = line[os.write(_OUT, line) :]
 
 
-def _outcome(exchange: Exchange, pool: Pool) -> Message:
+def _outcome(exchange: Exchange, pool: connections.Pool) -> messages.Message:
     try:
         return {"is": "answer", "answer": exchange.run(pool).to_json()}
-    except CancelledError:
+    except connections.CancelledError:
         return {"is": "cancelled"}
     except PartFileError as exn:
         return {"is": "disk", "errno": exn.cause.errno, "reason": exn.cause.strerror}
-    except NearHostError as exn:
+    except connections.NearHostError as exn:
         return {"is": "near", "reason": str(exn)}
     except ssl.SSLCertVerificationError as exn:
         return {"is": "certificate", "reason": exn.verify_message}
-    except HeadError as exn:
+    except messages.HeadError as exn:
         return {"is": "head", "reason": str(exn)}
     except (OSError, ValueError, http.client.HTTPException) as exn:
         return {"is": "failed", "reason": str(exn) or type(exn).__name__}
 
 
-def _limit(message: Message) -> float:
+def _limit(message: messages.Message) -> float:
     limit: float | None = message["limit_bytes"]
     return float("inf") if limit is None else limit
 

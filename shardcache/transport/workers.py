@@ -115,7 +115,7 @@ class Workers:
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head that is too large;
         CacheError if no process can be started.
         """
-        answer = await self._run(request, None, Flow(), _always)
+        answer = await self._run(request, None, Flow())
         assert answer is not None
         return answer
 
@@ -125,7 +125,7 @@ class Workers:
         Returns None if `commit` refused the body. Raises what `ask` raises, and PartFileError. After it is cancelled or
         fails, nothing more is written, unless the disk hangs.
         """
-        return await self._run(request, body, flow, commit or _always)
+        return await self._run(request, body, flow, commit)
 
     async def close(self) -> None:
         """Kill the processes."""
@@ -135,7 +135,9 @@ class Workers:
         while self._workers:
             await self._workers.pop().end()
 
-    async def _run(self, request: Request, body: Body | None, flow: Flow, commit: Commit) -> Answer | None:
+    async def _run(
+        self, request: Request, body: Body | None, flow: Flow, commit: Commit | None = None
+    ) -> Answer | None:
         await flow.ready()
         worker = await self._worker_for("" if body is None else body.parts.path)
         running = worker.begin(request, body, flow)
@@ -228,7 +230,7 @@ class _Running:
             self.send({"do": "pause", "id": self.number})
             self._changed.set()
 
-    async def outcome(self, commit: Commit) -> Answer | None:
+    async def outcome(self, commit: Commit | None) -> Answer | None:
         """Return the answer; None if its body was not committed. Raises what `Workers.fetch` raises."""
         while self._end is None:
             await self._changed.wait()
@@ -239,7 +241,7 @@ class _Running:
                 self.send({"do": "resume", "id": self.number, "limit_bytes": self.limit_bytes()})
             if self._held and self._end is None:
                 self._held = False
-                if not await commit():
+                if commit is not None and not await commit():
                     return None
                 self.send({"do": "commit", "id": self.number})
         return _result(self._end)
@@ -412,7 +414,3 @@ def _result(message: Message) -> Answer:
             raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
         case _:
             raise TransportError(message.get("reason", "cancelled"))
-
-
-async def _always() -> bool:
-    return True

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 
+from shardcache.cache import planner
 from shardcache.cache.planner import Planner, Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.store.folder import shard_key
 from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.stores import open_store, publish
 from support.shards.tars import make_tar, random_samples
@@ -111,8 +113,10 @@ async def test_one_revalidation_serves_all_readers_of_a_shard(asking: Asking) ->
     assert asking.heads == 2
 
 
-async def test_a_prompt_answer_counts_at_once(asking: Asking) -> None:
+async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that was replaced, or is gone, is noticed by the very lease that asks."""
+    monkeypatch.setattr(planner, "_GRACE_S", GUARD_S)  # what is prompt depends on the machine
+    monkeypatch.setattr(planner, "_TIMEOUT_S", GUARD_S)
     former = await asking.check()
     asking.faulty.put("a.tar", shard(1))
     assert await asking.check() != former
