@@ -40,10 +40,16 @@ def forked(bookmark: Bookmark) -> list[Bookmark]:
     return [copy.copy(bookmark), copy.copy(bookmark)]
 
 
-def begun(bookmark: Bookmark, *place: int) -> Iteration:
-    """Begin an iteration in a process, or as a worker, which takes a second batch of it, and reads it to its end."""
+def join(bookmark: Bookmark, *place: int) -> Iteration:
+    """Begin an iteration, as a worker of a loader or alone."""
     iteration = Iteration(*place)
     bookmark.begin(iteration)
+    return iteration
+
+
+def begun(bookmark: Bookmark, *place: int) -> Iteration:
+    """Begin an iteration, take a second batch of it, and read it to its end."""
+    iteration = join(bookmark, *place)
     bookmark.count(iteration)
     bookmark.finish(iteration)
     return iteration
@@ -61,9 +67,8 @@ def start(iteration: Iteration, cut: Partition, topology: Topology) -> Position:
     return resume(iteration.states, cut, topology, 100) if iteration.states else Position(iteration.epoch)
 
 
-def in_the_middle() -> list[Position]:
-    """From where two workers go on whose states are `saved`."""
-    return [Position(EPOCH, taken=10 + reader, given=10 + reader) for reader in range(2)]
+IN_THE_MIDDLE = [Position(EPOCH, taken=10 + reader, given=10 + reader) for reader in range(2)]
+"""From where two workers go on whose states are `saved`."""
 
 
 def from_the_beginning(epoch: int) -> list[Position]:
@@ -78,7 +83,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     for number, worker in enumerate(workers):
         load(worker, saved(number), worker=True)
         assert worker.next_epoch == EPOCH, "asked at once for its state, it has the one that was loaded"
-    assert begin(workers, 17) == in_the_middle()
+    assert begin(workers, 17) == IN_THE_MIDDLE
     for epoch in (EPOCH + 1, EPOCH + 2):
         assert begin(workers if persistent else forked(bookmark), 17) == from_the_beginning(epoch)
     assert bookmark.next_epoch == EPOCH + 3
@@ -106,7 +111,7 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
     """A training loop names the epoch before it reads: the loaded one goes on, any other begins at its beginning."""
     load(bookmark, [saved(0), saved(1)])
-    for epoch, starts in ((EPOCH, in_the_middle()), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
+    for epoch, starts in ((EPOCH, IN_THE_MIDDLE), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
         bookmark.set_epoch(epoch)
         assert begin(forked(bookmark), epoch) == starts
 
@@ -117,13 +122,13 @@ def test_last_loaded_state_holds(bookmark: Bookmark) -> None:
     load(bookmark, [saved(0, epoch=9), saved(1, epoch=9)])
     assert bookmark.next_epoch == 9
     load(bookmark, [saved(0), saved(1)])
-    assert begin(forked(bookmark), 17) == in_the_middle()
+    assert begin(forked(bookmark), 17) == IN_THE_MIDDLE
 
 
 def test_a_loaded_state_is_used_once(bookmark: Bookmark) -> None:
     """A loop that names the same epoch before every pass, as for validation, reads the rest and then whole passes."""
     load(bookmark, [saved(0), saved(1)])
-    for starts in (in_the_middle(), from_the_beginning(EPOCH), from_the_beginning(EPOCH)):
+    for starts in (IN_THE_MIDDLE, from_the_beginning(EPOCH), from_the_beginning(EPOCH)):
         bookmark.set_epoch(EPOCH)
         assert begin(forked(bookmark), 17) == starts
 
@@ -148,13 +153,6 @@ def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
     begin(forked(bookmark), 31)
     load(bookmark, saved(0))
     assert bookmark.workers == 0
-
-
-def join(bookmark: Bookmark, *place: int) -> Iteration:
-    """Begin an iteration, as a worker of a loader or alone."""
-    iteration = Iteration(*place)
-    bookmark.begin(iteration)
-    return iteration
 
 
 def epochs_of(workers: list[Bookmark], loader: int, order: list[int]) -> list[int]:

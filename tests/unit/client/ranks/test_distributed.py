@@ -69,6 +69,11 @@ def ask(agreement: Agreement, name: str, value: int) -> Callable[[], int]:
     return lambda: agreement.greatest(name, value)
 
 
+def all_agree(*ranks: Agreement) -> bool:
+    """Return whether all get the greatest of their first round."""
+    return at_once(*[ask(rank, "round 0", value) for value, rank in enumerate(ranks)]) == [WORLD - 1] * WORLD
+
+
 # Where the ranks meet
 
 
@@ -156,7 +161,7 @@ def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, s
 def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
     first, second, third = group("missing")
-    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    assert all_agree(first, second, third)
     first._timeout_s = PATIENT_S  # only now: connecting may take longer
     ends = at_once(ask(first, "round 1", 1), ask(second, "round 1", 2))
     assert [type(end) for end in ends] == [RankTimeoutError] * 2
@@ -172,7 +177,7 @@ def test_a_missing_rank_0_is_named(env: pytest.MonkeyPatch) -> None:
 def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
     """Ranks out of step are told so; their numbers are never mixed."""
     first, second, third = group("steps")
-    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    assert all_agree(first, second, third)
     ends = at_once(ask(first, "round 1", 1), ask(second, "round 2", 2), ask(third, "round 1", 3))
     assert {type(end) for end in ends} == {RanksError}
     assert all("rank 1 asks for round 2 of steps, but rank 0 for round 1" in str(end) for end in ends)
@@ -183,7 +188,7 @@ def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) ->
     with pytest.raises(RankTimeoutError):
         member("again", 1, SHORT_S).greatest("round 0", 99)
     first, second, third = member("again", 0), member("again", 1, PATIENT_S), member("again", 2)
-    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    assert all_agree(first, second, third)
     with pytest.raises(RankTimeoutError):
         second.greatest("round 1", 99)
     assert at_once(*[ask(rank, "round 1", 4) for rank in group("again")]) == [4] * WORLD
@@ -293,28 +298,27 @@ def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.M
 
 def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
-    groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+    groups = datasets(url)
     shuffled = Assignment(Shuffle(7))
     groups[0].compare_options(shuffled.options())
     groups[1].compare_options(shuffled.options())
     with pytest.raises(RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"):
         groups[2].compare_options(Assignment(Shuffle(8)).options())
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
+    mixtures = [
+        MixtureAssignment(samples_per_epoch=20, sources=sources, schedule=SourceQuotas.of(weights, sources, 20))
+        for weights in ({"web": 1, "code": 1}, {"web": 3, "code": 1})
+    ]
     copies = [group.of_copy() for group in groups]
-    for rank, weights in enumerate([{"web": 1, "code": 1}] * 2 + [{"web": 3, "code": 1}]):
-        mixture = MixtureAssignment(
-            samples_per_epoch=20, sources=sources, schedule=SourceQuotas.of(weights, sources, 20)
-        )
-        if rank < 2:
-            copies[rank].compare_options(mixture.options())
-            continue
-        with pytest.raises(RanksError, match="differ in weights"):
-            copies[rank].compare_options(mixture.options())
+    for copy in copies[:2]:
+        copy.compare_options(mixtures[0].options())
+    with pytest.raises(RanksError, match="differ in weights"):
+        copies[2].compare_options(mixtures[1].options())
 
 
 def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
-    groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+    groups = datasets(url)
     for rank, batch_size in enumerate((1, 8)):
         groups[rank].compare_options(Assignment(batch_size=batch_size).batches())
     groups[0].compare_options(Assignment(batch_size=8).batches())

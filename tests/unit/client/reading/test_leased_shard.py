@@ -118,6 +118,8 @@ def test_samples_are_read_from_the_first_bytes_to_the_last(socket: Path, folder:
         samples = list(leased_shard.samples())
     assert samples == [{**sample, "__url__": "s3://bucket/a.tar"} for sample in random_samples(6, {"bin": 1000})]
     assert [message["type"] for message in heard[2:5]] == ["lease", "more", "more"]
+    questions = [(message["lease"], message["beyond"]) for message in heard[3:5]]
+    assert questions == [(7, FOUR_READY + 1535), (7, FOUR_READY + 1535)], "the header behind the fifth sample"
 
 
 def test_bad_samples_are_errors_in_their_places(socket: Path, folder: Folder) -> None:
@@ -222,8 +224,9 @@ def dying(*steps: Step) -> Script:
 def test_the_next_daemon_has_less_of_it(socket: Path, folder: Folder) -> None:
     """A daemon that begins the download anew writes another file: that one is read on, from the same place."""
     again = begun(folder.arriving(1, 700), folder.arriving(1, len(TAR)), folder.whole(1))
-    with passing(socket, dying(folder.arriving(7, FOUR_READY), folder.lose), again) as (leased_shard, _):
+    with passing(socket, dying(folder.arriving(7, FOUR_READY), folder.lose), again) as (leased_shard, heard):
         assert keys(leased_shard) == KEYS
+    assert [message["lease"] for message in heard if message["type"] == "more"] == [7, 1, 1]
 
 
 def test_another_version_is_not_read_on(socket: Path, folder: Folder) -> None:

@@ -32,15 +32,6 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
-    """By its number, or with those after it; behind the last there is nothing."""
-    expected = with_url(SAMPLES)
-    with closing(MappedShard(*shard, URL)) as reader:
-        assert list(map(reader.cutter(), reversed(range(20)))) == expected[::-1]
-        assert list(reader.samples(17)) == expected[17:]
-        assert list(reader.samples(20)) == []
-
-
 def test_bad_sample_has_its_own_error(tmp_path: Path) -> None:
     """The samples before it come, it raises with its key and url, those behind it can still be had."""
     tar = pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardChangedError, ShardTimeoutError
+from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -20,7 +20,6 @@ from support.network.peer import (
     Peer,
     Script,
     accepted,
-    arriving,
     begun,
     explaining,
     granted,
@@ -63,19 +62,6 @@ def after_the_break(heard: list[Json]) -> list[Json]:
     return heard[kinds(heard).index("hello", 1) :]
 
 
-def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
-    """The lease goes back under the name that the daemon gave it."""
-    with session_with(path, begun(granted(77, url=SHARDS[1].url))) as (session, heard):
-        lease = session.lease(1)
-        assert session.wait(lease)["url"] == SHARDS[1].url
-        session.release(lease)
-        eventually(lambda: len(heard) == 4)  # the peer's library may drop what it has queued when the client closes
-    assert kinds(heard) == ["hello", "plan", "lease", "release"]
-    assert heard[1]["order"] == [0, 1, 2, 2, 1, 0] and heard[1]["reads"] == 3
-    assert heard[2]["position"] == 1
-    assert heard[3]["lease"] == 77
-
-
 def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
     """Asking ahead says nothing of need; waiting says it before anything else, and once."""
 
@@ -95,6 +81,8 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
         session.wait(ahead)
         eventually(lambda: len(heard.needs) == 2)
     assert kinds(heard) == ["hello", "plan", "lease", "lease", "release"]
+    assert (heard[1]["order"], heard[1]["reads"]) == ([0, 1, 2, 2, 1, 0], 3)
+    assert [message["position"] for message in heard[2:4]] == [0, 1]
     assert len(heard.needs) == 2
 
 
@@ -222,9 +210,6 @@ def test_a_plan_that_is_refused(path: Path) -> None:
         pass
 
 
-# A shard that is granted in pieces
-
-
 def test_each_lease_says_whether_a_beginning_will_do(path: Path) -> None:
     """A lease's own wish outranks that of the session, after a break of the connection, too."""
     scripts = begun(granted(0), Peer.hear, stays=False), begun(granted(1), granted(2))
@@ -234,64 +219,6 @@ def test_each_lease_says_whether_a_beginning_will_do(path: Path) -> None:
         eventually(lambda: kinds(heard).count("lease") == 4)
     asked = [[each["partial"] for each in some if each["type"] == "lease"] for some in (heard, after_the_break(heard))]
     assert asked == [[True, False, False, True], [False, True]]  # the newest first
-
-
-def test_more_is_asked_for_until_the_shard_is_whole(path: Path) -> None:
-    """Each question names the lease and what is there already; what is granted last is what the lease holds."""
-    script = begun(arriving(7, 1024), arriving(7, 4096), granted(7))
-    with session_with(path, script, partial=True) as (session, heard):
-        lease = session.lease(0)
-        first = session.wait(lease)
-        assert (first["type"], first["lease"]) == ("arriving", 7)
-        second = session.more(lease, 1500)
-        assert second is not None and second["type"] == "arriving"
-        last = session.more(lease, 5000)
-        assert last is not None and last["type"] == "leased"
-        assert session.wait(lease) is last
-    questions = [(message["lease"], message["beyond"]) for message in heard if message["type"] == "more"]
-    assert questions == [(7, 1500), (7, 5000)]
-
-
-def test_a_break_ends_what_was_granted(path: Path) -> None:
-    """The old daemon's lease is not read on: the shard is asked for again, and the new one's word counts."""
-    scripts = begun(arriving(7, 4096), Peer.hear, stays=False), begun(arriving(1, 1024), granted(1))
-    with session_with(path, *scripts, partial=True) as (session, heard):
-        lease = session.lease(0)
-        session.wait(lease)
-        assert session.more(lease, 5000) is None
-        again = session.wait(lease)
-        assert (again["type"], again["lease"]) == ("arriving", 1)
-        assert session.more(lease, 2000) is not None
-    assert kinds(heard).count("lease") == 2
-    assert heard[-1]["lease"] == 1
-
-
-def test_an_error_of_the_rest_ends_the_lease(path: Path) -> None:
-    """The daemon's verdict on the rest is raised; there is nothing to give back then."""
-    error = ShardChangedError("replaced", url=SHARDS[0].url)
-    script = begun(arriving(7, 1024), refused(error), granted(8))
-    with session_with(path, script, partial=True) as (session, heard):
-        lease = session.lease(0)
-        session.wait(lease)
-        with pytest.raises(ShardChangedError, match="replaced"):
-            session.more(lease, 1500)
-        session.release(lease)
-        session.wait(session.lease(1))
-    assert kinds(heard) == ["hello", "plan", "lease", "more", "lease"]
-
-
-def test_waiting_for_more_shows_in_the_log_and_ends(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As for a whole shard: the reason after a while, and an error when patience ends; the next connection is new."""
-    first = begun(arriving(7, 1024), Peer.hear, explaining("downloading"), explaining("downloading"))
-    caplog.set_level(logging.WARNING, "shardcache")
-    with session_with(path, first, begun(granted(1)), partial=True, limit_s=3, first_report_s=0.05) as (session, _):
-        lease = session.lease(0)
-        session.wait(lease)
-        with pytest.raises(ShardTimeoutError, match="downloading") as caught:
-            session.more(lease, 1500)
-        assert session.wait(session.lease(1))["type"] == "leased"
-    assert caught.value.url == SHARDS[0].url
-    assert SHARDS[0].url in caplog.text and "downloading" in caplog.text
 
 
 # A plan that is sent in pieces

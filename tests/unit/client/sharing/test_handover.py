@@ -250,17 +250,6 @@ def test_late_receipt_for_a_dead_worker_is_harmless(shard: Path) -> None:
         assert sender.settled()
 
 
-def test_received_samples_outlive_a_killed_worker(shard: Path) -> None:
-    """The receiver's map is its own; with it, the dead worker's shard is free again."""
-    with Sender(Handover(), shard) as sender:
-        values = pickle.loads(sender.message(0))
-        sender.kill()
-    assert bytes(values[0]) == piece(0)
-    assert is_open_elsewhere(shard)
-    del values
-    assert not is_open_elsewhere(shard)
-
-
 def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
     """A process that the dataset never came to cannot hand in a receipt; the error says what to send instead."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as stranger:
