@@ -1,10 +1,14 @@
-"""Samples that are written: their names, content and headers; cuts, names of shards, the journal; rows of tables."""
+"""Samples that are written: names, content and headers; cuts, names of shards, the journal; inputs, rows of tables."""
 
+import bz2
+import gzip
 import io
 import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, InputError, SampleError
+from shardcache.store.partial import zstd
 from shardcache.tarindex.members import parse_header
+from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import END, Cut, Journal, Sample, ShardNames, Stored, cut, header, resume, sample_of
 from shardcache.writing.tables import columns_of, samples
 
 URL = "s3://bucket/train/"
+CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}
 
 
 def packed(*samples: Sample) -> bytes:
@@ -136,6 +143,67 @@ def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
     newer = json.loads(journal.to_json()) | {"format": 2}
     with pytest.raises(ConfigError, match="another release"):
         resume(json.dumps(newer).encode(), journal.settings, URL)
+
+
+def options(**changes: Any) -> WriteOptions:
+    """Return options of a run."""
+    return WriteOptions(shard_size_bytes=20_000, **changes)
+
+
+LINES = b'{"text": "a"}\n' * 1_234
+UNUSABLE: dict[str, tuple[str, bytes, str]] = {
+    **{f"{codec}, cut short": (f"a.jsonl{codec}", pack(LINES)[:-4], "ends early") for codec, pack in CODECS.items()},
+    **{f"{codec} in name alone": (f"a.jsonl{codec}", LINES, "cannot be decompressed") for codec in CODECS},
+    "no JSON": ("a.jsonl", LINES + b"{", "line 1,234, .* it is not JSON"),
+    "no such field": ("a.jsonl", LINES + b'{"a": 1}', "line 1,234, .* no field 'text'"),
+    "a field of another type": ("a.jsonl", LINES + b'{"text": 1}', "line 1,234, .* not a text"),
+    "a number for a line": ("a.jsonl", LINES + b"7", "line 1,234, .* no field"),
+    "no parquet": ("a.parquet", LINES, "not a readable parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
+    """The error has file, line and reason."""
+    file, data, reason = UNUSABLE[name]
+    path = tmp_path / file
+    path.write_bytes(data)
+    found = recognize([str(path)], options(field=None if path.suffix == ".parquet" else "text"), tmp_path)
+    with pytest.raises(InputError, match=reason) as caught:
+        source = open_source(found.kind, found.arguments)
+        positions = [position for _, position in source.positions()]
+        list(source.read(positions[0], positions[-1]))
+    assert caught.value.url == str(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "reason"),
+    [
+        (["none"], {}, "no such file"),
+        (["a.json"], {}, "did you mean 'a.jsonl'"),
+        (["b.jsonl"], {}, "did you mean 'a.jsonl'"),
+        (["photos/*.jpg"], {}, "no file matches"),
+        (["photos", "a.jsonl"], {}, "several kinds"),
+        (["a.jsonl"], {"shuffle": 1}, "--shuffle does not apply"),
+        (["a.jsonl"], {"pack": True, "field": "text"}, "--pack does not apply"),
+        (["photos"], {"columns": {"a": "b"}}, "--columns does not apply"),
+        (["empty"], {}, "no files here"),
+        (["loop"], {}, "link to itself"),
+    ],
+    ids=str,
+)
+def test_inputs_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], changes: dict[str, Any], reason: str
+) -> None:
+    """A missing path, kinds that do not mix, an option of another format, an empty folder, a loop of links."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos", "empty", "loop", "listing"):
+        Path(folder).mkdir()
+    Path("photos/1.jpg").touch()
+    Path("loop/again").symlink_to(tmp_path / "loop")
+    Path("a.jsonl").write_bytes(LINES)
+    with pytest.raises((ConfigError, InputError), match=reason):
+        recognize(names, options(**changes), Path("listing"))
 
 
 @pytest.mark.parametrize(
