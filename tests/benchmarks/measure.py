@@ -94,10 +94,10 @@ def thread_cpu_s(pid: int) -> dict[int, float]:
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
 
 
-def memory_bytes(name: str, pid: int | str = "self") -> int:
-    """Return a figure of a process's memory: "VmHWM" for the most resident at any time, "RssAnon" without files."""
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process had resident at any time."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return next(int(value.split()[0]) * 1024 for found, _, value in lines if found == name)
+    return next(int(value.split()[0]) * 1024 for found, _, value in lines if found == "VmHWM")
 
 
 def interleaved(

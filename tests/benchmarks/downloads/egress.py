@@ -1,11 +1,11 @@
-"""Egress of 8 and 64 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
+"""Egress of 64 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
 
 `python -m benchmarks.downloads.egress` prints the table of docs/cluster.md. The deal and the ring are the real ones; a
 node's cache is a set of shards that is filled in the order in which this epoch and the next need them.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardcache.cluster.tier import Ring
@@ -13,6 +13,7 @@ from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
 
+NODES = 64
 SHARDS = 8192
 SHARD_BYTES = 256 * 1024**2
 EPOCHS = 10
@@ -26,7 +27,6 @@ _SPACE = 1.25
 @dataclass(frozen=True, slots=True)
 class Bill:
     way: str  # contents of a node's disk
-    nodes: int
     disk_bytes: float  # disk space per node
     first: float  # bytes from the object store in the first epoch, as a multiple of the dataset
     later: float  # the same for each later epoch
@@ -41,20 +41,17 @@ class Bill:
         sizes = f"{self.disk_bytes / 1e9:,.0f} GB | {self.first:,.2f} | {self.later:,.2f}"
         lan = f"{self.lan_bytes / 1e9:,.1f} GB" if self.lan_bytes else "–"
         costs = f"{self.egress_bytes / 1e12:,.1f} TB | ${self.egress_bytes / 1e9 * DOLLARS_PER_GB:,.0f}"
-        return f"| {self.nodes} | {self.way} | {sizes} | {costs} | {lan} |"
+        return f"| {self.way} | {sizes} | {costs} | {lan} |"
 
 
 def bills(nodes: int) -> Iterator[Bill]:
-    whole_bytes = SHARDS * SHARD_BYTES
-    yield Bill("its part, shuffled over all shards", nodes, _part_bytes(nodes), *_parts(nodes, groups=1), 0.0)
-    yield Bill("its part, `canonical_nodes`", nodes, _part_bytes(nodes), *_parts(nodes, groups=nodes), 0.0)
+    part_bytes, whole_bytes = _SPACE * SHARDS * SHARD_BYTES / nodes, SHARDS * SHARD_BYTES
+    yield Bill("its part, shuffled over all shards", part_bytes, *_parts(nodes, groups=1), 0.0)
+    yield Bill("its part, `canonical_nodes`", part_bytes, *_parts(nodes, groups=nodes), 0.0)
     fullest, received = _tier(nodes)
-    yield Bill("the cluster's, with a tier", nodes, fullest * SHARD_BYTES, 1.0, 0.0, received * SHARD_BYTES)
-    yield Bill("the whole dataset", nodes, whole_bytes, *_whole(nodes), 0.0)
-
-
-def _part_bytes(nodes: int) -> float:
-    return _SPACE * SHARDS * SHARD_BYTES / nodes
+    yield Bill("the cluster's, with a tier", fullest * SHARD_BYTES, 1.0, 0.0, received * SHARD_BYTES)
+    # Warmed; without, each node fetches what it needs until it has everything.
+    yield Bill("the whole dataset", whole_bytes, float(nodes), 0.0, 0.0)
 
 
 def _deal(groups: int) -> SampleDeal:
@@ -85,10 +82,6 @@ def _parts(nodes: int, *, groups: int) -> tuple[float, float]:
     return first, sum(later) / len(later)
 
 
-def _whole(nodes: int) -> tuple[float, float]:
-    return float(nodes), 0.0  # warmed; without, each node fetches what it needs until it has everything
-
-
 def _tier(nodes: int) -> tuple[int, float]:
     """Return the shards of the node that owns most, and those that a node receives from others in an epoch."""
     ring = Ring([f"10.1.{number // 256}.{number % 256}:9081" for number in range(nodes)])
@@ -98,14 +91,14 @@ def _tier(nodes: int) -> tuple[int, float]:
     return max(owned.values()), needed * (nodes - 1) / nodes
 
 
-def table(sizes: Sequence[int] = (8, 64)) -> str:
+def main() -> None:
+    """Print the table."""
     head = (
-        "| nodes | each node's disk holds | disk per node | × dataset, first epoch | each later one | "
-        f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch |"
+        "each node's disk holds | disk per node | × dataset, first epoch | each later one | "
+        f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch"
     )
-    rows = [bill.row() for nodes in sizes for bill in bills(nodes)]
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+    print(f"| {head} |", "|---|---|---|---|---|---|---|", *(bill.row() for bill in bills(NODES)), sep="\n")
 
 
 if __name__ == "__main__":
-    print(table())
+    main()

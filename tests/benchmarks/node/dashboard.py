@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
+from operator import sub
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from websockets.sync.client import ClientConnection
 
 from benchmarks.measure import Row, Target, command, interleaved, tree_cpu_s
 from benchmarks.workplace import Daemon, Workplace
-from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
+from support.monitoring.chromium import PROGRAM, chromium, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
 from support.programs.raw_session import RawSession
@@ -37,6 +37,7 @@ _URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
 _SHARD_BYTES = 4096
 _SHARD_S = 2.0
 _WATCHED_S = 30.0
+_LIMIT = Target("≤", 5.0)
 # Runs before the page's own scripts: notes when the last of what is waited for was drawn, in seconds since the start
 # of the navigation. What is drawn shows with the next frame.
 _STOPWATCH = """
@@ -50,17 +51,6 @@ new MutationObserver(() => {
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """CPU used while a number of pages was open, in percent of one core."""
-
-    daemon: float
-    browser: float
-
-    def __str__(self) -> str:
-        return f"daemon {self.daemon:.1f} %, browser {self.browser:.1f} %"
-
-
 def measure(place: Workplace) -> list[Row]:
     """Return the median time to the page, and the processor time of one page and of ten, less that of none."""
     if PROGRAM is None:
@@ -71,24 +61,21 @@ def measure(place: Workplace) -> list[Row]:
         _load(browser, page, shards)  # the first one after the daemon's start has more to wait for
         shown_s = [_load(browser, page, shards) for _ in range(LOADS)]
         contenders = {pages: partial(_watch, daemon, browser, page, pages) for pages in (0, 1, PAGES)}
-        costs = interleaved(contenders, lambda text: place.say(f"pages: {text}"), place.rounds)
-    return _rows(shards, shown_s, costs)
-
-
-def _rows(shards: int, shown_s: Sequence[float], costs: Mapping[int, Sequence[Cost]]) -> list[Row]:
+        percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
     what = f"{shards:,} shards, {JOBS * READERS} readers"
-    daemon = {pages: _more(costs[pages], costs[0], lambda cost: cost.daemon) for pages in (1, PAGES)}
     return [
         Row("dashboard", f"s until shown, {what}", statistics.median(shown_s), target=Target("≤", 1.0)),
-        Row("dashboard", "% of a core in the daemon, one page", daemon[1], target=Target("≤", 5.0)),
-        Row("dashboard", f"the same, {PAGES} pages", daemon[PAGES], target=Target("≤", 5.0)),
-        Row("dashboard", "% of a core in the browser, one page", _more(costs[1], costs[0], lambda cost: cost.browser)),
+        *(
+            # More than in the same round without a page: the machine's own load drifts.
+            Row(
+                "dashboard",
+                f"% of a core in the daemon, {pages} pages",
+                statistics.median(map(sub, percents[pages], percents[0])),
+                target=_LIMIT,
+            )
+            for pages in (1, PAGES)
+        ),
     ]
-
-
-def _more(costs: Sequence[Cost], without: Sequence[Cost], part: Callable[[Cost], float]) -> float:
-    """Return the median of what it cost more than in the same round without a page: the machine's own load drifts."""
-    return statistics.median(part(cost) - part(none) for cost, none in zip(costs, without, strict=True))
 
 
 @contextmanager
@@ -119,8 +106,8 @@ def _load(browser: ClientConnection, url: str, shards: int) -> float:
         return float(page.until("window.shownAfter"))
 
 
-def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> Cost:
-    """Return what it costs while so many pages are open: one in the browser, the others as plain streams."""
+def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> float:
+    """Return the per cent of a core that the daemon takes while so many pages are open, one of them in the browser."""
     with ExitStack() as stack:
         if pages:
             page = stack.enter_context(tab(browser))
@@ -129,10 +116,9 @@ def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> C
             page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
         for _ in range(pages - 1):
             stack.enter_context(_onlooker(url))
-        before, began_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter()
+        before_s, began_s = tree_cpu_s(daemon.pid), time.perf_counter()
         time.sleep(_WATCHED_S)
-        after, lasted_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter() - began_s
-    return Cost(*(1e2 * (late - early) / lasted_s for early, late in zip(before, after, strict=True)))
+        return 1e2 * (tree_cpu_s(daemon.pid) - before_s) / (time.perf_counter() - began_s)
 
 
 @contextmanager
@@ -155,11 +141,6 @@ def _onlooker(url: str) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def _cpu_s(browser: ClientConnection) -> float:
-    found = Tab(browser).call("SystemInfo.getProcessInfo")["processInfo"]
-    return float(sum(process["cpuTime"] for process in found))
 
 
 def read_all(socket: str, shards: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data import SHARD_BYTES
-from benchmarks.measure import Row, Target, memory_bytes
+from benchmarks.measure import Row, Target, peak_bytes
 from benchmarks.workplace import Daemon, Workplace, settle
 from support.shards.stores import make_hollow_shards
 
@@ -41,7 +41,7 @@ def measure(place: Workplace) -> list[Row]:
 def _start(place: Workplace, cache_dir: Path, count: int) -> Start:
     with Daemon(cache_dir, "1000TB") as daemon:
         found = daemon.get("/v1/status")["cache"]["shards"]
-        start = Start(daemon.ready_s, memory_bytes("VmHWM", daemon.pid))
+        start = Start(daemon.ready_s, peak_bytes(daemon.pid))
     if found != count:
         raise RuntimeError(f"the daemon found {found} of {count} shards")
     place.say(str(start))

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.data import KINDS, LARGE, SMALL, Kind
-from benchmarks.measure import Row, Target, call, compared, memory_bytes, rate
+from benchmarks.measure import Row, Target, call, compared, rate
 from benchmarks.workplace import Daemon, Workplace
 
 OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
@@ -20,18 +20,15 @@ MANY = replace(
     SMALL, name="many", label=f"{SMALL.label} in 16 MiB shards", dataset_bytes=40 * _MANY_BYTES, shard_bytes=_MANY_BYTES
 )
 WINDOW = 8
-NARROW, WIDE = 2, 32
-MEMORY_MB = 4.0  # the indexes of 30 shards of `MANY` have 9
 
 _TIMED_S = 1.5  # short epochs are repeated until this much was timed
-_LOOK_EVERY = 50  # samples
 
 Task = dict[str, Any]
 """Arguments of `samples_per_s`."""
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return median samples a second for each kind of samples, and the memory of shuffling."""
+    """Return median samples a second for each kind of samples."""
     rows: list[Row] = []
     for kind in KINDS:
         with place.warmed(place.url(kind)) as daemon:
@@ -55,13 +52,8 @@ def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
 def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     ours = _task(place, kind, daemon)
     tasks = {OURS: ours | {"window": WINDOW}, UNSHUFFLED: ours}
-    rounds, limit = max(place.rounds, _SHUFFLED_ROUNDS), {UNSHUFFLED: Target("≥", 0.7)}
-    narrow_bytes, wide_bytes = (call(anonymous_bytes, **ours, window=window) for window in (NARROW, WIDE))
-    memory = f"MB of memory that window {WIDE} takes more than {NARROW}, {kind.label}"
-    return [
-        *_compared(place, tasks, rounds, f"samples/s shuffled with window {WINDOW}, {kind.label}", limit),
-        Row("warm reading", memory, (wide_bytes - narrow_bytes) / 1e6, target=Target("≤", MEMORY_MB)),
-    ]
+    rounds, what = max(place.rounds, _SHUFFLED_ROUNDS), f"samples/s shuffled with window {WINDOW}, {kind.label}"
+    return _compared(place, tasks, rounds, what, {UNSHUFFLED: Target("≥", 0.7)})
 
 
 def _compared(
@@ -109,13 +101,6 @@ def samples_per_s(
         given = f"{len(keys)} samples of {seen_bytes} bytes"
         raise RuntimeError(f"{contender} gave {given}, the dataset has {samples} of {payload_bytes}")
     return rate(lambda: _read(dataset, extensions), samples, _TIMED_S)
-
-
-def anonymous_bytes(contender: str, source: str, socket: str, window: int, **_: Any) -> float:
-    """Return the most memory, pages of files left out, that the process has in one epoch, after another."""
-    dataset = _dataset(contender, source, socket, window)
-    _read(dataset, ())
-    return max(memory_bytes("RssAnon") for number, _ in enumerate(dataset) if number % _LOOK_EVERY == 0)
 
 
 def _dataset(contender: str, source: str, socket: str, window: int) -> Iterable[Mapping[str, Any]]:
