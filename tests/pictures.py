@@ -50,43 +50,39 @@ JOBS = (
 LATECOMER = Job("video-pretrain", 8, 2.0, "kinetics")
 
 
-class Node:
-    """A daemon at whose socket jobs come and go."""
-
-    def __init__(self, daemon: Daemon, here: Sequence[ShardRef]) -> None:
-        self._daemon = daemon
-        self._here = list(here)
-        self._stop = threading.Event()
-
-    @contextmanager
-    def running(self, *jobs: Job) -> Iterator[None]:
-        """Let jobs read until the block is left."""
-        readers = [
-            threading.Thread(target=self._read, args=(job, number)) for job in jobs for number in range(job.readers)
-        ]
+@contextmanager
+def reading(daemon: Daemon, here: Sequence[ShardRef], *jobs: Job) -> Iterator[None]:
+    """Let jobs read until the block is left."""
+    stop = threading.Event()
+    readers = [
+        threading.Thread(target=_read, args=(daemon, here if job.bucket == JOBS[0].bucket else (), job, number, stop))
+        for job in jobs
+        for number in range(job.readers)
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        yield
+    finally:
+        stop.set()
         for reader in readers:
-            reader.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for reader in readers:
-                reader.join()
+            reader.join()
 
-    def _read(self, job: Job, number: int) -> None:
-        """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
-        rng, here = random.Random(f"{job.name}/{number}"), self._here if job.bucket == JOBS[0].bucket else []
-        missing = [ShardRef(URL.format(job.bucket, index)) for index in range(len(here), SHARDS)]
-        first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
-        part = first + rng.sample([*here, *missing], SHARDS)[number :: job.readers]
-        with RawSession(self._daemon, job.name) as session:
-            rows = [ref.to_json() for ref in part]
-            session.ask("plan", epoch=0, shards=rows, order=list(range(len(rows))), reads=len(rows))
-            for position in range(len(rows)):
-                granted = session.take(position)
-                if granted["type"] == "error" or self._stop.wait(job.shard_s * rng.uniform(0.7, 1.3)):
-                    return
-                session.send(type="release", lease=granted["lease"])
+
+def _read(daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop: threading.Event) -> None:
+    """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
+    rng = random.Random(f"{job.name}/{number}")
+    missing = [ShardRef(URL.format(job.bucket, index)) for index in range(len(here), SHARDS)]
+    first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
+    part = first + rng.sample([*here, *missing], SHARDS)[number :: job.readers]
+    with RawSession(daemon, job.name) as session:
+        rows = [ref.to_json() for ref in part]
+        session.ask("plan", epoch=0, shards=rows, order=list(range(len(rows))), reads=len(rows))
+        for position in range(len(rows)):
+            granted = session.take(position)
+            if granted["type"] == "error" or stop.wait(job.shard_s * rng.uniform(0.7, 1.3)):
+                return
+            session.send(type="release", lease=granted["lease"])
 
 
 def main() -> None:
@@ -98,15 +94,15 @@ def main() -> None:
         here = make_hollow_shards(folder / "cache", urls, SHARD_BYTES)
         # What holds nothing would not stand up to being read again.
         flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "0", "--part-size", "1MiB")
-        node = Node(stack.enter_context(Daemon(folder, *flags, capacity=CAPACITY, env=store.env())), here)
+        daemon = stack.enter_context(Daemon(folder, *flags, capacity=CAPACITY, env=store.env()))
         page = stack.enter_context(tab(stack.enter_context(chromium())))
-        with node.running(*JOBS):
+        with reading(daemon, here, *JOBS):
             page.look()
             page.open(f"http://127.0.0.1:{port}/")
             page.until("document.querySelector('.live') && true")
             time.sleep(WATCHED_S)  # until the chart has something to show
             _photograph(page, "dashboard")
-            with node.running(LATECOMER):
+            with reading(daemon, here, LATECOMER):
                 page.until("document.querySelector('#verdict.stalled') && true")
                 time.sleep(STALLED_S)
                 _photograph(page, "dashboard-waiting")

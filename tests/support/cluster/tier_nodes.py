@@ -60,13 +60,13 @@ class TierNodes:
         self._running: dict[str, Nginx] = {}
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.callback(self._stack.close)
-            stack.callback(self._kill_all)
+        self._stack.callback(self._kill_all)
+        try:
             for node in self.tier.nodes:
                 self.start(node)
-            stack.pop_all()
-        self._stack.callback(self._kill_all)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
