@@ -1,28 +1,29 @@
 """Jobs of two ranks under each launcher: every sample once, rank by rank, epoch by epoch."""
 
 import json
-import subprocess
-import sys
+import os
 from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import BATCH, elastic, look, shuffled
+import torch.distributed as dist
+import torch.multiprocessing
+from accelerate import PartialState, notebook_launcher
+from jobs import BATCH, elastic, look, meet, shuffled
 from jobs import train as trained
+from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
-from support.programs.cli import clean_environment
+from support.network.ports import free_port
 from support.programs.daemon import Daemon
-from support.programs.guard import GUARD_S
 from support.programs.ranks import processes, torchrun
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar
 
 pytestmark = pytest.mark.slow
 
-JOB = Path(__file__).with_name("launched_job.py")
 COUNTS = (7, 12, 1, 20, 5, 15)
 WORLD = 2
 
@@ -51,30 +52,86 @@ def epochs(ds: ShardDataset, number: int) -> list[list[str]]:
     return [keys_of(ds) for _ in range(number)]
 
 
+Datasets = dict[str, ShardDataset]
+
+
+def keys(batch: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the keys of a batch, and its bytes, which so travel from a worker to its trainer."""
+    return [(sample["__key__"], sample["bin"]) for sample in batch]
+
+
+def epoch(dataset: ShardDataset, workers: int = 0, method: str | None = None) -> list[str]:
+    """Read an epoch; check each sample's bytes, which hold its key."""
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=keys, multiprocessing_context=method)
+    read = [pair for batch in loader for pair in batch]
+    assert all(bytes(data[: len(key)]).decode() == key for key, data in read)
+    return [key for key, _ in read]
+
+
+def read_in_turn(datasets: Datasets, method: str) -> dict[str, list[list[str]]]:
+    """Be one rank, once torch.distributed is initialised; return what it read, by scenario and epoch."""
+    read: dict[str, list[list[str]]] = {
+        "counted": [epoch(datasets["counted"], workers) for workers in (0, 0, 2)],
+        "resumed": [epoch(datasets["resumed"]) for _ in range(2)],
+        "alone": [epoch(datasets["alone"])],
+        "handed over": [epoch(datasets["handed over"], 1, method)],
+        "set": [],
+    }
+    for turn in range(WORLD):  # one rank is through before the other has begun
+        if turn == dist.get_rank():
+            for number in range(2):
+                datasets["set"].set_epoch(number)
+                read["set"].append(epoch(datasets["set"]))
+        dist.barrier()
+    return read
+
+
+def rank_of_torch(rank: int, datasets: Datasets, out: str, method: str) -> None:
+    """Be one rank of torch.multiprocessing's."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    meet(f"file://{out}/meet", rank, WORLD)
+    Path(out, f"{rank}.json").write_text(json.dumps(read_in_turn(datasets, method)))
+    dist.destroy_process_group()
+
+
+def rank_of_accelerate(datasets: Datasets, out: str, method: str) -> None:
+    """Be one rank of Accelerate's."""
+    state = PartialState(cpu=True)
+    Path(out, f"{dist.get_rank()}.json").write_text(json.dumps(read_in_turn(datasets, method)))
+    state.destroy_process_group()
+
+
+def launch(launcher: str, socket: str, urls: str, out: str, state: str) -> None:
+    """Make datasets, one with a state, and have a launcher start the ranks that share them."""
+    datasets = {name: shuffled(urls, socket) for name in ("counted", "resumed", "set")}
+    datasets |= {name: shuffled(urls, socket, zero_copy=True) for name in ("alone", "handed over")}
+    datasets["resumed"].load_state_dict(json.loads(state))
+    if launcher == "notebook":
+        port = str(free_port())
+        notebook_launcher(rank_of_accelerate, (datasets, out, "fork"), num_processes=WORLD, use_port=port)
+    else:
+        method = "spawn" if launcher == "fork" else "fork"  # of workers, unlike that of ranks
+        torch.multiprocessing.start_processes(
+            rank_of_torch, args=(datasets, out, method), nprocs=WORLD, start_method=launcher
+        )
+
+
 @pytest.mark.parametrize("launcher", ["spawn", "fork", "notebook"])
 def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
     """Epochs are counted, set and resumed, and values handed over, as if each rank had made the dataset for itself."""
     ranks = [dataset(train, daemon, rank) for rank in range(WORLD)]
+    stopped = dataset(train, daemon, 0).loader(num_workers=0, collate_fn=list)
+    deque(islice(stopped, 2), maxlen=0)
+    processes(launch, [(launcher, daemon.socket, train, tmp_path, json.dumps(stopped.state_dict()))])
     expected = [epochs(ds, 3) for ds in ranks]
     assert sorted(key for rank in expected for key in rank[0]) == [f"{key:06d}" for key in range(sum(COUNTS))]
-    for told, read in zip(launch(launcher, train, daemon, tmp_path), expected, strict=True):
+    for rank, read in enumerate(expected):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told["counted"][:2] == read[:2]
         assert sorted(told["counted"][2]) == sorted(read[2]), "by two workers in turn"
         assert told["resumed"] == [read[0][2 * BATCH :], read[1]]
         assert told["set"] == read[:2]
         assert told["alone"] == told["handed over"] == read[:1]
-
-
-def launch(launcher: str, train: str, daemon: Daemon, out: Path) -> list[Any]:
-    """Run the job of two ranks that share datasets, one with the state after two batches; return what each read."""
-    stopped = dataset(train, daemon, 0).loader(num_workers=0, collate_fn=list)
-    deque(islice(stopped, 2), maxlen=0)
-    state = json.dumps(stopped.state_dict())
-    command = [sys.executable, str(JOB), launcher, str(daemon.socket), train, str(out), state]
-    env = clean_environment({"OMP_NUM_THREADS": "1"})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("scenario", ["look", "own"])

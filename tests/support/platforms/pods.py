@@ -171,7 +171,7 @@ class Pod:
     def start(self) -> "Container":
         self.run_init_containers()
         (container,) = self.spec["containers"]
-        return self._start(container)
+        return self._start(container, self.volumes)
 
     def __enter__(self) -> Self:
         """Connect it to its node's network, and start all its containers once the others have run."""
@@ -207,7 +207,7 @@ class Pod:
         """The pod's address."""
         return self.node.ip if self._sandbox is None else self._sandbox.address
 
-    def _start(self, spec: Mapping[str, Any]) -> "Container":
+    def _start(self, spec: Mapping[str, Any], volumes: Volumes | None = None) -> "Container":
         bundle = self._root / spec["name"]
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(parents=True)
@@ -217,7 +217,7 @@ class Pod:
         security, env = Security.of(self.spec, spec), self._environment(spec)
         config = runtime_config(root, self._args(spec, env), env, security, mounts, network)
         (bundle / "config.json").write_text(json.dumps(config))
-        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec, self.volumes)
+        return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec, volumes)
 
     def _args(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, ...]:
         words = (*spec.get("command", (self._image.entrypoint,)), *spec.get("args", ()))
@@ -249,7 +249,7 @@ class Container:
     """A running container; it is deleted when the context that it opens is left."""
 
     def __init__(self, name: str, bundle: Path, spec: Mapping[str, Any], volumes: Volumes | None = None) -> None:
-        """Start it. `volumes` are kept for as long as it is: those in memory are removed with their last reference."""
+        """Start it. `volumes` are removed with it: those of a pod that has no other container."""
         self.name, self.spec, self._volumes = name, spec, volumes
         self._log = bundle / "log"
         with self._log.open("wb") as log:
@@ -270,6 +270,8 @@ class Container:
         """End it and all its processes."""
         subprocess.run((*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False)
         self._runtime.wait(_LIMIT_S)
+        if self._volumes is not None:
+            self._volumes.remove()
 
     def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
