@@ -275,12 +275,12 @@ def pid_at(socket: Path) -> int:
 
 
 @contextmanager
-def private_home(root: Path, more: Mapping[str, str] | None = None) -> Iterator[PrivateHome]:
+def private_home(root: Path) -> Iterator[PrivateHome]:
     """Have this process, and those that it starts, find no daemon of the node; kill their private ones at the end."""
     home = PrivateHome(root)
     home.runtime.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**home.env(), **(more or {})}.items():
+        for name, value in home.env().items():
             patch.setenv(name, value)
         try:
             yield home

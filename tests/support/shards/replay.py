@@ -19,27 +19,6 @@ class SameName:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A reader that never waits."""
-
-    epochs: Sequence[Sequence[str]]  # what it reads, shard by shard
-    start_s: float = 0.0  # when it begins
-    seconds_per_shard: float = 1.0  # from taking one shard to taking the next
-    known_epochs: int = 2  # how many epochs, the present one included, its plan reaches ahead
-    window: int = 1  # how many shards it has in hand at a time; at the end of an epoch none
-
-    def reads(self) -> Iterator[tuple[float, int, int, str, float]]:
-        """Yield when it takes a shard, the epoch, the position in the epoch, the shard, and when it gives it back."""
-        start_s = self.start_s
-        for number, epoch in enumerate(self.epochs):
-            times_s = [start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)]
-            for position, shard in enumerate(epoch):
-                end_s = times_s[min(position + self.window, len(epoch))]
-                yield times_s[position], number, position, shard, end_s
-            start_s = times_s[-1]
-
-
-@dataclass(frozen=True, slots=True)
 class Read:
     """One shard taken in hand, and put down again."""
 
@@ -51,12 +30,29 @@ class Read:
     end_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A reader that never waits."""
+
+    epochs: Sequence[Sequence[str]]  # what it reads, shard by shard
+    start_s: float = 0.0  # when it begins
+    seconds_per_shard: float = 1.0  # from taking one shard to taking the next
+    known_epochs: int = 2  # how many epochs, the present one included, its plan reaches ahead
+    window: int = 1  # how many shards it has in hand at a time; at the end of an epoch none
+
+    def reads(self, job: int) -> Iterator[Read]:
+        """Yield its reads, as the job of this number."""
+        start_s = self.start_s
+        for number, epoch in enumerate(self.epochs):
+            times_s = [start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)]
+            for position, shard in enumerate(epoch):
+                end_s = times_s[min(position + self.window, len(epoch))]
+                yield Read(times_s[position], job, number, position, shard, end_s)
+            start_s = times_s[-1]
+
+
 def all_reads(jobs: Sequence[Job]) -> list[Read]:
-    reads = [
-        Read(start_s, number, epoch, position, shard, end_s)
-        for number, job in enumerate(jobs)
-        for start_s, epoch, position, shard, end_s in job.reads()
-    ]
+    reads = (read for number, job in enumerate(jobs) for read in job.reads(number))
     return sorted(reads, key=lambda read: (read.start_s, read.job))
 
 

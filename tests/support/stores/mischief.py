@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 _LENGTH, _RANGE, _ETAG = "content-length", "content-range", "etag"
 _CHUNK_BYTES = 10_000
@@ -137,26 +138,13 @@ def _refuse(answer: Answer, status: int, code: str) -> None:
     answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
 
 
-def _cut(ending: Ending) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        answer.sent, answer.ending = len(answer.body) // 2, ending
-
-    return spoiler
+def _cut(ending: Ending, answer: Answer, _scene: Scene) -> None:
+    answer.sent, answer.ending = len(answer.body) // 2, ending
 
 
-def _instead(raw: bytes, ending: Ending) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        answer.raw, answer.ending = raw, ending
-
-    return spoiler
-
-
-def _flag(**values: object) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        for name, value in values.items():
-            setattr(answer, name, value)
-
-    return spoiler
+def _set(answer: Answer, _scene: Scene, **values: object) -> None:
+    for name, value in values.items():
+        setattr(answer, name, value)
 
 
 def _half_head(answer: Answer, _scene: Scene) -> None:
@@ -164,26 +152,20 @@ def _half_head(answer: Answer, _scene: Scene) -> None:
     answer.head_sent = len(answer.head()) // 2
 
 
-def _length(factor: float) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        answer.headers[_LENGTH] = str(int(int(answer.headers[_LENGTH]) * factor))
-        answer.ending = Ending.CLOSE
-
-    return spoiler
+def _length(factor: float, answer: Answer, _scene: Scene) -> None:
+    answer.headers[_LENGTH] = str(int(int(answer.headers[_LENGTH]) * factor))
+    answer.ending = Ending.CLOSE
 
 
 def _no_length(answer: Answer, scene: Scene) -> None:
     del answer.headers[_LENGTH]
-    _cut(Ending.CLOSE)(answer, scene)
+    _cut(Ending.CLOSE, answer, scene)
 
 
-def _range(shift: int, total: int) -> Spoiler:
-    def spoiler(answer: Answer, scene: Scene) -> None:
-        size = int(answer.headers[_RANGE].rpartition("/")[2])
-        first = scene.start + shift
-        answer.headers[_RANGE] = f"bytes {first}-{first + len(answer.body) - 1}/{size + total}"
-
-    return spoiler
+def _range(shift: int, total: int, answer: Answer, scene: Scene) -> None:
+    size = int(answer.headers[_RANGE].rpartition("/")[2])
+    first = scene.start + shift
+    answer.headers[_RANGE] = f"bytes {first}-{first + len(answer.body) - 1}/{size + total}"
 
 
 def _short_range(answer: Answer, scene: Scene) -> None:
@@ -193,18 +175,12 @@ def _short_range(answer: Answer, scene: Scene) -> None:
     answer.headers[_LENGTH] = str(len(answer.body))
 
 
-def _without(name: str) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        answer.headers.pop(name, None)
-
-    return spoiler
+def _without(name: str, answer: Answer, _scene: Scene) -> None:
+    answer.headers.pop(name, None)
 
 
-def _with(name: str, value: str) -> Spoiler:
-    def spoiler(answer: Answer, _scene: Scene) -> None:
-        answer.headers[name] = value
-
-    return spoiler
+def _with(name: str, value: str, answer: Answer, _scene: Scene) -> None:
+    answer.headers[name] = value
 
 
 def _whole(answer: Answer, scene: Scene) -> None:
@@ -243,42 +219,44 @@ def _other_object(answer: Answer, scene: Scene) -> None:
 
 
 _SPOILERS: Mapping[Mischief, Spoiler] = {
-    Mischief.STALL: _cut(Ending.HANG),
-    Mischief.SILENCE: _instead(b"", Ending.HANG),
-    Mischief.LATE: _flag(late=True),
-    Mischief.DRIP: _flag(drips=True),
-    Mischief.RESET: _cut(Ending.RESET),
-    Mischief.RESET_AT_ONCE: _instead(b"", Ending.RESET),
-    Mischief.TRUNCATE: _cut(Ending.CLOSE),
+    Mischief.STALL: partial(_cut, Ending.HANG),
+    Mischief.SILENCE: partial(_set, raw=b"", ending=Ending.HANG),
+    Mischief.LATE: partial(_set, late=True),
+    Mischief.DRIP: partial(_set, drips=True),
+    Mischief.RESET: partial(_cut, Ending.RESET),
+    Mischief.RESET_AT_ONCE: partial(_set, raw=b"", ending=Ending.RESET),
+    Mischief.TRUNCATE: partial(_cut, Ending.CLOSE),
     Mischief.HALF_HEAD: _half_head,
-    Mischief.LENGTH_LESS: _length(0.5),
-    Mischief.LENGTH_MORE: _length(2),
-    Mischief.LENGTH_ODD: _with(_LENGTH, "many"),
+    Mischief.LENGTH_LESS: partial(_length, 0.5),
+    Mischief.LENGTH_MORE: partial(_length, 2),
+    Mischief.LENGTH_ODD: partial(_with, _LENGTH, "many"),
     Mischief.LENGTH_NONE: _no_length,
-    Mischief.RANGE_SHIFTED: _range(512, 0),
-    Mischief.RANGE_TOTAL: _range(0, 512),
-    Mischief.RANGE_NONE: _without(_RANGE),
+    Mischief.RANGE_SHIFTED: partial(_range, 512, 0),
+    Mischief.RANGE_TOTAL: partial(_range, 0, 512),
+    Mischief.RANGE_NONE: partial(_without, _RANGE),
     Mischief.RANGE_SHORT: _short_range,
     Mischief.WHOLE: _whole,
     Mischief.EMPTY: _empty,
-    Mischief.GARBAGE: _instead(b"\x00\xff not a word of HTTP \r\n\r\n" * 10, Ending.CLOSE),
-    Mischief.ENDLESS_HEAD: _instead(b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, Ending.HANG),
+    Mischief.GARBAGE: partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n" * 10, ending=Ending.CLOSE),
+    Mischief.ENDLESS_HEAD: partial(
+        _set, raw=b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, ending=Ending.HANG
+    ),
     Mischief.CHUNKED: _chunked,
-    Mischief.ENCODED: _with("content-encoding", "gzip"),
+    Mischief.ENCODED: partial(_with, "content-encoding", "gzip"),
     Mischief.FLIP: _flip,
     Mischief.ETAG_OTHER: _other_etag,
-    Mischief.ETAG_NONE: _without(_ETAG),
+    Mischief.ETAG_NONE: partial(_without, _ETAG),
     Mischief.OTHER_BYTES: _other_bytes,
     Mischief.OTHER_OBJECT: _other_object,
-    Mischief.HEAD_LESS: _length(0.5),
-    Mischief.HEAD_MORE: _length(2),
-    Mischief.HEAD_NO_ETAG: _without(_ETAG),
+    Mischief.HEAD_LESS: partial(_length, 0.5),
+    Mischief.HEAD_MORE: partial(_length, 2),
+    Mischief.HEAD_NO_ETAG: partial(_without, _ETAG),
     Mischief.HEAD_ETAG: _other_etag,
-    Mischief.HEAD_NO_LENGTH: _without(_LENGTH),
-    Mischief.HEAD_ODD_LENGTH: _with(_LENGTH, "many"),
-    Mischief.HEAD_ODD_DATE: _with("last-modified", "long ago"),
-    Mischief.HEAD_ODD_CHECKSUM: _with("x-amz-checksum-crc32", "none"),
-    Mischief.HEAD_SILENCE: _instead(b"", Ending.HANG),
-    Mischief.HEAD_RESET: _instead(b"", Ending.RESET),
-    Mischief.HEAD_GARBAGE: _instead(b"\x00\xff not a word of HTTP \r\n\r\n", Ending.CLOSE),
+    Mischief.HEAD_NO_LENGTH: partial(_without, _LENGTH),
+    Mischief.HEAD_ODD_LENGTH: partial(_with, _LENGTH, "many"),
+    Mischief.HEAD_ODD_DATE: partial(_with, "last-modified", "long ago"),
+    Mischief.HEAD_ODD_CHECKSUM: partial(_with, "x-amz-checksum-crc32", "none"),
+    Mischief.HEAD_SILENCE: partial(_set, raw=b"", ending=Ending.HANG),
+    Mischief.HEAD_RESET: partial(_set, raw=b"", ending=Ending.RESET),
+    Mischief.HEAD_GARBAGE: partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n", ending=Ending.CLOSE),
 }
