@@ -238,22 +238,13 @@ def failing_calls(fault: Calls, parent: Path, result: Result, scale: float) -> N
 # A folder that goes and comes
 
 
-def removed(remove: Callable[[Path], None], parent: Path, result: Result, scale: float) -> None:
-    """Remove the cache folder, or what is in it, under the daemon: what was in it is fetched again."""
+def removed(parent: Path, result: Result, scale: float) -> None:
+    """Remove the cache folder under the daemon: what was in it is fetched again."""
     with rigged(result, _new_folder(parent)) as (rig, trial, _):
         for number in _numbers(scaled(8, scale, 2), first=0):
-            remove(rig.daemon.cache_dir)
+            shutil.rmtree(rig.daemon.cache_dir, ignore_errors=True)
             result.injected += 1
             trial.recover(number, f"shard {number}")
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        _delete(path)
 
 
 def replaced(parent: Path, result: Result, scale: float) -> None:
@@ -404,8 +395,7 @@ _QUICK_CALLS = ("ENOSPC at each call that changes a file, once", "EIO from each 
 
 ROWS = (
     *(Row(call.name, partial(failing_calls, call), call.name not in _QUICK_CALLS, _NEEDS_CC) for call in CALLS),
-    Row("cache folder deleted", partial(removed, _delete)),
-    Row("cache folder emptied", partial(removed, _empty), slow=True),
+    Row("cache folder deleted", removed),
     Row("cache folder replaced and put back", replaced),
     Row("a byte flipped in a published shard", flipped),
     *(

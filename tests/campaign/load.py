@@ -15,10 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ _QUIET_S = 120.0
 # On a machine that does other things, some trouble may be longer in coming; longer than all tries for one shard.
 _PATIENCE_S = 120.0
 _SLACK_BYTES = 48 * 1024 * 1024  # what the allocator keeps of memory that is free again
-_TO_STORES = "connections to stores"
 _THREADS = 48  # the daemon's pool of 32, one for the catalogue, and what libraries run
 _CONNECTIONS = 32  # --max-connections, by each of the two ways to S3
 _FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "8")
@@ -260,7 +258,7 @@ def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
     ):
         Load(daemon, scale).bear(60.0)  # with a store that is well, until the daemon has what it keeps for good
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
-        before = Remains.of(daemon)
+        before = daemon.status()["process"]
         break_share(_BROKEN_SHARE)
         results = Load(daemon, scale).bear(600.0)
         broken = Result("answer of the store broken", injected=break_share(0.0))
@@ -273,18 +271,18 @@ def _take(number: int, results: list[Result], result: Result, _scale: float) -> 
         setattr(result, each.name, getattr(results[number], each.name))
 
 
-def _nothing_left(sessions: int, before: "Remains", daemon: Daemon) -> Result:
+def _nothing_left(sessions: int, before: dict[str, int], daemon: Daemon) -> Result:
     left, begun_s = Result("sessions that came and went: nothing is left", injected=sessions), time.monotonic()
     try:
         eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
         left.recovery_s.append(time.monotonic() - begun_s)
-        eventually(lambda: Remains.of(daemon).is_as(before))  # files are open for a moment whatever it does
+        eventually(lambda: has_not_grown(daemon, before))  # files are open for a moment whatever it does
     except TimeoutError:
-        left.fail("hangs", f"before: {before}; after: {Remains.of(daemon)}; {daemon.status()}")
-    rss_bytes = Remains.of(daemon).rss_bytes
-    left.fault += f" ({before.rss_bytes / 1e6:.0f} → {rss_bytes / 1e6:.0f} MB)"
-    if rss_bytes > before.rss_bytes + _SLACK_BYTES:
-        left.fail("hangs", f"memory does not come back: {before}; {Remains.of(daemon)}")
+        left.fail("hangs", f"before: {before}; after: {daemon.status()}")
+    rss_bytes = daemon.status()["process"]["rss_bytes"]
+    left.fault += f" ({before['rss_bytes'] / 1e6:.0f} → {rss_bytes / 1e6:.0f} MB)"
+    if rss_bytes > before["rss_bytes"] + _SLACK_BYTES:
+        left.fail("hangs", f"memory does not come back: {before}; {daemon.status()['process']}")
     # What no shard is does not count: the catalogue may grow by what it remembers of each url.
     kept = (path for name in ("shards", "partial", "quarantine") for path in (daemon.cache_dir / name).rglob("*"))
     used_bytes = daemon.status()["cache"]["used_bytes"]
@@ -294,35 +292,11 @@ def _nothing_left(sessions: int, before: "Remains", daemon: Daemon) -> Result:
     return left
 
 
-@dataclass(frozen=True, slots=True)
-class Remains:
-    """A quiet daemon. `threads`, `tasks` and `rss_bytes` are as in status."""
-
-    fds: dict[str, int]  # open file descriptors, by what they are of
-    threads: int
-    tasks: int
-    rss_bytes: int
-
-    @classmethod
-    def of(cls, daemon: Daemon) -> "Remains":
-        own = daemon.status()["process"]
-        return cls(_descriptors(daemon.pid), own["threads"], own["tasks"], own["rss_bytes"])
-
-    def is_as(self, before: "Remains") -> bool:
-        """Return whether nothing has grown but memory and what is kept for reuse: threads, connections to stores."""
-        kept = {_TO_STORES: 0}
-        bounded = self.threads <= _THREADS and self.fds.get(_TO_STORES, 0) <= _CONNECTIONS
-        return self.fds | kept == before.fds | kept and self.tasks <= before.tasks and bounded
-
-
-def _descriptors(pid: int) -> dict[str, int]:
-    to_stores = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
-    kinds: Counter[str] = Counter()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            kind, _, inode = str(fd.readlink()).partition(":")
-            kinds[_TO_STORES if inode.strip("[]") in to_stores else kind] += 1
-    return dict(sorted(kinds.items()))
+def has_not_grown(daemon: Daemon, before: dict[str, int]) -> bool:
+    """True if the process has no more than before, but for what is kept for reuse: threads, connections to stores."""
+    now = daemon.status()["process"]
+    is_bounded = now["threads"] <= _THREADS and now["fds"] <= before["fds"] + _CONNECTIONS
+    return is_bounded and now["tasks"] <= before["tasks"]
 
 
 def is_quiet(daemon: Daemon) -> bool:

@@ -212,11 +212,10 @@ def stop(daemon: Daemon, _rng: random.Random) -> int:
     return status
 
 
-def relieve(daemon: Daemon, rng: random.Random) -> int:
+def relieve(daemon: Daemon, _rng: random.Random) -> int:
     """Have it drain, and start the next one in the middle of that."""
     before = daemon.let_go()
     before.terminate()
-    time.sleep(rng.random() * 0.5)
     daemon.start()
     return before.wait()
 

@@ -100,7 +100,6 @@ class FaultyProxy:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
         self.done: Counter[Mischief] = Counter()  # how often each mischief really reached a client
-        self.requests = 0  # that came
 
     def __repr__(self) -> str:
         return f"<FaultyProxy before {self._upstream}, {self.done.total()} answers spoiled>"
@@ -164,7 +163,6 @@ class FaultyProxy:
         self._clients[writer] = task
         try:
             while request := await _read_request(reader, writer):
-                self.requests += 1
                 if writer in self._forgotten:
                     self.swallowed += 1
                     await _end(Ending.HANG, reader, writer)
