@@ -83,7 +83,8 @@ def test_a_node_without_its_nginx_finishes(cluster: Cluster, dataset: Dataset) -
 def test_a_slow_owner_is_not_taken_for_a_lost_one(cluster: Cluster, dataset: Dataset) -> None:
     """Nodes that connect to it wait: whoever took over from it would fetch its parts a second time.
 
-    What daemons hedge, because the owner is slow, comes from the store as well.
+    What daemons hedge, because the owner is slow, comes from the store as well; on a busy machine other owners may be
+    slow, too, and be left out.
     """
     with (
         cluster.tiered(3, *SLOWLY, stall_timeout_s=LONG_S) as (nodes, tier),
@@ -96,7 +97,8 @@ def test_a_slow_owner_is_not_taken_for_a_lost_one(cluster: Cluster, dataset: Dat
         counters = [node.daemon.status()["counters"] for node in nodes]
         assert not any(each["tier_failures"] for each in counters)
         hedged = sum(each["hedges"] for each in counters) * MIB / dataset.size_bytes
-        assert round_.sent() <= ONCE + hedged
+        left_out = sum("left out of the tier" in node.daemon.log.read_text() for node in nodes)
+        assert round_.sent() <= ONCE + hedged + left_out
 
 
 def test_an_owner_behind_a_slow_link_is_left_out(cluster: Cluster, dataset: Dataset) -> None:

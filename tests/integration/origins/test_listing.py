@@ -1,7 +1,6 @@
 """Patterns, prefixes and index files against stores that are really there."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,30 +70,15 @@ async def test_a_pattern_that_matches_nothing_is_named(
     assert missing.value.remedy
 
 
-async def test_an_empty_list_or_url_is_refused(origins: Origins) -> None:
-    """No url at all is an error as well."""
+async def test_urls_and_braces_need_no_request(faulty: FaultyS3, origins: Origins) -> None:
+    """Urls without a pattern are taken as they are: not one request. No url at all is an error."""
+    assert await expand("s3://faulty/x-{00..02}.tar", origins) == [
+        ShardRef(f"s3://faulty/x-{number:02}.tar") for number in range(3)
+    ]
     with pytest.raises(NotFoundError):
         await expand([], origins)
     with pytest.raises(ConfigError):
         await expand("", origins)
-
-
-async def test_a_listing_longer_than_a_page_is_whole(seaweedfs: Bucket, origins: Origins) -> None:
-    """A store gives a thousand keys at a time; each page is reported."""
-    names = [f"s/{number:04}.tar" for number in range(1001)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: seaweedfs.put(name, b"x"), names))
-    pages: list[int] = []
-    shards = await expand(f"{seaweedfs.url}/s/", origins, pages.append)
-    assert urls(shards) == [f"{seaweedfs.url}/{name}" for name in names]
-    assert pages == [1000, 1]
-
-
-async def test_urls_and_braces_need_no_request(faulty: FaultyS3, origins: Origins) -> None:
-    """Urls without a pattern are taken as they are: not one request."""
-    assert await expand("s3://faulty/x-{00..02}.tar", origins) == [
-        ShardRef(f"s3://faulty/x-{number:02}.tar") for number in range(3)
-    ]
     assert faulty.seen == []
 
 

@@ -151,19 +151,6 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
             await read(origins, obj, 0, 50_000)
 
 
-async def test_the_tables_headers_are_sent(faulty: FaultyS3) -> None:
-    """Headers in storage_options, such as a token, go with each request."""
-    faulty.access_key = "secret"
-    faulty.put("a.tar", DATA)
-    url = faulty.http_url("a.tar")
-    options = {"headers": {"Authorization": "AWS Credential=secret/"}}
-    origins = Origins(
-        [OriginTable.model_validate({"match": faulty.endpoint_url, "storage_options": options})], max_connections=1
-    )
-    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
-    await origins.close()
-
-
 # Heads of answers that no store sends by design.
 
 FLOOD = Reply(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"a" * 65_000) for n in range(95)), Ending.HANG)
@@ -194,17 +181,12 @@ ODD_ETAGS = [b'"caf\xc3\xa9"', b'"\xe9\xff\xad\xa0"', b"plain", b'W/"\xe9"']
 async def test_etag_is_sent_back_byte_by_byte(etag: bytes, origins: Origins) -> None:
     """In whichever encoding it is: otherwise the server answers 412 for ever."""
     shown = [f"ETag: {etag.decode('latin-1')}", f"Content-Range: bytes 0-0/{len(TEN)}"]
-    with ScriptedServer(raw(answer(TEN[:1], *shown)), raw(answer(TEN, shown[0]))) as server:
+    with ScriptedServer(answer(TEN[:1], *shown), answer(TEN, shown[0])) as server:
         obj = await origins.origin(server.url()).stat(server.url())
         with contextlib.suppress(OriginError):  # the script knows no ranges
             await read_range(origins.origin(obj.url), obj, 0, len(TEN))
         sent = [line for line in server.heads[1].split("\r\n") if line.startswith("If-Match")]
         assert sent == ([f"If-Match: {etag.decode('latin-1')}"] if etag.startswith(b'"') else [])
-
-
-def raw(data: bytes) -> bytes:
-    """Return an answer whose characters are bytes."""
-    return data.decode().encode("latin-1")
 
 
 @pytest.mark.parametrize("by_sdk", [False, True])
@@ -214,7 +196,7 @@ async def test_s3_etag_beyond_ascii_is_one_version_however_it_is_requested(
     """By a presigned url or by the SDK; the bytes come."""
     size, etag = f"Content-Length: {len(TEN)}", 'ETag: "\xe9\xff"'
     span = f"Content-Range: bytes 0-{len(TEN) - 1}/{len(TEN)}"
-    replies = [raw(head(size, etag, status="200 OK")), raw(head(size, etag, span) + TEN)]
+    replies = [head(size, etag, status="200 OK"), head(size, etag, span) + TEN]
     with ScriptedServer(*replies) as server:
         use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
         options = {"config_kwargs": {"s3": {"addressing_style": "path"}}} if by_sdk else {}
@@ -239,7 +221,7 @@ LOCATIONS = {
 @pytest.mark.parametrize("location", LOCATIONS)
 async def test_redirect_is_followed_to_the_bytes_of_its_location(location: bytes, origins: Origins) -> None:
     """Its signature is of just that spelling; only blanks cannot be sent as they came."""
-    redirect = raw(head(f"Location: {location.decode('latin-1')}", "Content-Length: 0", status="302 Found"))
+    redirect = head(f"Location: {location.decode('latin-1')}", "Content-Length: 0", status="302 Found")
     with ScriptedServer(redirect, answer(TEN[:1], f"Content-Range: bytes 0-0/{len(TEN)}")) as server:
         await origins.origin(server.url()).stat(server.url())
         assert server.heads[1].split(" ")[1] == LOCATIONS[location]
@@ -249,6 +231,7 @@ SPELLINGS = {
     "/a%2Fb%7E/~x.tar?X-Amz-Credential=k%2F20%7e&sig=a%2Bb%3d&x=%2f'()*": None,
     "/a.tar?sig=a+b/c==&y=$!,;:@": None,
     "//a//b/./c.tar?&&a=1&": None,
+    "/~a;b/../c.tar?x": None,
     "/caf\xe9 b.tar?100%&x=%": "/caf%C3%A9%20b.tar?100%25&x=%25",
 }
 
@@ -267,7 +250,7 @@ async def test_users_url_is_sent_as_it_is_spelt(spelling: str, params: dict[str,
 
 
 # Of a listing's numbers, botocore takes care: signs and underscores are harmless there.
-ABSURD = ["9" * 400, "9" * 5000, "9" * 19, "-5", "0x10", "\xb2", "", "+5", "5_0", "5, 5"]
+ABSURD = ["9" * 5000, "9" * 19, "-5", "0x10", "\xb2", "", "+5", "5_0", "5, 5"]
 PLACES = {
     "length": ("http", lambda number: head(f"Content-Length: {number}", 'ETag: "1"', status="200 OK")),
     "range": ("http", lambda number: answer(b"a", f"Content-Range: bytes 0-0/{number}")),
@@ -289,7 +272,7 @@ class AbsurdServer(ScriptedServer):
 
     def reply(self, _head: str, _number: int) -> Reply:
         """As `ScriptedServer.reply`."""
-        return Reply(raw(self.data), Ending.CLOSE)
+        return Reply(self.data, Ending.CLOSE)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -302,12 +285,11 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
         use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
         url = server.url() if scheme == "http" else "s3://bucket/a/"
         origin = origins.origin(url)
-        for number in ABSURD[:7] if place == "listing" else ABSURD:
+        for number in ABSURD[:6] if place == "listing" else ABSURD:
             server.data = reply(number)
             with pytest.raises(OriginError) as failed:
                 await (origin.list_prefix(url, nothing) if place == "listing" else origin.stat(url))
             assert "refused" not in failed.value.message
-        assert len(server.heads) >= len(ABSURD[:7])
 
 
 async def test_error_escapes_and_cuts_what_a_server_sent(origins: Origins) -> None:

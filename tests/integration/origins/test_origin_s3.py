@@ -1,9 +1,8 @@
 """S3: versions, ranges, checksums, refusals, credentials."""
 
-import base64
 import gzip
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from awscrt import checksums
 
 from shardcache.config import OriginTable
 from shardcache.errors import (
@@ -102,15 +100,6 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
             await origins.origin(url).stat(url)
         assert caught.value.url == url
         assert "/" in caught.value.remedy and "end" in caught.value.remedy
-
-
-@pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32"])
-async def test_the_whole_objects_checksum_is_taken(algorithm: str, moto: Bucket, origins: Origins) -> None:
-    """A checksum over the whole object, as the store gives it, comes with stat."""
-    value = {"CRC32C": checksums.crc32c, "CRC32": checksums.crc32}[algorithm](DATA)
-    encoded = base64.b64encode(value.to_bytes(4, "big")).decode()
-    url = moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm, **{f"Checksum{algorithm}": encoded})
-    assert (await origins.origin(url).stat(url)).checksum == Checksum(algorithm.lower(), value)
 
 
 async def test_error_without_credentials_names_anon(
@@ -233,16 +222,38 @@ async def test_a_listing_that_makes_no_sense_is_an_error(
     page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origins: Origins
 ) -> None:
     """It is not read for ever, nor taken for less than the whole."""
+    async with listing(page, page) as url:
+        use_aws(monkeypatch, tmp_path, aws_env(url))
+        with pytest.raises(OriginUnavailableError):
+            await origins.origin("s3://bucket/").list_prefix("s3://bucket/", nothing)
 
-    async def answer(_request: web.Request) -> web.Response:
+
+@asynccontextmanager
+async def listing(first: str, further: str) -> AsyncIterator[str]:
+    """Serve a listing of two pages; yield the store's url."""
+
+    async def answer(request: web.Request) -> web.Response:
+        page = further if request.query.get("continuation-token") == "again" else first
         return web.Response(text=f"<ListBucketResult>{page}</ListBucketResult>", content_type="application/xml")
 
     app = web.Application()
     app.router.add_get("/{bucket}", answer)
     async with TestServer(app) as server:
-        use_aws(monkeypatch, tmp_path, aws_env(str(server.make_url("")).rstrip("/")))
-        with pytest.raises(OriginUnavailableError):
-            await origins.origin("s3://bucket/").list_prefix("s3://bucket/", nothing)
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def test_a_listing_longer_than_a_page_is_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origins: Origins
+) -> None:
+    """A store gives a thousand keys at a time; each page is reported."""
+    entry = "<Contents><Key>{}</Key><ETag>1</ETag><Size>5</Size></Contents>"
+    first = f"<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>{entry.format('a')}"
+    pages: list[int] = []
+    async with listing(first, f"<IsTruncated>false</IsTruncated>{entry.format('b')}{entry.format('c')}") as url:
+        use_aws(monkeypatch, tmp_path, aws_env(url))
+        found = await origins.origin("s3://bucket/").list_prefix("s3://bucket/", pages.append)
+    assert [obj.url for obj in found] == [f"s3://bucket/{key}" for key in "abc"]
+    assert pages == [1, 2]
 
 
 @pytest.fixture

@@ -34,25 +34,18 @@ from support.stores.mischief import Mischief
 DATA = random.Random(7).randbytes(10 * PART + 1234)
 
 
-@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
-async def test_every_byte_arrives(store: str, rig: Rig, request: pytest.FixtureRequest) -> None:
-    """From both servers: the file is the object, the journal is complete, the counters are exact."""
-    bucket: Bucket = request.getfixturevalue(store)
-    obj = await rig.stat(bucket.put("a.tar", DATA))
+async def test_every_byte_arrives(rig: Rig, faulty: FaultyS3) -> None:
+    """The file is the object, the journal is complete, the counters are exact; an empty object needs no request."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
     partial = await rig.download(obj)
     assert partial.path.read_bytes() == DATA
     assert partial.missing() == []
     assert rig.counters == Counters(origin_bytes=len(DATA), origin_requests=1 + 11)
-    assert rig.progress[0] == 0
-    assert rig.progress[-1] == len(DATA)
+    assert (rig.progress[0], rig.progress[-1]) == (0, len(DATA))
     assert rig.progress == sorted(rig.progress)
-
-
-async def test_an_empty_object_needs_no_request(rig: Rig, faulty: FaultyS3) -> None:
-    """Nothing to fetch, nothing asked."""
-    partial = await rig.download(await rig.stat(faulty.put("a.tar", b"")))
-    assert partial.path.read_bytes() == b""
-    assert [method for method, *_ in faulty.seen] == ["HEAD"]
+    empty = await rig.download(await rig.stat(faulty.put("empty.tar", b"")))
+    assert empty.path.read_bytes() == b""
+    assert [method for method, key, *_ in faulty.seen if key == "empty.tar"] == ["HEAD"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,7 @@ async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty:
     assert rig.progress[-1] == len(DATA)
 
 
-@pytest.mark.parametrize("fault", [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN])
+@pytest.mark.parametrize("fault", [Fault.TRUNCATE, Fault.SLOW_DOWN])
 async def test_parts_are_requested_one_by_one_after_a_failure(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
     """Only those of the request that failed; nothing of its answer stays."""
     await fast(rig, faulty)
@@ -145,24 +138,23 @@ async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS
     assert [method for method, *_ in faulty.seen].count("HEAD") == 2
 
 
-async def test_an_answer_about_another_version_or_too_old_is_not_used(rig: Rig, faulty: FaultyS3) -> None:
+@pytest.mark.parametrize(("ttl_s", "version"), [(60.0, "another"), (0.0, None)])
+async def test_an_answer_about_another_version_or_too_old_is_not_used(
+    ttl_s: float, version: str | None, rig: Rig, faulty: FaultyS3
+) -> None:
     """The origin is asked, as without one."""
     url = faulty.put("a.tar", DATA)
-    origin = rig.origins.origin(url)
-    for ttl_s, version in [(60.0, "another"), (0.0, None)]:
-        rig.downloader = rig.make(answer_ttl_s=ttl_s)
-        await rig.downloader.stat_ahead(origin, url)
-        faulty.seen.clear()
-        with pytest.raises(OutdatedError) if version else nullcontext():
-            await rig.downloader.stat(origin, url, version)
-        assert [method for method, *_ in faulty.seen] == ["HEAD"]
+    origin, rig.downloader = rig.origins.origin(url), rig.make(answer_ttl_s=ttl_s)
+    await rig.downloader.stat_ahead(origin, url)
+    with pytest.raises(OutdatedError) if version else nullcontext():
+        await rig.downloader.stat(origin, url, version)
+    assert [method for method, *_ in faulty.seen] == ["HEAD", "HEAD"]
 
 
-@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
-async def test_a_stalled_part_is_asked_for_again(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+async def test_a_stalled_part_is_asked_for_again(rig: Rig, faulty: FaultyS3) -> None:
     """A connection on which nothing moves is given up and replaced."""
     obj = await rig.stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", fault, start=0)
+    faulty.fail("a.tar", Fault.STALL, start=0)
     rig.downloader = rig.make(stall_timeout_s=0.3, attempts=50)
     assert (await rig.download(obj)).path.read_bytes() == DATA
     assert rig.counters.retries >= 1
@@ -266,18 +258,9 @@ async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
     Undated().rm("undated://a.tar")
 
 
-async def test_a_bit_that_flips_on_the_way_is_caught(rig: Rig, faulty: FaultyS3) -> None:
-    """The whole is compared with the store's own checksum."""
-    faulty.crc32c = True
-    obj = await rig.stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", Fault.CORRUPT, start=7 * PART)
-    with pytest.raises(CorruptShardError, match="crc32c"):
-        await rig.download(obj)
-
-
 @pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32", "CRC64NVME"])
-async def test_the_stores_checksum_covers_parts_of_an_earlier_run(algorithm: str, rig: Rig, moto: Bucket) -> None:
-    """A part that an interrupted download left is checked with the others."""
+async def test_a_bit_that_flips_on_the_way_is_caught(algorithm: str, rig: Rig, moto: Bucket) -> None:
+    """The whole is compared with the store's own checksum, with the parts that an interrupted download left."""
     obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
     assert obj.checksum is not None
     assert obj.checksum.algorithm == algorithm.lower()
@@ -321,18 +304,20 @@ class HalfwayOrigin:
         return write_parts(parts, bytes(parts.size_bytes))
 
 
+async def halfway(rig: Rig, origin: HalfwayOrigin, parts: int, number: int = 0, coming: Coming | None = None) -> None:
+    """Download an object of that store."""
+    sink = Partial.open(rig.layout, RemoteObject(f"held://{number}", "1", parts * PART), PART)
+    held = cast(Origin, origin)
+    await rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=rig.progress.append, coming=coming)
+
+
 @pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
 async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requests: int, rig: Rig) -> None:
     """One shard has its three requests under way, two have the four of all together."""
     origin = HalfwayOrigin()
     async with asyncio.TaskGroup() as group:
         for number in range(shards):
-            obj = RemoteObject(f"held://{number}", "1", 10 * PART)
-            sink = Partial.open(rig.layout, obj, PART)
-            held = cast(Origin, origin)
-            group.create_task(
-                rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=rig.progress.append)
-            )
+            group.create_task(halfway(rig, origin, 10, number))
         for _ in range(20):
             await asyncio.sleep(0)
         assert origin.open == requests
@@ -342,18 +327,14 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:
     """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
-    origin, coming, told = HalfwayOrigin(), Coming(), list[int]()
-    obj = RemoteObject("halfway://0", "1", 3 * PART)
-    sink, held = Partial.open(rig.layout, obj, PART), cast(Origin, origin)
+    origin, coming = HalfwayOrigin(), Coming()
     async with asyncio.TaskGroup() as group:
-        group.create_task(
-            rig.downloader.download(held, sink, priority=lambda: PLANNED, progress=told.append, coming=coming)
-        )
+        group.create_task(halfway(rig, origin, 3, coming=coming))
         for _ in range(3):
             await origin.halves.acquire()
-        assert (told, coming.size_bytes) == ([0], 3 * (PART // 2))
+        assert (rig.progress, coming.size_bytes) == ([0], 3 * (PART // 2))
         origin.let.set()
-    assert (told[-1], coming.size_bytes) == (3 * PART, 0)
+    assert (rig.progress[-1], coming.size_bytes) == (3 * PART, 0)
 
 
 MANY_PARTS = random.Random(5).randbytes(120 * PART)

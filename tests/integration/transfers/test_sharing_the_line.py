@@ -49,23 +49,6 @@ async def test_a_paused_part_stops_its_sender_and_loses_nothing(scheme: str, rig
     assert (rig.counters.origin_bytes, rig.counters.retries, rig.downloader.scheduler.pauses) == (2 * LARGE, 0, 1)
 
 
-async def test_cancelled_paused_part_releases_its_slot(rig: Rig, gauged: GaugedS3) -> None:
-    """A download that is given up while paused leaves the slots to the others, and its parts can be fetched later."""
-    rig.downloader = rig.make(max_connections=1)
-    planned = await rig.stat(gauged.put("planned", 4 * PART, pause_after=100))
-    waiting = await rig.stat(gauged.put("waiting", 4 * PART, pause_after=100))
-    async with asyncio.TaskGroup() as group:
-        paused = group.create_task(rig.download(planned))
-        await gauged.until(lambda: gauged.at_once == 1)
-        urgent = group.create_task(rig.download(waiting, Priority(WAITING)))
-        await gauged.until(lambda: gauged.at_once == 2)
-        paused.cancel()
-        del gauged.pauses["planned"], gauged.pauses["waiting"]
-        gauged.go_on("waiting")
-        await urgent
-    assert (await rig.download(planned)).missing() == []
-
-
 async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, gauged: GaugedS3) -> None:
     """503 SlowDown lowers what is asked at a time below what the store takes; success brings it back to the most."""
     rig.downloader = rig.make(max_connections=8, shard_connections=8, attempts=10)
@@ -88,22 +71,6 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, ga
         gauged.pauses.clear()
         gauged.go_on("a.tar")
     assert gauged.refused == 6
-
-
-async def test_a_job_with_many_workers_gets_no_more_than_one_with_few(rig: Rig, gauged: GaugedS3) -> None:
-    """64 waiting readers of one job and, later, 2 of another: while both want it, each has half of the requests."""
-    rig.downloader = rig.make(max_connections=4, shard_connections=2)
-    names = [f"many-{number}" for number in range(64)] + [f"few-{number}" for number in range(2)]
-    objects = [await rig.stat(gauged.put(name, 8 * PART)) for name in names]
-    gauged.requests.clear()
-    async with asyncio.TaskGroup() as group:
-        for since_s, (name, obj) in enumerate(zip(names, objects, strict=True)):
-            group.create_task(rig.download(obj, Priority(WAITING, float(since_s), name.partition("-")[0])))
-    keys = [key.partition("-")[0] for key, _ in gauged.requests]
-    until_few_are_done = keys[: len(keys) - keys[::-1].index("few")]
-    assert until_few_are_done.count("few") == 16
-    # Those that were under way when the others came, and those of the moment between two parts.
-    assert until_few_are_done.count("many") <= 16 + 8
 
 
 async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from shardcache.origin.base import Origin
 from shardcache.origin.registry import Origins
 from shardcache.transport.connections import SILENCE_S
 from shardcache.transport.workers import nothing
@@ -18,7 +20,6 @@ from support.stores.mischief import Mischief
 DATA = bytes(range(256)) * 400
 CONNECTIONS = 4
 NAME = "store"
-Question = Callable[[Origins, str], Awaitable[object]]
 
 
 @pytest.fixture
@@ -29,42 +30,36 @@ def proxy(moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
         yield proxy
 
 
-async def stat(origins: Origins, url: str) -> object:
-    """Ask what the object is."""
-    return await origins.origin(url).stat(url)
+class Questions:
+    """Ways to ask for an object: what it is, all of it, and the list of its folder."""
+
+    def __init__(self, bucket: Bucket, endpoint_url: str, origins: Origins) -> None:
+        url = bucket.put("a.tar", DATA, ACL="public-read")
+        store, self.web_url = origins.origin(url), f"{endpoint_url}/{bucket.name}/a.tar"
+        self.web = origins.origin(self.web_url)
+        self.by_worker, self.by_sdk = partial(store.stat, url), partial(store.list_prefix, f"{bucket.url}/", nothing)
+        reads = (partial(_read, store, url), partial(_read, self.web, self.web_url))
+        self.all = (self.by_worker, self.by_sdk, *reads, partial(self.web.stat, self.web_url))
 
 
-async def read(origins: Origins, url: str) -> object:
-    """Read all of it."""
-    return await read_range(origins.origin(url), await origins.origin(url).stat(url), 0, len(DATA))
+async def _read(origin: Origin, url: str) -> object:
+    return await read_range(origin, await origin.stat(url), 0, len(DATA))
 
 
-async def list_all(origins: Origins, url: str) -> object:
-    """List its folder."""
-    return await origins.origin(url).list_prefix(url.removesuffix("a.tar"), nothing)
-
-
-def questions(bucket: Bucket, endpoint_url: str) -> list[tuple[Question, str]]:
-    """Store an object and return all ways to ask for it."""
-    url = bucket.put("a.tar", DATA, ACL="public-read")
-    web_url = f"{endpoint_url}/{bucket.name}/a.tar"
-    return [(stat, url), (read, url), (list_all, url), (stat, web_url), (read, web_url)]
-
-
-async def ask_all(origins: Origins, asked: list[tuple[Question, str]]) -> list[object]:
+async def ask(*questions: Callable[[], Awaitable[object]]) -> list[object]:
     """Ask each question several times at once, so that several connections are open."""
-    return await asyncio.gather(*(question(origins, url) for question, url in asked for _ in range(CONNECTIONS)))
+    return await asyncio.gather(*(question() for question in questions for _ in range(CONNECTIONS)))
 
 
 async def test_connections_that_died_silently_cost_one_wait(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
     """Each question is answered at its first try, over a new connection, though all idle ones swallow what is sent."""
-    asked = questions(moto, proxy.endpoint_url)
-    wanted = await ask_all(origins, asked)
+    asked = Questions(moto, proxy.endpoint_url, origins).all
+    wanted = await ask(*asked)
     assert proxy.forget() > CONNECTIONS
-    assert await ask_all(origins, asked) == wanted
+    assert await ask(*asked) == wanted
     swallowed = proxy.swallowed
     assert swallowed > CONNECTIONS
-    assert await ask_all(origins, asked) == wanted
+    assert await ask(*asked) == wanted
     assert proxy.swallowed == swallowed  # those that nobody tried are not trusted either
 
 
@@ -72,23 +67,23 @@ async def test_a_request_without_an_answer_is_repeated_over_a_new_connection(
     moto: Bucket, proxy: FaultyProxy, origins: Origins
 ) -> None:
     """A caller whose limit of time is short gets its answer at the second try, however many idle ones there are."""
-    asked = questions(moto, proxy.endpoint_url)
-    asked = [asked[0], asked[2]]  # the SDK lists, over connections of its own
-    wanted = await ask_all(origins, asked)
+    questions = Questions(moto, proxy.endpoint_url, origins)
+    asked = (questions.by_worker, questions.by_sdk)
+    wanted = await ask(*asked)
     assert proxy.forget() > CONNECTIONS
-    for question, url in asked:
+    for question in asked:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await question(origins, url)
+                await question()
     assert proxy.swallowed == len(asked)
-    assert await ask_all(origins, asked) == wanted
+    assert await ask(*asked) == wanted
     assert proxy.swallowed == len(asked)
 
 
 async def test_the_slower_of_two_requests_casts_no_doubt(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
     """A question that is given up while others are answered over idle connections leaves these in use."""
-    url = questions(moto, proxy.endpoint_url)[3][1]
-    origin = origins.origin(url)
+    questions = Questions(moto, proxy.endpoint_url, origins)
+    origin, url = questions.web, questions.web_url
     obj = await origin.stat(url)
     await asyncio.gather(*(origin.stat(url) for _ in range(CONNECTIONS)))
     proxy.fail(Mischief.SILENCE, start=1, times=1)
@@ -114,4 +109,4 @@ async def test_a_silent_first_address_is_passed_over(
     endpoint_url = f"http://{NAME}:{port}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
     with SilentAddress(port):
-        assert all(await ask_all(origins, questions(moto, endpoint_url)))
+        assert all(await ask(*Questions(moto, endpoint_url, origins).all))

@@ -1,28 +1,11 @@
 """The throttled store of the benchmarks keeps its rates, and ends with its owner."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.programs.daemon import eventually
 from support.stores.throttled_s3 import CREDIT_S, Pacer
 
 MB = 1_000_000
-
-CHILD = """
-import signal, sys
-from pathlib import Path
-from support.stores.throttled_s3 import ThrottledS3
-with ThrottledS3(Path(sys.argv[1])) as store:
-    print(store.endpoint_url, flush=True)
-    signal.pause()
-"""
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(1, 300_000)), min_size=1, max_size=50))
@@ -37,19 +20,3 @@ def test_a_pacer_never_lets_more_than_its_rate_pass(asked: list[tuple[float, int
         for j in range(i + 1, len(released)):
             passed_bytes = sum(size_bytes for _, size_bytes in released[i + 1 : j + 1])
             assert passed_bytes <= MB * (released[j][0] - start_s + CREDIT_S) + 1e-3
-
-
-def test_the_store_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """A store whose owner is killed goes, too."""
-    tests = Path(__file__).parents[2]
-    command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tests) as owner:
-        assert owner.stdout is not None
-        host, _, port = owner.stdout.readline().strip().rpartition("/")[2].partition(":")
-        os.kill(owner.pid, signal.SIGKILL)
-    eventually(lambda: not _listens(host, int(port)))
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0

@@ -117,49 +117,48 @@ def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -
     assert ran.stderr == b""
 
 
-def kill_all(daemon: Daemon, module: str) -> None:
-    """Kill the daemon's idle processes that run a module."""
-    eventually(lambda: len(running(daemon.pid, module)) == IDLE[module])
-    for pid in running(daemon.pid, module):
+def kill(daemon: Daemon, *modules: str) -> None:
+    """Kill the daemon's idle processes that run these modules."""
+    for pid in {pid for module in modules for pid in running(daemon.pid, module)}:
         os.kill(pid, signal.SIGKILL)
         wait_until_ended(pid)
 
 
-@pytest.mark.parametrize("module", [FETCHING, INDEXING])
-def test_a_process_that_is_killed_while_idle_costs_no_shard(module: str, moto: Bucket, tmp_path: Path) -> None:
-    """As the kernel does when memory is short: another takes its place."""
-    body = make_tar(random_samples(2))
-    with Daemon(tmp_path, env=moto.env()) as daemon, RawSession(daemon) as session:
-        kill_all(daemon, module)
-        session.plan([moto.put("a.tar", body)], [0])
-        assert Path(session.take(0)["path"]).read_bytes() == body
+def refused(session: RawSession, url: str) -> str:
+    """Return the message of the error with which a shard is refused; it names the shard and the remedy."""
+    session.plan([url], [0])
+    error = session.ask("lease", position=0)["error"]
+    assert (error["code"], error["url"], error["remedy"]) == (CacheError.code, url, NO_PROCESS_REMEDY)
+    return str(error["message"])
 
 
-@pytest.mark.parametrize(
-    ("module", "process", "schemes"),
-    [
-        (FETCHING, "a transport worker", ["s3", "http"]),
-        (INDEXING, "a process to index shards", ["s3"]),
-    ],
-)
-def test_a_process_that_cannot_be_started_is_an_error_that_says_so(
-    module: str, process: str, schemes: list[str], moto: Bucket, tmp_path: Path
-) -> None:
-    """It names the shard and the remedy; once processes can be started again, shards come without a restart."""
+def test_killed_processes_are_replaced_or_named(moto: Bucket, tmp_path: Path) -> None:
+    """Killed while they are idle, as the kernel does when memory is short: others take their place.
+
+    Where none can be started, an error says so; once it is possible again, shards come without a restart.
+    """
     python, real = tmp_path / "python", Path(sys.executable).resolve()
     python.symlink_to(real)
     body = make_tar(random_samples(2))
-    stored = {"s3": moto.put("a.tar", body), "http": "http://127.0.0.1:1/b.tar"}
-    urls = [stored[scheme] for scheme in schemes]
+    urls = [moto.put(f"{number}.tar", body) for number in range(3)]
     env = moto.env() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with Daemon(tmp_path, env=env, spawn=partial(spawn, python=str(python))) as daemon, RawSession(daemon) as session:
+
+        def read(url: str) -> bytes:
+            session.plan([url], [0])
+            return Path(session.take(0)["path"]).read_bytes()
+
         eventually(lambda: all(len(running(daemon.pid, each)) == count for each, count in IDLE.items()))
+        kill(daemon, FETCHING, INDEXING)
+        assert read(urls[0]) == body
         python.unlink()
-        kill_all(daemon, module)
-        session.plan(urls, list(range(len(urls))))
-        for position, url in enumerate(urls):
-            error = session.ask("lease", position=position)["error"]
-            assert (error["code"], error["url"], error["remedy"]) == (CacheError.code, url, NO_PROCESS_REMEDY)
-            assert f"cannot start {process}" in error["message"]
+        kill(daemon, FETCHING)
+        for url in (urls[1], "http://127.0.0.1:1/b.tar"):
+            assert "cannot start a transport worker" in refused(session, url)
         python.symlink_to(real)
-        assert Path(session.take(0)["path"]).read_bytes() == body
+        assert read(urls[1]) == body
+        python.unlink()
+        kill(daemon, INDEXING)
+        assert "cannot start a process to index shards" in refused(session, urls[2])
+        python.symlink_to(real)
+        assert read(urls[2]) == body

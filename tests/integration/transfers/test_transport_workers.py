@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -25,7 +24,7 @@ from support.network.lead import SILENT, SilentAddress, lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
-from support.programs.processes import children, transport_workers, wait_until_ended
+from support.programs.processes import children, transport_workers
 from support.stores.mischief import Ending
 
 DATA = bytes(range(256)) * 8192
@@ -153,33 +152,27 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
 
 
 async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests fail as after a lost connection; another process answers the next one."""
+    """Its requests fail as after a lost connection; another process answers the next one.
+
+    A worker that answers pings is left alone, however long the server says nothing.
+    """
     monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
-    rig.workers = Workers(MAX, silence_s=0.1)
-    with ScriptedServer(HANGS, HANGS, answer(DATA)) as server:
+    rig.workers, release = Workers(MAX, silence_s=0.1), threading.Event()
+    with ScriptedServer(HANGS, HANGS, Reply(b"", then=lambda sock: late(sock, release))) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]
         await server.asked(2)
         (pid,) = rig.pids()
         os.kill(pid, signal.SIGSTOP)
         for failed in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(failed, TransportError)
-        assert await rig.fetch(server)
-        assert rig.written == DATA
-        assert pid not in rig.pids()
-
-
-async def test_worker_that_waits_for_a_server_is_left_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that says nothing: the worker answers pings."""
-    monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
-    rig.workers = Workers(MAX, silence_s=0.1)
-    release = threading.Event()
-    with ScriptedServer(Reply(b"", then=lambda sock: late(sock, release))) as server:
         task = asyncio.create_task(rig.fetch(server))
-        await server.asked(1)
+        await server.asked(3)
         done, _ = await asyncio.wait([task], timeout=1.5)
         assert not done
         release.set()
         assert await task
+        assert rig.written == DATA
+        assert pid not in rig.pids()
 
 
 def late(sock: socket.socket, release: threading.Event) -> None:
@@ -297,24 +290,3 @@ async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) ->
         await asyncio.to_thread(server.wait_closed, connections)
         answers = await asyncio.gather(*(rig.ask(server) for _ in range(8)))
         assert {each.status for each in answers} == {204}
-
-
-CHILD = """
-import asyncio, sys
-from shardcache.transport.messages import Request
-from shardcache.transport.workers import Workers
-
-asyncio.run(Workers().ask(Request("GET", sys.argv[1], {})))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_worker_ends_with_its_daemon(number: signal.Signals) -> None:
-    """In mid-request, however the daemon ends."""
-    with ScriptedServer(HANGS) as server:
-        command = [sys.executable, "-c", CHILD, server.url()]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as daemon:
-            await server.asked(1)
-            (pid,) = transport_workers(daemon.pid)
-            daemon.send_signal(number)
-        await asyncio.to_thread(wait_until_ended, pid)

@@ -1,9 +1,7 @@
 """Urls taken apart and put together, and the table of their protocols."""
 
 import importlib
-import subprocess
-import sys
-from pathlib import Path
+import os
 
 import pytest
 from fsspec.registry import known_implementations
@@ -11,6 +9,7 @@ from fsspec.registry import known_implementations
 from shardcache.access.urls import S3, STORES, canonical, checked, is_glob, join, row_of
 from shardcache.errors import ConfigError
 from shardcache.origin.base import Origin
+from shardcache.protocol import from_here
 
 
 def test_a_web_urls_query_is_no_wildcard() -> None:
@@ -54,15 +53,8 @@ def test_relative_urls_start_at_the_index(base: str, relative: str, url: str) ->
         *("zip:///etc/a.zip", "generic:///etc/a", "dir:///etc/a", "asynclocal:///etc/a", "data:///a"),
         *("http://user:pw@h/a", "https://user@h/a", "http://good@evil/a", "s3://key:secret@b/a"),
         *("s3://key:sec/ret@b/a", "ftp://u:p@h/a"),
-        *(
-            "http://",
-            "http:///a",
-            "http://h\\@evil/a",
-            "http://h./a",
-            "http://h:99999/a",
-            "http://h:0/a",
-            "http://h:/a",
-        ),
+        *("http://", "http:///a", "http://h\\@evil/a", "http://h./a"),
+        *("http://h:99999/a", "http://h:0/a", "http://h:/a"),
         *("http://ｅｖｉｌ/a", "http://h。evil/a", "http://[::1%25lo]/a", "http://h h/a", "http://h%2eevil/a"),
     ],
 )
@@ -102,13 +94,14 @@ def test_two_spellings_of_one_place_are_compared_as_one(url: str, same: str) -> 
     assert canonical(url) == same
 
 
-def test_an_absolute_path_needs_no_working_folder(tmp_path: Path) -> None:
+def test_an_absolute_path_needs_no_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process whose folder was removed, absolute paths and urls are as they were."""
-    code = (
-        "import os; from shardcache.protocol import from_here as f; os.rmdir(os.getcwd()); print(f('file:/data/a.tar'))"
-    )
-    command = (sys.executable, "-P", "-c", code)
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "/data/a.tar\n"
+
+    def removed() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "getcwd", removed)
+    assert from_here("file:/data/a.tar") == "/data/a.tar"
 
 
 @pytest.mark.parametrize("protocol", ["s3", "https", "file", "gs", "smb", "git"])

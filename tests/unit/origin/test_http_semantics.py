@@ -34,10 +34,5 @@ def test_the_proxy_is_the_one_that_the_sdk_chooses(
     monkeypatch.setenv("http_proxy", PROXY)
     monkeypatch.setenv("no_proxy", no_proxy)
     assert proxy_of(url) == get_environ_proxies(url).get(url.partition(":")[0]) == proxy
-
-
-def test_a_proxy_without_a_scheme_speaks_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `http_proxy=proxy:3128`."""
-    monkeypatch.setenv("http_proxy", "proxy:3128")
-    monkeypatch.setenv("no_proxy", "")
-    assert proxy_of("http://minio/a.tar") == PROXY
+    monkeypatch.setenv("http_proxy", PROXY.removeprefix("http://"))
+    assert proxy_of(url) == proxy, "one without a scheme speaks HTTP"

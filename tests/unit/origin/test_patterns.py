@@ -70,13 +70,7 @@ def test_every_match_begins_with_the_prefix(pattern: str, url: str) -> None:
         assert url.startswith(glob_prefix(pattern))
 
 
-def test_a_range_that_runs_backwards_is_refused() -> None:
-    """It could match nothing; bash and regular expressions disagree on what it says."""
-    with pytest.raises(ConfigError, match="invalid glob"):
-        glob_regex("s3://b/[9-0].tar")
-
-
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(patterns, st.text("aabb//c", max_size=10))
 def test_a_glob_matches_what_its_plain_translation_matches(tokens: list[str], url: str) -> None:
     """Atomic groups make it fast, and lose no url: every way of putting stars together, against all short paths."""
@@ -102,8 +96,14 @@ def test_many_stars_take_no_time(star: str) -> None:
             assert regex.fullmatch(url) is None
 
 
-@pytest.mark.parametrize("part", ["*a", "[", "?*"])
-def test_a_glob_longer_than_any_url_is_refused(part: str) -> None:
-    """To take it apart would hold up everybody else for minutes."""
-    with pytest.raises(ConfigError, match="more than 2048 characters"):
-        glob_regex("s3://bucket/" + part * 50_000)
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        *((f"s3://bucket/{part * 50_000}", "more than 2048 characters") for part in ("*a", "[")),
+        ("s3://b/[9-0].tar", "invalid glob"),  # bash and regular expressions disagree on what it says
+    ],
+)
+def test_a_glob_longer_than_any_url_is_refused(pattern: str, reason: str) -> None:
+    """To take it apart would hold up everybody else for minutes; so is one that could match nothing."""
+    with pytest.raises(ConfigError, match=reason):
+        glob_regex(pattern)
