@@ -355,15 +355,11 @@ def _number(text: object) -> int:
 
 
 class AccessLog:
-    """Reads what nginx adds to its access log; keeps one previous file of it.
-
-    Args:
-        path: the log.
-        owner_port: port of the requests that count: those to the front are repeated at the owner.
-    """
+    """Reads what nginx adds to its access log; keeps one previous file of it."""
 
     def __init__(self, path: Path, owner_port: int) -> None:
-        self._path, self._owner_port = path, owner_port
+        self._path = path
+        self._owner_port = owner_port  # of the requests that count: those to the front are repeated at the owner
         self._position = path.stat().st_size if path.exists() else 0
 
     def read(self, figures: Figures) -> None:

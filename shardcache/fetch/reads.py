@@ -36,13 +36,10 @@ class Bandwidth:
     The recipient is chosen only when the rate allows it the bytes, so that waiting readers get the whole rate for as
     long as they use it. Clients of equal urgency take turns, and parts of one shard arrive one after the other. A read
     that cannot be cut to size may exceed its credit; later grants make up for it.
-
-    Args:
-        bytes_per_s: None for no limit.
     """
 
     def __init__(self, bytes_per_s: int | None) -> None:
-        self._bytes_per_s = bytes_per_s
+        self._bytes_per_s = bytes_per_s  # None for no limit
         self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
         self._left_bytes: float = _BURST_GRANTS * self._grant_bytes  # negative after reads without credit
         self._counted_s = math.inf
@@ -289,14 +286,10 @@ class PausableRead(Flow):
 
 
 class Coming:
-    """Bytes of one download that belong to unfinished parts.
-
-    Args:
-        written: called when more of them are in the file.
-    """
+    """Bytes of one download that belong to unfinished parts."""
 
     def __init__(self, written: Callable[[], object] = _nothing) -> None:
-        self._written = written
+        self._written = written  # called when more of them are in the file
         self._parts: dict[int, PausableRead] = {}
 
     def __repr__(self) -> str:

@@ -31,15 +31,10 @@ WRITABLE = "write to a folder, s3://, or another object store"
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Checksum of a whole object, as reported by its origin.
+    """Checksum of a whole object, as reported by its origin."""
 
-    Attributes:
-        algorithm: "crc32c", "crc32" or "crc64nvme", or `MD5`, which is only presumed: an ETag does not say what it is.
-        value: unsigned integer.
-    """
-
-    algorithm: str
-    value: int
+    algorithm: str  # "crc32c", "crc32", "crc64nvme", or `MD5`, which is presumed: an ETag does not say what it is
+    value: int  # unsigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +74,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Address and headers of one request to the tier, the cluster's shared cache in front of an origin.
+    """Address and headers of one request to the tier, the cluster's shared cache in front of an origin."""
 
-    Attributes:
-        address: HOST:PORT to connect to.
-        refreshes: fetches the part past the tier's cache, and replaces what it has cached.
-        detours: leads to another owner.
-        question: "name" or "alive": asks about the owner, in place of the parts; empty for the parts.
-    """
-
-    address: str
-    refreshes: bool = False
-    detours: bool = False
-    question: str = ""
+    address: str  # HOST:PORT to connect to
+    refreshes: bool = False  # fetches the part past the tier's cache, and replaces what it has cached
+    detours: bool = False  # leads to another owner
+    question: str = ""  # "name" or "alive": asks about the owner, in place of the parts; empty for the parts
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -314,15 +314,10 @@ def _presumed_md5(head: Headers) -> Checksum | None:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Common form of the urls of a bucket's objects.
+    """Common form of the urls of a bucket's objects."""
 
-    Attributes:
-        root: everything before the key.
-        region: None if urls are not signed.
-    """
-
-    root: str
-    region: str | None
+    root: str  # everything before the key
+    region: str | None  # None if urls are not signed
 
     def moved(self, region: str) -> "_Kind":
         """Return the kind for the same bucket in another region."""

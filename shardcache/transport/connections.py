@@ -250,13 +250,7 @@ class HttpConnection:
 
 
 class Pool:
-    """Idle connections, most recently used first; all of them are distrusted once one stays silent.
-
-    Args:
-        report: called with the time of the request that got no answer: other processes have idle connections, too.
-        silence_s: see `SILENCE_S`.
-        idle_s: see `IDLE_S`.
-    """
+    """Idle connections, most recently used first; all of them are distrusted once one stays silent."""
 
     def __init__(
         self,
@@ -265,7 +259,7 @@ class Pool:
         silence_s: float = SILENCE_S,
         idle_s: float = IDLE_S,
     ) -> None:
-        self._report = report
+        self._report = report  # called with the time of a request that got no answer: other processes are affected, too
         self._silence_s, self._idle_s = silence_s, idle_s
         self._answered_s = 0.0  # time of the latest answer over a reused connection
         self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)

@@ -85,16 +85,11 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 class _Records:
-    """OpenSSL's own reading of one connection.
-
-    Args:
-        library: OpenSSL.
-        ssl_pointer: its SSL, which lives as long as this object, or longer.
-    """
+    """OpenSSL's own reading of one connection."""
 
     def __init__(self, library: ctypes.CDLL, ssl_pointer: int) -> None:
         self._library = library
-        self._ssl = ssl_pointer
+        self._ssl = ssl_pointer  # lives as long as this object, or longer
         library.SSL_set_read_ahead(ssl_pointer, 1)
         library.SSL_set_default_read_buffer_len(ssl_pointer, _AHEAD_BYTES)
         # Freeing the chain shuts the connection down, which must not write to a file descriptor that may be another's.

@@ -86,10 +86,8 @@ class TransportError(OSError):
 class Workers:
     """Up to `maximum` worker processes, started as requests need them and replaced when one dies.
 
-    A request waits for a process to start only if there is none; while another starts, the others get all requests.
-
-    Args:
-        silence_s: time after which a worker that has requests and does not respond is killed.
+    A request waits for a process to start only if there is none; while another starts, the others get all requests. A
+    worker that has requests and does not respond for `silence_s` is killed.
     """
 
     def __init__(self, maximum: int | None = None, *, silence_s: float = 20.0) -> None:
@@ -283,16 +281,11 @@ class _Running:
 
 
 class _WorkerProcess(asyncio.SubprocessProtocol):
-    """One worker process.
-
-    Args:
-        silent: called when an idle connection stays silent, with the time when the request was sent.
-        ping_s: interval of pings while there are requests.
-    """
+    """One worker process."""
 
     def __init__(self, silent: Callable[[float], None], ping_s: float) -> None:
-        self._silent = silent
-        self._ping_s = ping_s
+        self._silent = silent  # called when an idle connection stays silent, with the time of the request
+        self._ping_s = ping_s  # interval of pings while there are requests
         self._pings = 0  # sent since its last message
         self._pinging = False
         self.requests: dict[int, _Running] = {}  # in flight
