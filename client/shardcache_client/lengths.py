@@ -178,7 +178,7 @@ class _Rounds:
         self._epoch = dataset.epoch  # definite, now that the dataset has begun the epoch
         self._is_over = False
         self._refused = self._repeated = 0
-        state = _find_state(loaded, self._reader, self._epoch)
+        state = _find_state(loaded, self._reader, self._epoch) if dataset._resumed else None
         note = state["batch_by_length"] if state else {"round": 0, "given": 0}
         self._skip: int = note["given"]
         self._buffer = SampleBuffer.of(dataset, note["round"])

@@ -219,11 +219,8 @@ class ShardDeal:
         """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        cut, reader = (
-            Partition(topology.world_size, topology.workers, None),
-            (topology.reader + time) % topology.readers,
-        )
-        start, stop = cut.own(self.shards, reader)
+        reader = (topology.reader + time) % topology.readers
+        start, stop = Partition(topology.world_size, topology.workers, None).own(self.shards, reader)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard

@@ -139,7 +139,7 @@ def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
 
 
 class Form(enum.Enum):
-    """Type of the values of one extension throughout a shard: `bytes`, Buffers, or either by size."""
+    """Type of the values of one extension throughout a shard: `bytes`, Buffers, or either by size (see `Values`)."""
 
     BYTES = enum.auto()
     VIEW = enum.auto()
@@ -147,10 +147,7 @@ class Form(enum.Enum):
 
 
 def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
-    """Return the form of each extension of a shard; only values of the given ones may be views (None for all).
-
-    With BY_SIZE, `Values` decides per member, at the cost of a call.
-    """
+    """Return the form of each extension of a shard; only values of the given ones may be views (None for all)."""
     count = len(tables.extensions)
     ids, sizes = np.asarray(tables.extension_ids), np.asarray(tables.ends) - np.asarray(tables.starts)
     small, large = np.bincount(ids, sizes < WORTH_IT_BYTES, count), np.bincount(ids, sizes >= WORTH_IT_BYTES, count)
@@ -164,7 +161,7 @@ def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
 
 
 class Values:
-    """Slices a mapped shard: small runs become `bytes`, others Buffers."""
+    """Slices a mapped shard: small runs become `bytes`, others Buffers, at the cost of a call for each."""
 
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
         self._map = mapped

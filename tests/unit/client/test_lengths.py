@@ -59,6 +59,7 @@ class Numbered(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._start()
+        self._loaded = []
         return self._samples(self._span(self.topology()))
 
     def _samples(self, span: list[int]) -> Iterator[dict[str, Any]]:
@@ -86,6 +87,7 @@ class Numbered(IterableDataset[dict[str, Any]]):
         self._left, self.position = list(range(len(self._lengths))), 0
         me = self.topology()
         states = {Topology(*state["numbered"]): state for state in self._loaded if state["epoch"] == self.epoch}
+        self._resumed = bool(states)
         # The state of the same worker of another rank says the same as its own.
         alike = [
             states[reader] for reader in sorted(states, key=lambda it: it != me) if replace(reader, rank=me.rank) == me
@@ -347,6 +349,7 @@ def test_another_epoch_than_the_states_starts_over() -> None:
     again = stage(Numbered(spread(40)))
     again.load_state_dict(reader.state_dict())
     assert keys([*begun, list(again)]) == list(range(40))
+    assert keys([list(again)]) == list(range(40))  # of the same epoch, which is read again
     again.set_epoch(1)
     assert keys([list(again)]) == list(range(40))
 
