@@ -221,11 +221,11 @@ def config_file(given: Path | None = None) -> Path:
     return given or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
 
 
-def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
+def default_cache_dir() -> Path:
     """Return `/var/cache/shardcache` for root, a folder in the user's own cache directory otherwise."""
     if os.getuid() == 0:
         return Path("/var/cache/shardcache")
-    base = env.get("XDG_CACHE_HOME")
+    base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "shardcache"
 
 
@@ -376,10 +376,10 @@ def _must_be_file(path: Path) -> None:
         raise ConfigError(f"no config file at {path}", remedy="correct the path, or omit it")
 
 
-def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str | None]]:
+def unknown_variables() -> Iterator[tuple[str, str | None]]:
     """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
     known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
-    for name in sorted(env):
+    for name in sorted(os.environ):
         if name.startswith(VARIABLE_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
             yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
 

@@ -14,7 +14,7 @@ import shlex
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,31 +39,29 @@ _LOCK_POLL_S = 0.02
 _CONNECT_S = 2.0
 
 
-def node_has_daemon(env: Mapping[str, str] = os.environ) -> bool:
+def node_has_daemon() -> bool:
     """Return True if somebody set up a daemon for this node, running or not, or runs one at this user's own socket."""
-    if env.get(SOCKET_ENV) or env.get(CONFIG_ENV):
+    if os.environ.get(SOCKET_ENV) or os.environ.get(CONFIG_ENV):
         return True
     if any(map(may_exist, (DEFAULT_CONFIG, SYSTEM_SOCKET.parent))):
         return True
     with suppress(DaemonError):  # a folder in which another user's daemon might listen
-        return is_listening(socket_path(env=env))
+        return is_listening(socket_path())
     return False
 
 
-def tool_socket(
-    explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ, *, fetches: bool = False
-) -> Path:
+def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
     """Return the socket for a command: as `socket_path`, but a private daemon's where nobody set up one for the node.
 
     A command starts no daemon. It uses the one with the credentials of its environment; if it fetches nothing, else the
     user's only one.
     """
-    if explicit is None and not node_has_daemon(env) and _folder(env).exists():
-        place = PrivatePlace.find(env)
+    if explicit is None and not node_has_daemon() and _folder().exists():
+        place = PrivatePlace.find()
         running = place.running()
         if running:
             return running[0] if len(running) == 1 and not fetches else place.socket
-    return socket_path(explicit, env)
+    return socket_path(explicit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,13 @@ class PrivatePlace:
     name: str  # hash of the credentials
 
     @classmethod
-    def find(cls, env: Mapping[str, str] = os.environ) -> "PrivatePlace":
-        """Return the place for an environment; its folder is created if it is missing.
+    def find(cls) -> "PrivatePlace":
+        """Return the place for this process's environment; its folder is created if it is missing.
 
         Raises DaemonError if the folder could be another user's, or cannot be created.
         """
-        folder = secured(_folder(env))
-        return cls(folder, digest(folder, env))
+        folder = secured(_folder())
+        return cls(folder, digest(folder))
 
     @property
     def socket(self) -> Path:
@@ -145,8 +143,8 @@ def _unusable(folder: Path, exn: OSError) -> DaemonError:
     )
 
 
-def digest(folder: Path, env: Mapping[str, str]) -> str:
-    """Return the hash of an environment's credentials, with a key that is kept in a folder of this user's own.
+def digest(folder: Path) -> str:
+    """Return the hash of the environment's credentials, with a key that is kept in a folder of this user's own.
 
     Without the key, the name of a socket or a cache folder says nothing about the credentials. Raises DaemonError if
     the key can be neither read nor created, as on a full disk.
@@ -155,8 +153,8 @@ def digest(folder: Path, env: Mapping[str, str]) -> str:
         key = _key(folder)
     except OSError as exn:
         raise _unusable(folder, exn) from exn
-    names = sorted(n for n in env if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
-    text = "\0".join(f"{name}={env[name]}" for name in names)
+    names = sorted(n for n in os.environ if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
+    text = "\0".join(f"{name}={os.environ[name]}" for name in names)
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
 
 
@@ -216,9 +214,9 @@ def try_lock(fd: int) -> bool:
     return True
 
 
-def _folder(env: Mapping[str, str]) -> Path:
+def _folder() -> Path:
     """Return the folder of the sockets: the same for all jobs of a user, so not in a job's own temporary directory."""
-    runtime = env.get("XDG_RUNTIME_DIR")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
     with suppress(OSError):
         if runtime and (found := Path(runtime).lstat()).st_uid == os.geteuid() and not found.st_mode & 0o077:
             return Path(runtime) / "shardcache-private"

@@ -300,7 +300,7 @@ UNKNOWN = Message({"id": int | None})
 """A message of a newer release."""
 
 
-def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:
+def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of the daemon's socket for this node and user.
 
     In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`; `/run/shardcache/shardcache.sock` if it exists or
@@ -308,11 +308,11 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
     """
     if explicit is not None:
         return Path(explicit)
-    if env.get(SOCKET_ENV):
-        return Path(env[SOCKET_ENV])
+    if chosen := os.environ.get(SOCKET_ENV):
+        return Path(chosen)
     if may_exist(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
-    runtime = env.get("XDG_RUNTIME_DIR")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "shardcache" if runtime else _user_tmp()
     return base / SYSTEM_SOCKET.name
 

@@ -45,7 +45,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     place = PrivatePlace.find()
     base = cache_base({**os.environ, **({"SHARDCACHE_CACHE_DIR": flags["cache_dir"]} if "cache_dir" in flags else {})})
     with _errors_of_cache():
-        name = digest(base, os.environ)
+        name = digest(base)
     with ExitStack() as stack:
         locks = [stack.enter_context(locked(path, is_inherited=True)) for path in (place.lock, base)]
         if is_listening(place.socket):

@@ -155,14 +155,11 @@ class Store:
             if warning := capacity.excess(total):
                 log.warning(warning, remedy="lower --capacity, or set a share of the filesystem such as 80%")
             store = cls(layout, space, Catalogue.open(layout.catalogue), folder)
-            store._recover()
+            for shard in find_shards(layout):
+                store.restore(shard)
+            for leftover in find_leftovers(layout):
+                store.leave(leftover)
         return store
-
-    def _recover(self) -> None:
-        for shard in find_shards(self.layout):
-            self.restore(shard)
-        for leftover in find_leftovers(self.layout):
-            self.leave(leftover)
 
     def close(self) -> None:
         """Close the catalogue and unlock the folder."""
