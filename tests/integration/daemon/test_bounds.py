@@ -35,7 +35,7 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
     stop = threading.Event()
 
     def look() -> None:
-        while not stop.wait(0.01):
+        while not stop.wait(0.03):
             seen_bytes.append(kept_bytes(daemon))
 
     thread = threading.Thread(target=look)

@@ -25,18 +25,22 @@ from support.shards.tars import write_shards
 SHARDS, SAMPLES = 4, 25
 TOLD = {b"LISTEN_PID", b"LISTEN_FDS", b"LISTEN_FDNAMES", b"NOTIFY_SOCKET", b"WATCHDOG_USEC"}
 OK = b"HTTP/1.0 200"
-# What takes over sockets and says what it got, or why not.
+# What takes over some of the sockets that it was handed at a time, and says what it got, or why not.
 TAKE = """
-import os
+import os, sys
 from shardcache.errors import ConfigError
-from shardcache.errors import ConfigError
-from shardcache.server.app import listening
 from shardcache.server.connections import ActivatedSockets
-try:
-    handed = ActivatedSockets.take(os.environ, os.getpid())
-    print(handed.unix is not None, len(handed.tcp), [name for name in os.environ if name.startswith("LISTEN")])
-except ConfigError as exn:
-    print("refused:", exn.message, exn.remedy)
+copies = [os.dup(fd) for fd in range(3, 3 + int(os.environ["LISTEN_FDS"]))]
+for case in sys.argv[1:]:
+    for at, number in enumerate(case.split(",")):
+        os.dup2(copies[int(number)], 3 + at)
+    env = os.environ | {"LISTEN_FDS": str(at + 1)}
+    try:
+        handed = ActivatedSockets.take(env, os.getpid())
+        print(handed.unix is not None, len(handed.tcp), [name for name in env if name.startswith("LISTEN")])
+        del handed  # closes what it was given
+    except ConfigError as exn:
+        print("refused:", exn.message, exn.remedy)
 """
 
 
@@ -66,14 +70,6 @@ def asking(path: Path) -> socket.socket:
 def names(pid: int) -> set[bytes]:
     """Return the names of a process's variables."""
     return {row.split(b"=")[0] for row in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-
-
-def take(*sockets: socket.socket, **env: str) -> str:
-    """Hand sockets over to a process of its own; return what came of it."""
-    command = (sys.executable, "-c", TAKE)
-    with handing_over(sockets, command, env={**os.environ, **env}, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        return process.stdout.read().decode().strip()
 
 
 def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> None:
@@ -153,12 +149,15 @@ def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
         abstract.bind(f"\0{tmp_path}")
         abstract.listen()
         (tmp_path / "gone").unlink()
-        assert take(good) == "True 0 []"
-        assert "more than one" in take(good, second)
-        assert "SocketMode=0660" in take(everybody)
-        assert "every user" in take(abstract)
-        assert "ListenStream=" in take(datagrams)
-        assert "RuntimeDirectoryPreserve" in take(gone)
+        sockets, cases = (good, second, everybody, abstract, datagrams, gone), ("0", "0,1", "2", "3", "4", "5")
+        command = (sys.executable, "-c", TAKE, *cases)
+        with handing_over(sockets, command, env=os.environ, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            taken, *refused = process.stdout.read().decode().splitlines()
+    assert taken == "True 0 []"
+    reasons = ("more than one", "SocketMode=0660", "every user", "ListenStream=", "RuntimeDirectoryPreserve")
+    for reason, said in zip(reasons, refused, strict=True):
+        assert said.startswith("refused:") and reason in said
     # Variables that came down from a parent mean nothing, and go no further.
     env = {"LISTEN_PID": "1", "LISTEN_FDS": "1"}
     assert ActivatedSockets.take(env, os.getpid()) == ActivatedSockets() and not env
