@@ -97,7 +97,7 @@ def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None
 ROWS = (
     *(Row(kind.value, partial(spoiled, [kind], _SHARE, 125), slow=kind not in _QUICK) for kind in Mischief),
     Row("any of these at random", partial(spoiled, list(Mischief), 2 * _SHARE / len(Mischief), 600)),
-    Row("any of these, to a listing", listings),
+    Row("any of these, to a listing", listings, slow=True),
     Row("any of these, to samples that are read as they arrive", dataset),
     Row("the object replaced between two ranges", replaced),
 )
