@@ -175,7 +175,7 @@ def test_tasks_on_nodes_without_a_daemon_share_a_private_one(
         (cluster.disk(node) / "run").mkdir(mode=0o700)
         (cluster.disk(node) / "scratch").mkdir()
     variables = {"XDG_RUNTIME_DIR": cluster.node_disk / "run", "SLURM_TMPDIR": cluster.node_disk / "scratch"}
-    variables |= {"SHARDCACHE_SOCKET": "", "SHARDCACHE_CONFIG": "", "SHARDCACHE_IDLE_EXIT_S": 1}
+    variables |= {"SHARDCACHE_SOCKET": "", "SHARDCACHE_CONFIG": "", "SHARDCACHE_IDLE_EXIT_S": 10}
     variables |= {"SHARDCACHE_MIN_FREE": 0, **moto_server.env()}
     given = [f"{name}={value}" for name, value in variables.items()]
     job = cluster.submit("site-daemon.sbatch", "env", *given, sys.executable, JOB, urls, out)
