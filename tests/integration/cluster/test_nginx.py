@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardcache.cluster.authority import issue
-from shardcache.cluster.nginx import NodeTier, finish, prepare
+from shardcache.cluster.nginx import NodeTier, _program, finish, prepare
 from shardcache.cluster.nginx_probe import answer_of, main
 from shardcache.cluster.tier import Tier, Tls, Upstream, parse
 from shardcache.cluster.tier_status import ask
@@ -280,6 +280,14 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
     finally:
         stopping.set()
         process.join()
+
+
+@needs_nginx
+def test_nginx_is_found_where_systems_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users' PATH often lacks /usr/sbin, and the working directory is not the root."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert Path(_program()).is_absolute()
 
 
 def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:
