@@ -273,7 +273,7 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
 
     A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), how
     many of its samples the epoch has ("samples"), and how many of these the reader has passed ("passed"; not with
-    `global_batch_size`).
+    `global_batch_size`). It can be loaded as long as the weights up to its epoch are the same.
 
     Args:
         sources: datasets by name, or a list of them, whose names are then their numbers; all of them counted. Each

@@ -291,8 +291,9 @@ def _refuse(options: Mapping[str, Any]) -> None:
 
 def _default_workers() -> int:
     """Return this process's share of the CPUs that the ranks on its node may use."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // ranks))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    share = len(os.sched_getaffinity(0)) // max(1, int(ranks) if ranks.isdecimal() else 1)
+    return max(1, min(_MAX_WORKERS, share))
 
 
 # The process of a worker: its end with the trainer, and the allocator it keeps memory with.

@@ -13,7 +13,7 @@ from shardcache_client.decoding.pipeline import PipelineBySource
 from shardcache_client.order.deal import SpanDeal
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
-from shardcache_client.position.state import ReaderState, find_states
+from shardcache_client.position.state import ReaderState
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import StreamSettings
 
@@ -109,18 +109,9 @@ class MixtureReader(ShardReader[T_co]):
     def _rows_of_tables(self) -> NoReturn:
         self._selected(())
 
-    def load_state_dict(self, state: object) -> None:
-        """Resume from a state, as `ShardReader.load_state_dict` does; weights of later epochs may have changed.
-
-        Raises ConfigError also if the weights of this or an earlier epoch differ from those of the run that saved it.
-        """
-        saved = find_states(state)[0]
-        self._take_seeds(saved.seeds)
-        if saved.dataset == self._settings.datasets[True]:
-            self._check_schedule(saved)
-        super().load_state_dict(state)
-
-    def _check_schedule(self, saved: ReaderState) -> None:
+    def _check_saved(self, saved: ReaderState) -> None:
+        """Raise ConfigError also if weights of this or an earlier epoch are others; those of later ones may change."""
+        super()._check_saved(saved)
         deal = self._settings.deal
         assert isinstance(deal, SpanDeal)
         for name, numbers in deal.sources_of(saved.epoch).items():

@@ -3,11 +3,10 @@
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardcache.errors import ConfigError
 from shardcache_client.position.state import ReaderState, find_states, find_turn
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.shared_notes import Notes, SharedNotes
@@ -105,18 +104,12 @@ class Bookmark:
         self._set_here = epoch
         self._change({"set": epoch})
 
-    def load(self, data: object, datasets: Mapping[bool, str], *, worker: bool) -> None:
-        """Resume from a structure of states of the dataset with these identifiers at the next iteration.
+    def load(self, data: object, *, worker: bool) -> None:
+        """Resume from a structure of states at the next iteration. Raises ConfigError if there is none.
 
-        A `worker` of a DataLoader loads for itself only, any other process for all future readers. Raises ConfigError
-        if there is no state, or one of another dataset.
+        A `worker` of a DataLoader loads for itself only, any other process for all future readers.
         """
         states = find_states(data)
-        if states[0].dataset != datasets.get(states[0].counted):
-            raise ConfigError(
-                "the state is from another dataset, or the numbers of samples in its shards have changed",
-                remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
-            )
         if worker:
             self._forget()
             self._loaded_here = states

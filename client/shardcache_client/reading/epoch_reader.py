@@ -268,15 +268,30 @@ class EpochReader(Generic[T_co]):
         Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
         positions of all readers cannot be derived.
         """
+        saved, before = find_states(state)[0], (self.seed, self._dealing, self._settings)
+        self._take_seeds(saved.seeds)
+        try:
+            self._check_saved(saved)
+            # A loader's worker is loaded into by a loader that knows its turn.
+            if self._elastic and not self._in_worker:
+                state = [each.to_json() for each in in_batches(find_states(state))]
+        except ConfigError:
+            self.seed, self._dealing, self._settings = before
+            raise
         if self._settings.seeds:
-            self._take_seeds(seeds := find_states(state)[0].seeds)
             with self._bookmark.notes.edit() as notes:
-                notes["seeds"] = dict(seeds)
-        if self._elastic and not self._in_worker:  # a loader's worker is loaded into by a loader that knows its turn
-            state = [each.to_json() for each in in_batches(find_states(state))]
+                notes["seeds"] = dict(self._settings.seeds)
         if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
             state = [replace(each, over=True).to_json() for each in states]
-        self._bookmark.load(state, self._settings.datasets, worker=self._in_worker)
+        self._bookmark.load(state, worker=self._in_worker)
+
+    def _check_saved(self, saved: ReaderState) -> None:
+        """Raise ConfigError if a state is not of this dataset."""
+        if saved.dataset != self._settings.datasets.get(saved.counted):
+            raise ConfigError(
+                "the state is from another dataset, or the numbers of samples in its shards have changed",
+                remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
+            )
 
     def _is_read(self, states: Sequence[ReaderState]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""

@@ -136,6 +136,16 @@ def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
     assert len(singles) == len(list(singles)) == len(KEYS)
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [("", 8), ("4", 3), ("100", 1), ("0", 8), ("two", 8)])
+def test_default_workers_share_the_cpus_with_the_ranks_of_the_node(
+    make: Make, monkeypatch: pytest.MonkeyPatch, ranks: str, workers: int
+) -> None:
+    """At most 8; a variable that is no number of ranks is as good as none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(12))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert make().loader().num_workers == workers
+
+
 def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: Make) -> None:
     """As a framework does that finds the dataset in the loader; what is set last holds, and a state is used once."""
     dataset = make()

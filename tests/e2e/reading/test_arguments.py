@@ -191,6 +191,15 @@ def test_no_seed_means_a_random_one_that_the_state_keeps(
         random_dataset(daemon, index, seed=5).load_state_dict(first.state_dict())
 
 
+def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: str) -> None:
+    """Otherwise a program that goes on without the state would train in an order that its log does not name."""
+    dataset = random_dataset(daemon, index, shuffle_window=2)
+    own = keys_of(random_dataset(daemon, index, shuffle_window=2, seed=dataset.seed))
+    with pytest.raises(ConfigError, match="another dataset"):
+        dataset.load_state_dict(random_dataset(daemon, index).state_dict())
+    assert keys_of(dataset) == own
+
+
 @pytest.mark.parametrize("options", [{}, {"global_batch_size": 5, "batch_size": 1}])
 def test_running_workers_take_the_seed_of_a_loaded_state(daemon: Daemon, index: str, options: dict[str, int]) -> None:
     """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""

@@ -25,7 +25,7 @@ def bookmark() -> Bookmark:
 
 def load(bookmark: Bookmark, data: Any, *, worker: bool = False) -> None:
     """Load a state of the dataset."""
-    bookmark.load(data, {True: "train", False: "train"}, worker=worker)
+    bookmark.load(data, worker=worker)
 
 
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
