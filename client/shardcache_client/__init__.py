@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue, warn_and_stop
 
 if TYPE_CHECKING:
-    from shardcache.tarindex import IndexEntry
+    from shardcache.tarindex.contents import IndexEntry
     from shardcache_client.dataset import Mixture, ShardDataset
     from shardcache_client.files import TokenBlocks
     from shardcache_client.lengths import batch_by_length

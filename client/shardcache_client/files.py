@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardcache.errors import CacheDirError, ConfigError, CorruptShardError, SampleError
-from shardcache.tarindex import Tables, TokenMember, fault_of, find_tokens, key_of
-from shardcache.tarindex.contents import DTYPES
-from shardcache.tarindex.tables import TarBytes
+from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
+from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of
 from shardcache_client.arguments import converted, flag, whole
 
 Sample = dict[str, Any]

@@ -13,8 +13,7 @@ from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, NotFoundError, SampleError
-from shardcache.tarindex import IndexEntry, Row, entries_of
-from shardcache.tarindex.contents import SUFFIX
+from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, T_co, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session

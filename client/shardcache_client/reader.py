@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here
-from shardcache.tarindex import Row
+from shardcache.tarindex.contents import Row
 from shardcache_client import arguments
 from shardcache_client.arguments import T_co, U
 from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, Which

@@ -30,7 +30,7 @@ from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store, footprint_bytes
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex.contents import TokenMember
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from shardcache.redact import redact
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import TokensRequest
 from shardcache.store.shard import Shard
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex.contents import TokenMember
 from shardcache.units import size
 
 Event = dict[str, Any]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardcache.cli.admin_client import Lines
-    from shardcache.tarindex import MetadataMember, TokenMember
+    from shardcache.tarindex.contents import MetadataMember, TokenMember
 
 FAILED = 1
 USAGE = 2
@@ -57,14 +57,14 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 def token_member(text: str) -> TokenMember:
     """Parse the option that names the members with a sample's tokens."""
-    from shardcache.tarindex import TokenMember
+    from shardcache.tarindex.contents import TokenMember
 
     return _member(TokenMember.parse, text)
 
 
 def metadata_member(text: str) -> MetadataMember:
     """Parse the option that names the member with a sample's metadata."""
-    from shardcache.tarindex import MetadataMember
+    from shardcache.tarindex.contents import MetadataMember
 
     return _member(MetadataMember.parse, text)
 

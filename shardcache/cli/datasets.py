@@ -18,7 +18,7 @@ from shardcache.protocol import ShardRef
 from shardcache.units import size
 
 if TYPE_CHECKING:
-    from shardcache.tarindex import MetadataMember, TokenMember
+    from shardcache.tarindex.contents import MetadataMember, TokenMember
 
 _STDOUT = Path("-")
 _SUFFIX = ".json"

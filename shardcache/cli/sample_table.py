@@ -10,7 +10,7 @@ from typing import IO, Any
 from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 from shardcache.protocol import ShardRef
-from shardcache.tarindex import MetadataMember, read_metadata, rows_of
+from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve

@@ -17,7 +17,7 @@ from shardcache.errors import ShardcacheError
 from shardcache.protocol import parse, take
 from shardcache.server.service import SERVICE, Json, Service, peer_of, process_stats
 from shardcache.server.session import written
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex.contents import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]

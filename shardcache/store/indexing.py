@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache import tarindex
 from shardcache.errors import ShardcacheError
 from shardcache.store.disk import disk_errors
+from shardcache.tarindex import contents, grouping, tables
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,11 +55,11 @@ class TokensRequest:
 
 def count_tokens(request: TokensRequest) -> int:
     """Return the number of tokens in a shard. Blocks. Raises TokensError, CorruptShardError, DiskError."""
-    member = tarindex.TokenMember.parse(request.member)
+    member = contents.TokenMember.parse(request.member)
     with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
-        index = tarindex.TarIndex.open(Path(request.sidecar))
+        index = tables.TarIndex.open(Path(request.sidecar))
         try:
-            return tarindex.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
+            return contents.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
         finally:
             index.close()
 
@@ -78,14 +78,14 @@ def index_shard(request: IndexRequest) -> Indexed:
     """Walk a tar to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
     sidecar = Path(request.sidecar)
     with disk_errors(sidecar):
-        samples = tarindex.index_tar(
+        samples = grouping.index_tar(
             Path(request.tar),
             request.url,
             require_end=request.require_end,
             ignore_trailing_data=request.ignore_trailing_data,
         )
         header = request.header | {"samples": len(samples)}
-        sidecar_bytes = tarindex.write(sidecar, header, samples, request.allowed_bytes)
+        sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache import tarindex
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
 from shardcache.store.disk import damage_errors
+from shardcache.tarindex.tables import TarIndex
 
 FORMAT = 1
 BLOCK_BYTES = 1024 * 1024
@@ -96,7 +96,7 @@ class Scrub:
             return 0
         with damage_errors(self._tar, self._facts.url):
             if not self.read_bytes:
-                tarindex.TarIndex.open(self._sidecar).close()
+                TarIndex.open(self._sidecar).close()
             block = _read(self._tar, self.read_bytes, wanted_bytes)
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")

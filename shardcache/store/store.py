@@ -13,7 +13,6 @@ from typing import Self
 
 import structlog
 
-from shardcache import tarindex
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
 from shardcache.store import disk
@@ -21,6 +20,7 @@ from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout, Leftover, find_leftovers, find_shards
 from shardcache.store.shard import Facts, Scrub, Shard
+from shardcache.tarindex.tables import read_header
 from shardcache.units import size
 
 log = structlog.get_logger()
@@ -245,7 +245,7 @@ class Store:
         path = self.layout.sidecar(shard.key)
         try:
             with disk.damage_errors(path):
-                facts = Facts.from_json(tarindex.read_header(path))
+                facts = Facts.from_json(read_header(path))
         except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
             raise CorruptShardError(f"the sidecar {path} cannot be read ({exn})") from exn
         if facts.size_bytes != shard.size_bytes:

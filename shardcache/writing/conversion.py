@@ -20,7 +20,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.base import RemoteObject
 from shardcache.store.indexing import end_with_parent
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
 from shardcache.writing.sources import Input, Json, Source

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex.contents import TokenMember
 from shardcache.writing import sources
 from shardcache.writing.shards import ShardNames
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from shardcache.errors import CorruptShardError, SampleError, ShardError
 from shardcache.protocol import Arriving
 from shardcache.store.shard import Facts
-from shardcache.tarindex import Samples, Tar, TarIndex, fault_of, key_of, read_header
 from shardcache.tarindex.grouping import group
-from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member
+from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
+from shardcache.tarindex.tables import Samples, TarIndex, fault_of, key_of, read_header
 from shardcache_client.files import Sample, as_bytes, cut
 from shardcache_client.reading.shards import ArrivingShard
 

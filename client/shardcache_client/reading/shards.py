@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
-from shardcache.tarindex import Grouping, Tar, TarIndex, split_lines
-from shardcache.tarindex.members import Member
+from shardcache.tarindex.grouping import Grouping, split_lines
+from shardcache.tarindex.members import Member, Tar
+from shardcache.tarindex.tables import TarIndex
 from shardcache_client import files
 from shardcache_client.files import WHOLE, BlockCutter, Column, Reads, Sample, TokenBlocks, View
 

@@ -26,7 +26,7 @@ from secrets import randbits
 from typing import Any, SupportsIndex
 
 from shardcache.errors import ConfigError
-from shardcache.tarindex import Tables
+from shardcache.tarindex.tables import Tables
 from shardcache_client.files import Column, Slices, as_bytes, map_file, unreadable
 from shardcache_client.sharing.shared_notes import reopened, take
 

@@ -21,7 +21,7 @@ from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk import disk_errors
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
-from shardcache.tarindex import Samples, write
+from shardcache.tarindex.tables import Samples, write
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import eventually

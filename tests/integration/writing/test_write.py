@@ -19,7 +19,8 @@ import pytest
 
 from shardcache.cli.common import FAILED, USAGE
 from shardcache.store.partial import zstd
-from shardcache.tarindex import index_tar, key_of
+from shardcache.tarindex.grouping import index_tar
+from shardcache.tarindex.tables import key_of
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S

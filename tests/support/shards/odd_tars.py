@@ -17,7 +17,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import Arriving
-from shardcache.tarindex import index_tar, write
+from shardcache.tarindex.grouping import index_tar
+from shardcache.tarindex.tables import write
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 from support.shards.tars import pack, special
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from shardcache import tarindex
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.residency import Residency
@@ -21,6 +20,7 @@ from shardcache.store.folder import SIDECAR, TAR, Layout, shard_key
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
+from shardcache.tarindex import grouping, tables
 from support.shards.tars import make_tar, random_samples
 
 PIECE_BYTES = 64 * 1024
@@ -69,7 +69,7 @@ def make_hollow_shards(cache_dir: Path, urls: Iterable[str], size_bytes: int) ->
         refs = []
         for url in urls:
             facts = _facts(url, size_bytes, source)
-            tarindex.write(in_memory, facts.to_json(), samples)
+            tables.write(in_memory, facts.to_json(), samples)
             memory.seek(0)
             _publish(layout, facts, memory.read())
             refs.append(ShardRef(url, facts.version, size_bytes, _SAMPLES))
@@ -95,11 +95,11 @@ def _facts(url: str, size_bytes: int, source: random.Random) -> Facts:
     )
 
 
-def _index(path: Path) -> tarindex.Samples:
+def _index(path: Path) -> tables.Samples:
     """Return the index of a small tar; every hollow shard gets it."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(_SAMPLES):
             tar.addfile(tarfile.TarInfo(f"{number:08d}.jpg"))
-    samples = tarindex.index_tar(path, "file://prototype.tar")
+    samples = grouping.index_tar(path, "file://prototype.tar")
     path.unlink()
     return samples

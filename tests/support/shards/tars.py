@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from shardcache.store.partial import Codec
-from shardcache.tarindex import index_tar, write
+from shardcache.tarindex.grouping import index_tar
+from shardcache.tarindex.tables import write
 from shardcache_client import ShardDataset
 
 Sample = Mapping[str, bytes | str]

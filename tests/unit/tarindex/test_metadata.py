@@ -9,8 +9,8 @@ import pytest
 
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.protocol import ShardRef
-from shardcache.tarindex import MetadataMember, entries_of, index_tar, read_metadata, rows_of
-from shardcache.tarindex.contents import MAX_METADATA_BYTES
+from shardcache.tarindex.contents import MAX_METADATA_BYTES, MetadataMember, entries_of, read_metadata, rows_of
+from shardcache.tarindex.grouping import index_tar
 from shardcache_client.indexed import select
 from shardcache_client.order.manifest import Manifest
 from support.shards.tars import make_tar

@@ -9,7 +9,8 @@ import pytest
 
 from shardcache.errors import CorruptShardError
 from shardcache.store.indexing import IndexRequest, index_shard
-from shardcache.tarindex import Fault, Samples, TarIndex, index_tar, key_of, read_header, write
+from shardcache.tarindex.grouping import index_tar
+from shardcache.tarindex.tables import Fault, Samples, TarIndex, key_of, read_header, write
 from support.shards.tars import make_tar, pack, random_samples
 
 URL = "s3://bucket/train-000000.tar"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
-from shardcache.tarindex import index_tar
+from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.members import Tar
 from support.shards.odd_tars import TRAILING_DATA, header, padded
 from support.shards.tars import Sample, make_tar, pack

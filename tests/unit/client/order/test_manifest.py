@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache.tarindex import Samples, entries_of, rows_of
+from shardcache.tarindex.contents import entries_of, rows_of
+from shardcache.tarindex.tables import Samples
 from shardcache_client.indexed import select
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import By, Choices, Manifest, Plan, split, subset

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, NotATarError, SampleError, ShardError, TruncatedShardError
 from shardcache.protocol import Arriving
-from shardcache.tarindex import index_tar
+from shardcache.tarindex.grouping import index_tar
 from shardcache_client.files import ShardGoneError
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 from support.shards.odd_tars import Row, formats, members, pack_rows

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardcache.tarindex import Samples
+from shardcache.tarindex.tables import Samples
 from shardcache_client.sharing.handover import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
 
 CONTENT = bytes(range(256)) * 64

@@ -18,7 +18,7 @@ import pytest
 
 from shardcache.errors import ConfigError
 from shardcache.store.disk import is_open_elsewhere
-from shardcache.tarindex import Samples
+from shardcache.tarindex.tables import Samples
 from shardcache_client.files import ShardGoneError
 from shardcache_client.sharing.handover import Acks, Buffer, Handover, Loan
 from support.programs.processes import memfds
