@@ -189,20 +189,6 @@ def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, 
     assert f"{SHARDS} shards verified" in ran.out and "1 corrupt" in ran.out
 
 
-def test_status_has_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:
-    """The page as JSON has the cache's and the store's numbers, with units in their names."""
-    with Daemon(tmp_path) as fresh:
-        assert shardcache("warm", *shards, socket=fresh.socket).code == 0
-        page = shardcache("status", "--json", socket=fresh.socket).json
-        assert page["pid"] == fresh.pid and page["cache"]["dir"] == str(fresh.cache_dir)
-    size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
-    assert (page["cache"]["shards"], page["cache"]["capacity_bytes"]) == (SHARDS, 10**9)
-    assert size_bytes <= page["cache"]["used_bytes"] < page["cache"]["capacity_bytes"]
-    assert page["counters"]["origin_bytes"] == size_bytes and page["transfers"] == []
-    # A listing, size and version, the bytes, and the version again: a file has no If-Match.
-    assert page["counters"]["origin_requests"] == 4 * SHARDS
-
-
 def flip_a_bit(daemon: Daemon, url: str) -> Path:
     """Damage a published shard within a sample's bytes; return its path."""
     [sidecar] = (path for path in daemon.cache_dir.glob("shards/*/*.idx") if url.encode() in path.read_bytes())

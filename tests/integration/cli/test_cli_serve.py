@@ -3,14 +3,12 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually, spawn
-from support.shards.tars import make_tar, random_samples
 
 
 def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
@@ -108,34 +106,3 @@ def test_ctrl_c_drains_and_exits_0(tmp_path: Path) -> None:
         assert process.wait() == 0
     assert " stopped " in last and " took=" in last and " shards=0 " in last, last
     assert not (tmp_path / "s.sock").exists()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a filesystem of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "shardcache-test", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mount.returncode:
-        pytest.skip(f"cannot mount a small filesystem here: {mount.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_full_disk_fails_the_shard_and_not_the_daemon(small_disk: Path, tmp_path: Path) -> None:
-    """If the disk is smaller than the capacity, warming fails with a remedy; what is cached stays served."""
-    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(6_000)))
-    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
-    small, big = (f"file://{tmp_path}/{name}.tar" for name in ("small", "big"))
-    with Daemon(tmp_path, "--cache-dir", str(small_disk / "cache")) as daemon:
-        assert shardcache("warm", small, socket=daemon.socket).code == 0
-        ran = shardcache("warm", "--json", big, socket=daemon.socket)
-        error = ran.json["error"]
-        assert (ran.code, error["code"]) == (1, "capacity") and "cache's disk" in error["remedy"]
-        assert [shard["url"] for shard in daemon.shards()] == [small]
-        assert shardcache("verify", socket=daemon.socket).code == 0

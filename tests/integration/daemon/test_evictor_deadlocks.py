@@ -67,6 +67,33 @@ def hold_and_want(daemon: Daemon, session: RawSession, held: int, position: int)
     session.send(type="need", of=99)
 
 
+def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: list[str]) -> None:
+    """Asking leaves it reading, as the page of jobs sees it; needing does not; giving up what was asked ends it."""
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon) as holding,
+        RawSession(daemon, job="waiting") as waiting,
+    ):
+
+        def waits() -> tuple[int, bool, list[int]]:
+            status = daemon.status()
+            (job,) = (job for job in status["jobs"] if job["name"] == "waiting")
+            return job["waiting"], job["waited_s"] > 0, [row["waiters"] for row in status["transfers"]]
+
+        holding.plan(plain, [0])
+        holding.take(0)
+        waiting.plan(plain, [1, 0])
+        waiting.send(type="lease", id=50, position=0)
+        eventually(lambda: waits() == (0, False, [1]))
+        waiting.need(50)
+        eventually(lambda: waits() == (1, True, [1]))
+        reason = waiting.ask("explain", of=50)["reason"]
+        assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
+        waiting.send(type="release", lease=50)
+        eventually(lambda: waits()[0] == 0 and 1 not in waits()[2])
+        assert waiting.take(1)["url"] == plain[0], "the request that was given up has no answer"
+
+
 def test_compressed_shard_without_room_delays_no_other_job(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:

@@ -42,20 +42,6 @@ def evict(daemon: Daemon, url: str) -> None:
     eventually(lambda: json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))["evicted"] == [url])
 
 
-def test_a_planned_shard_is_leased_and_given_back(daemon: Daemon, urls: list[str]) -> None:
-    """A lease names whole files that are there; it counts until it is released."""
-    with Session(daemon) as session:
-        assert session.plan(urls, [2, 0])["type"] == "ok"
-        leased = session.take(0)
-        assert (leased["type"], leased["url"], leased["samples"]) == ("leased", urls[2], 10)
-        assert Path(leased["path"]).read_bytes() == Path(urls[2].removeprefix("file://")).read_bytes()
-        assert Path(leased["index_path"]).exists()
-        assert leases(daemon, urls[2]) == 1
-        session.send(type="release", lease=leased["lease"])
-        assert session.ask("lease", position=1)["url"] == urls[0]
-        assert leases(daemon, urls[2]) == 0
-
-
 def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None:
     """A reader that goes without a word leaves nothing behind, however much it had in hand."""
     with Session(daemon, job="vanishing") as session:

@@ -331,14 +331,6 @@ async def test_missing_credentials_name_the_whole_chain(
     assert found.state == "failed" and "nobodys" in found.found and "create the profile" in found.remedy
 
 
-async def test_expired_credentials_are_to_be_renewed(faulty: FaultyS3, tmp_path: Path) -> None:
-    """A store's answer to an expired token becomes the remedy to renew it."""
-    faulty.access_key = "renewed"
-    found = (await stores(tmp_path, faulty.put("a.tar", BODY)))["origin.reach"]
-    assert found.state == "failed"
-    assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
-
-
 async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
     """Nothing listens there: the endpoint and the table that names it are told."""
     with socket.socket() as closed:

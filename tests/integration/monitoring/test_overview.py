@@ -1,7 +1,6 @@
 """Jobs in `status` and on the dashboard while they wait and afterwards, and their lines in the log."""
 
 import asyncio
-import getpass
 import json
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 from support.monitoring.dashboard import Page, live
-from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -99,23 +97,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The urls of some shards."""
     return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("shards"), 4, 4)]
-
-
-def test_live_jobs_stand_before_ended_ones_with_their_users_name(daemon: Daemon) -> None:
-    """Whichever joined first; so `status` begins with what is going on."""
-
-    def jobs() -> list[dict[str, Any]]:
-        return [row for row in daemon.status()["jobs"] if row["name"] in ("long", "late", "early", "ended")]
-
-    with RawSession(daemon, "long"):
-        RawSession(daemon, "early").close()
-        RawSession(daemon, "ended").close()
-        with RawSession(daemon, "late"):
-            eventually(lambda: [row["sessions"] for row in jobs()] == [1, 1, 0, 0])
-            assert [row["name"] for row in jobs()] == ["long", "late", "early", "ended"]
-            assert {row["user"] for row in jobs()} == {getpass.getuser()}
-            shown = shardcache("status", socket=daemon.socket).out
-    assert shown.index("late") < shown.index("early")
 
 
 def lines(daemon: Daemon, job: str, event: str) -> list[dict[str, Any]]:

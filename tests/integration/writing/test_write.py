@@ -236,18 +236,6 @@ def test_shards_of_others_are_not_mixed_with(photos: Path, tmp_path: Path) -> No
     assert shardcache("write", photos, out, *SIZE).code == USAGE
 
 
-def test_arguments_that_make_no_sense_are_refused(photos: Path, tmp_path: Path) -> None:
-    """A destination of no store, an input that is not there, a size that is none."""
-    for arguments, code, named in (
-        ((photos, "s4://bucket/x"), USAGE, "did you mean 's3'"),
-        ((tmp_path / "none", tmp_path / "out"), FAILED, "no such file"),
-        ((photos, tmp_path / "out", "--shard-size", "big"), USAGE, "not a size"),
-    ):
-        ran = shardcache("write", *arguments)
-        assert ran.code == code and named in ran.err, ran.err
-    assert not (tmp_path / "out").exists()
-
-
 def peak_kib(source: Path, out: Path) -> int:
     """Return the most memory, in KiB, that any process of a run had at once."""
     code = (

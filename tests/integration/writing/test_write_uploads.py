@@ -92,20 +92,6 @@ def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
     assert len(index(moto)) == 10
 
 
-@pytest.mark.slow
-def test_a_refused_upload_ends_the_run_and_a_later_one_resumes_it(moto: Bucket, lines: Path) -> None:
-    """The error names the shard and what to do; no index is stored until every shard is there."""
-    with FaultyProxy(moto.server.endpoint_url) as proxy:
-        proxy.fail(Mischief.FORBIDDEN, method="PUT", key="train/shard-000004.tar")
-        ran = write(lines, f"{moto.url}/train", AWS_ENDPOINT_URL=proxy.endpoint_url)
-    assert ran.code == 1 and ran.json["error"]["code"] == "access_denied"
-    assert "shard-000004.tar" in ran.err and "may write there" in ran.err
-    assert "train/index.json" not in keys(moto)
-    again = write(lines, f"{moto.url}/train")
-    assert again.code == 0 and again.json["kept"] >= 4
-    assert len(index(moto)) == 10
-
-
 def test_errors_of_a_destination_advise_its_writer(lines: Path) -> None:
     """Without credentials or a package: what this user needs, and no word of a daemon, which takes no part."""
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}

@@ -1,9 +1,9 @@
-"""The heart: optimal where the optimum can be known, and never against its rules anywhere; so are its rivals."""
+"""The heart: optimal where the optimum can be known, and never against its rules anywhere."""
 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,23 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from benchmarks.caching.policies import LRU, OfflineMin, Policy, StaticSubset, hits
 from shardcache.plan.schedule import Schedule
-from shardcache.plan.sieve import Sieve
-from support.shards.replay import Job, Read, Replay, SameName, all_reads, least_fetches
+from support.shards.replay import Job, Replay, SameName, least_fetches
 
 SHARDS = st.sampled_from("abcdef")
 
 
 @st.composite
-def jobs(draw: st.DrawFn, max_window: int = 3) -> list[Job]:
+def jobs(draw: st.DrawFn) -> list[Job]:
     """Up to three jobs, each at its own pace, no two events at one time."""
     return [
         Job(
             [draw(st.lists(SHARDS, min_size=1, max_size=6))],
             start_s=number / 10,
             seconds_per_shard=draw(st.sampled_from([1.0, 1.5, 3.0])) + number / 1000,
-            window=draw(st.integers(1, max_window)),
+            window=draw(st.integers(1, 3)),
         )
         for number in range(draw(st.integers(1, 3)))
     ]
@@ -39,26 +37,6 @@ def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> Non
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
     assert len(Replay(some_jobs, capacity, foreseen=True).run().fetched) == least_fetches(some_jobs, capacity)
-
-
-# The other policies of our figures do what their names say, and none gets an unfair cache.
-
-CAPACITY = 4
-POLICIES: dict[str, Callable[[Sequence[Read]], Policy]] = {
-    "LRU": lambda _reads: LRU(),
-    "SIEVE": lambda _reads: Sieve(),
-    "static subset": lambda _reads: StaticSubset(CAPACITY - 3),
-    "offline MIN": OfflineMin,
-}
-
-
-@given(some_jobs=jobs(max_window=1))
-@settings(max_examples=100)
-def test_no_policy_beats_the_optimum_and_offline_min_reaches_it(some_jobs: list[Job]) -> None:
-    """Exhaustive search finds no way to fetch less; no policy has more room, or drops a leased shard."""
-    reads, least = all_reads(some_jobs), least_fetches(some_jobs, CAPACITY)
-    fetches = {name: len(reads) - hits(make(reads), reads, CAPACITY).total() for name, make in POLICIES.items()}
-    assert min(fetches.values()) == fetches["offline MIN"] == least
 
 
 TWENTY = [f"shard-{number}" for number in range(20)]
@@ -310,4 +288,4 @@ class AnyTimeline(RuleBasedStateMachine):
 
 
 TestAnyTimeline = AnyTimeline.TestCase
-TestAnyTimeline.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnyTimeline.settings = settings(max_examples=60, stateful_step_count=40)

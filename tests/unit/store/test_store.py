@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from shardcache.errors import CacheDirError, CacheFormatError, CorruptShardError
 from shardcache.store.disk import Mount, is_open_elsewhere, mount_of
-from shardcache.store.folder import FORMAT, SIDECAR, TAR, Layout, find_shards, shard_key
+from shardcache.store.folder import FORMAT, SIDECAR, TAR, Layout, find_shards
 from shardcache.store.store import Reservation, Space, Store
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
@@ -138,22 +138,6 @@ async def test_a_file_of_the_wrong_size_is_not_served(suffix: str, store: Store,
     again = reopen()
     with pytest.raises(CorruptShardError, match="512 bytes instead of" if suffix == TAR else "sidecar"):
         await again.facts(again.shards[shard.key])
-
-
-def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
-    """The second one is told so, and what to do."""
-    store = open_store(tmp_path)
-    with pytest.raises(CacheDirError, match="another daemon holds") as caught:
-        open_store(tmp_path)
-    assert "--cache-dir" in caught.value.remedy
-    store.close()
-    open_store(tmp_path).close()
-
-
-def test_keys_come_from_the_whole_url_and_version() -> None:
-    """Same basenames in two buckets, and two versions of one url, never meet in one file."""
-    keys = {shard_key(url, version) for url in ("s3://a/x.tar", "s3://b/x.tar") for version in ("1", "2")}
-    assert len(keys) == 4
 
 
 async def test_a_shard_that_is_damaged_twice_is_counted_once(store: Store) -> None:

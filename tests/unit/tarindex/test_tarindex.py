@@ -162,15 +162,6 @@ def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
         assert samples == 6 or at + 4096 >= end, f"{samples} of 6 samples with a hole at byte {at}"
 
 
-def test_an_empty_file_is_truncated_and_an_empty_archive_is_not(path: Path) -> None:
-    """Nothing at all is an upload that failed; blocks of zeros are a tar without members."""
-    path.write_bytes(b"")
-    with pytest.raises(TruncatedShardError, match="empty"):
-        index_tar(path, URL)
-    path.write_bytes(make_tar([]))
-    assert len(index_tar(path, URL)) == 0
-
-
 LONG_NAMED = [("1.jpg", b"1" * 600), (LONG_NAME, b"2"), ("é.cls", b"3")]
 WHOLE = [make_tar(SMALL), pack(LONG_NAMED, format=tarfile.GNU_FORMAT), pack(LONG_NAMED, format=tarfile.PAX_FORMAT)]
 
