@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from shardcache_client.files import TokenBlocks
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
-    from shardcache_client.mixture_reader import MixtureReader
     from shardcache_client.paths import cached_paths
-    from shardcache_client.reader import ShardReader
+    from shardcache_client.reader import MixtureReader, ShardReader
 
 __all__ = [
     "IndexEntry",
@@ -41,7 +40,7 @@ __all__ = [
 _MODULES = {
     "IndexEntry": "indexed",
     "Mixture": "dataset",
-    "MixtureReader": "mixture_reader",
+    "MixtureReader": "reader",
     "ShardDataset": "dataset",
     "ShardLoader": "loader",
     "ShardReader": "reader",

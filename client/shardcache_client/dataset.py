@@ -12,14 +12,12 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, B_co, T_co, U, checked, flag, whole
 from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
-from shardcache_client.mixture_reader import MixtureReader
 from shardcache_client.position.bookmark import Iteration
-from shardcache_client.ranks.frameworks import MeshRanks, stateful_loader_asks
-from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
-from shardcache_client.reader import ARGUMENTS, ShardReader
+from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
 from shardcache_client.sharing.shared_notes import SharedNotes
-from shardcache_client.topology import Ranks
+from shardcache_client.topology import Topology
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 
@@ -119,7 +117,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
-    def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
+    def _ranks_of(self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return TorchRankGroup(given, urls, timeout_s)
 
     def _new_notes(self) -> SharedNotes:

@@ -17,10 +17,10 @@ from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, T_co, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
-from shardcache_client.decoding.pipeline import Dropped
+from shardcache_client.decoding import Dropped
 from shardcache_client.files import Sample
 from shardcache_client.order.manifest import By, Choices, Manifest, Marked, Plan, split, subset
-from shardcache_client.ranks.frameworks import MeshRanks, replicas_of_sampler_asking_length
+from shardcache_client.ranks.group import MeshRanks, replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 

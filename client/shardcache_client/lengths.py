@@ -28,7 +28,7 @@ from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.order.rounds import permutation
 from shardcache_client.ranks.distributed import Agreement, MeetingPlace
-from shardcache_client.topology import Ranks, Topology
+from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
 
@@ -95,7 +95,7 @@ def batch_by_length(
 def _agreement(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
     """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
     channel = f"{name}/{reader.worker}of{reader.workers}"
-    return Agreement(channel, Ranks(reader.rank, reader.world_size), timeout_s, place).greatest
+    return Agreement(channel, reader, timeout_s, place).greatest
 
 
 @dataclass(frozen=True, slots=True)

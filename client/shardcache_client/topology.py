@@ -18,11 +18,16 @@ _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """One process of the training job, numbered across all nodes. Raises ConfigError if `rank` is out of range."""
+class Topology:
+    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker.
+
+    Ranks are numbered across all nodes. Raises ConfigError if `rank` is out of range.
+    """
 
     rank: int = 0
     world_size: int = 1
+    worker: int = 0
+    workers: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -30,16 +35,6 @@ class Ranks:
                 f"rank {self.rank} is out of range for world_size {self.world_size}",
                 remedy="ranks run from 0 to world_size - 1",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker."""
-
-    rank: int = 0
-    world_size: int = 1
-    worker: int = 0
-    workers: int = 1
 
     @property
     def readers(self) -> int:
@@ -56,7 +51,7 @@ class Topology:
         return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
-def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Ranks:
+def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Topology:
     """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
 
     Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once, yet sees the
@@ -66,14 +61,14 @@ def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str
     launchers = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
     for rank, world_size in launchers[:1] if _is_ray_worker(env, argv) else launchers:
         if rank in env and world_size in env:
-            return Ranks(_number(env, rank), _number(env, world_size))
-    return Ranks()
+            return Topology(_number(env, rank), _number(env, world_size))
+    return Topology()
 
 
-def ranks_of_ray_train() -> Ranks | None:
+def ranks_of_ray_train() -> Topology | None:
     """Return the rank of this worker of a Ray Train run; None in any other process."""
     context = _ray_train()
-    return Ranks(context.get_world_rank(), context.get_world_size()) if context else None
+    return Topology(context.get_world_rank(), context.get_world_size()) if context else None
 
 
 def _ray_train() -> Any:

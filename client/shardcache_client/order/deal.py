@@ -16,19 +16,18 @@ from functools import cached_property, lru_cache
 from typing import ClassVar, Self, TypeAlias
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.division import Even, Partition, Phase, what_is_left
+from shardcache_client.order import rounds
 from shardcache_client.order.lanes import Blocks, Interleaved, Lane, Mix, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.topology import Topology
 
-_what_is_left = lru_cache(maxsize=4)(what_is_left)
+_what_is_left = lru_cache(maxsize=4)(rounds.what_is_left)
 
 
 class SpanDeal(ABC):
     """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`."""
 
-    even: Even
+    even: rounds.Even
     batch_size: int
 
     counted: ClassVar[bool] = True
@@ -42,11 +41,11 @@ class SpanDeal(ABC):
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order in which the reader of a span of the epoch reads it."""
 
-    def cut(self, topology: Topology) -> Partition:
+    def cut(self, topology: Topology) -> rounds.Partition:
         """Return the division of the epoch among the readers of a job."""
-        return Partition(topology.world_size, topology.workers, self.even, self.batch_size)
+        return rounds.Partition(topology.world_size, topology.workers, self.even, self.batch_size)
 
-    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
+    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[rounds.Phase] = ()) -> Share:
         """Return a reader's share of the rest of an epoch after some phases, or one that makes up for skipped samples.
 
         `time` is 0 for its own share; 1, 2 and so on for the shares of the readers so many places further on.
@@ -67,7 +66,7 @@ class SpanDeal(ABC):
         # Skipped samples must be replaced, or the ranks would get unequal numbers.
         return None if self.even is None else share.samples
 
-    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+    def ends_together(self, cut: rounds.Partition, phases: Sequence[rounds.Phase], *, drop_last: bool = False) -> bool:
         """Return True if all ranks make the same number of batches of the samples left after the phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
         return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
@@ -90,14 +89,14 @@ class SampleDeal(SpanDeal):
     """Deals the samples of one dataset: all of it, or the next `samples_per_epoch` in each epoch."""
 
     counts: Sequence[int]
-    shuffle: Shuffle | None = None
-    even: Even = "pad"
+    shuffle: rounds.Shuffle | None = None
+    even: rounds.Even = "pad"
     batch_size: int = 1
     samples_per_epoch: int | None = None
 
     @cached_property
-    def _order(self) -> Order:
-        return Order(self.counts, self.shuffle)
+    def _order(self) -> rounds.Order:
+        return rounds.Order(self.counts, self.shuffle)
 
     @property
     def epoch_samples(self) -> int:
@@ -124,7 +123,7 @@ class ElasticDeal(SpanDeal):
     count: int = 1
 
     @property
-    def even(self) -> Even:  # type: ignore[override]  # read only
+    def even(self) -> rounds.Even:  # type: ignore[override]  # read only
         """Policy for a number of samples that is not whole global batches."""
         return self.spans.even
 
@@ -139,16 +138,16 @@ class ElasticDeal(SpanDeal):
         samples, size = self.epoch_samples, self.global_batch_size
         return samples // size if self.even == "drop" else -(-samples // size)
 
-    def cut(self, topology: Topology) -> Partition:
+    def cut(self, topology: Topology) -> rounds.Partition:
         """Return the division of the epoch; each rank has its part of a global batch."""
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
-        return Partition(topology.world_size, topology.workers, self.even, size)
+        return rounds.Partition(topology.world_size, topology.workers, self.even, size)
 
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order of a span of the epoch, which may reach beyond its end."""
         return self.spans.lane(epoch, span)
 
-    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
+    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[rounds.Phase] = ()) -> Share:
         """Return the parts of global batches for this reader or, for `time` above 0, one `time` places further on."""
         rank, worker = divmod((topology.reader + time) % topology.readers, topology.workers)
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
@@ -170,7 +169,7 @@ class ElasticDeal(SpanDeal):
         """Return those of its spans; the number of global batches is the position in all of them."""
         return self.spans.sources_of(epoch)
 
-    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+    def ends_together(self, cut: rounds.Partition, phases: Sequence[rounds.Phase], *, drop_last: bool = False) -> bool:
         """Return True: all ranks have a part of every global batch."""
         return True
 
@@ -179,7 +178,7 @@ class ElasticDeal(SpanDeal):
         return self.batches * batch_size_of_rank(self.global_batch_size, topology.world_size)
 
 
-def batches_before(phases: Sequence[Phase]) -> int:
+def batches_before(phases: Sequence[rounds.Phase]) -> int:
     """Return the number of global batches taken in earlier phases of an epoch; one that was begun is read again."""
     # A phase has the number of samples taken by each worker of a rank, all of whom are in step.
     return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
@@ -203,28 +202,28 @@ class ShardDeal:
     """
 
     shards: int
-    shuffle: Shuffle | None = None
-    even: Even = "pad"
+    shuffle: rounds.Shuffle | None = None
+    even: rounds.Even = "pad"
     batch_size: int = 1
     samples_per_epoch: int | None = None
 
     counted: ClassVar[bool] = False
     epoch_samples: ClassVar[None] = None
 
-    def cut(self, topology: Topology) -> Partition:
+    def cut(self, topology: Topology) -> rounds.Partition:
         """Return the division of `samples_per_epoch`."""
-        return Partition(topology.world_size, topology.workers, self.even, self.batch_size)
+        return rounds.Partition(topology.world_size, topology.workers, self.even, self.batch_size)
 
-    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
+    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[rounds.Phase] = ()) -> Share:
         """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
-        key = round_key(self.shuffle, epoch, time)
-        order = shard_order([1] * self.shards, self.shuffle, key)
+        key = rounds.round_key(self.shuffle, epoch, time)
+        order = rounds.shard_order([1] * self.shards, self.shuffle, key)
         reader = (topology.reader + time) % topology.readers
-        start, stop = Partition(topology.world_size, topology.workers, None).own(self.shards, reader)
+        start, stop = rounds.Partition(topology.world_size, topology.workers, None).own(self.shards, reader)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
-        mix = Mix([Piece(shard, key) for shard in mine], self.shuffle.window if self.shuffle else 0)
+        mix = Mix([rounds.Piece(shard, key) for shard in mine], self.shuffle.window if self.shuffle else 0)
         return Share((Segment(mix),) if mine else (), None)
 
     def quota(self, topology: Topology, share: Share) -> int | None:
@@ -237,7 +236,7 @@ class ShardDeal:
         cut, samples = self.cut(topology), self.samples_per_epoch
         return None if samples is None else cut.rank_size(samples, topology.rank)
 
-    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+    def ends_together(self, cut: rounds.Partition, phases: Sequence[rounds.Phase], *, drop_last: bool = False) -> bool:
         """Return False: nobody knows when ranks end."""
         return False
 
@@ -250,8 +249,8 @@ Deal: TypeAlias = SpanDeal | ShardDeal
 class Assignment:
     """Options of a dataset for its deal; `unit` describes samples that are not those of the tars."""
 
-    shuffle: Shuffle | None = None
-    even: Even = "pad"
+    shuffle: rounds.Shuffle | None = None
+    even: rounds.Even = "pad"
     batch_size: int = 1
     samples_per_epoch: int | None = None
     global_batch_size: int | None = None
@@ -331,7 +330,7 @@ def digest(facts: object) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
 
-def check(deal: Deal, topology: Topology, even: Even) -> None:
+def check(deal: Deal, topology: Topology, even: rounds.Even) -> None:
     """Raise ConfigError if ranks should get the same number of samples but would not, or would get none at all."""
     if even is not None and topology.world_size > 1 and deal.rank_size(topology) is None:
         raise ConfigError(

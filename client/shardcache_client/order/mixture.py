@@ -25,10 +25,9 @@ from typing import Any, Self
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import plain
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.division import Even
 from shardcache_client.order.lanes import Interleaved, Mix, Proportions, Share
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.rounds import Even, Order, Shuffle
 
 SourceWeights = Mapping[str, float] | Sequence[float]
 Weights = SourceWeights | Mapping[int, SourceWeights]

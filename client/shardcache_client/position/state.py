@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.division import Partition, Phase, what_is_left
+from shardcache_client.order.rounds import Partition, Phase, what_is_left
 from shardcache_client.topology import Topology
 
 _FORMAT = 2

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch.distributed
 
 from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
-from shardcache_client.topology import Ranks, ranks_of_environment
+from shardcache_client.topology import Topology, ranks_of_environment
 
 if torch.distributed.is_available():
     from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -30,13 +30,13 @@ log = logging.getLogger("shardcache")
 
 _CONNECT_TIMEOUT_S = 60.0
 _SHORT_CONNECT_S = 10.0  # for uses that can do without the store
-_ALONE = Ranks()
+_ALONE = Topology()
 
 
-def ranks() -> Ranks | None:
+def ranks() -> Topology | None:
     """Return torch.distributed's rank and world size, also in a process forked after its initialisation."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Topology(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
 
 
@@ -122,7 +122,7 @@ class KeyValueStore:
     torchrun's store outlives a restart of its processes: values set before it may still be there.
     """
 
-    def __init__(self, store: Store, where: str, ranks: Ranks = _ALONE) -> None:
+    def __init__(self, store: Store, where: str, ranks: Topology = _ALONE) -> None:
         self._store = PrefixStore(f"shardcache/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
         self._where = where
         self._ranks = ranks
@@ -140,7 +140,7 @@ class KeyValueStore:
                 url=str(address),
                 remedy="initialise torch.distributed before reading; MASTER_ADDR and MASTER_PORT must be its own",
             )
-        return cls(store, str(address), Ranks(address.rank, address.world_size))
+        return cls(store, str(address), Topology(address.rank, address.world_size))
 
     @classmethod
     def of_process_group(cls) -> Self | None:
@@ -255,30 +255,23 @@ class Agreement:
     with those of the next: a reader first says hello under a random name, and rank 0 counts only readers that it has
     greeted itself. Each iteration therefore needs a new Agreement on every rank.
 
-    The connection is opened lazily and belongs to the process that first asks. Can be pickled before that. The channel
-    is the same on all ranks, and unique among readers that may ask at the same time. Replicas, which read the same
-    share, are each agreed with one reader of every other rank.
+    The channel is the same on all ranks, and unique among readers that may ask at the same time. Replicas, which read
+    the same share, are each agreed with one reader of every other rank.
     """
 
-    def __init__(self, channel: str, ranks: Ranks, timeout_s: float = 300.0, place: MeetingPlace | None = None) -> None:
-        self._name = channel
+    def __init__(
+        self, channel: str, ranks: Topology, timeout_s: float = 300.0, place: MeetingPlace | None = None
+    ) -> None:
+        self._name = self._channel = channel
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
-        self._begin()
+        self._store: KeyValueStore | None = None  # connected when first needed
+        self._reader_id = secrets.token_hex(8)
+        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each reader, by its id
 
     def __repr__(self) -> str:
         return f"Agreement({self._name!r}, {self._ranks})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Agreement, (self._name, self._ranks, self._timeout_s, self._place)
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._store: KeyValueStore | None = None
-        self._channel = self._name
-        self._reader_id = secrets.token_hex(8)
-        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each reader, by its id
 
     def greatest(self, name: str, value: int) -> int:
         """Return the greatest of all ranks' values. Every rank must call this, with the names in the same order.
@@ -289,8 +282,6 @@ class Agreement:
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if world_size == 1:
             return value
-        if self._pid != os.getpid():
-            self._begin()  # a forked process must not use its parent's connection
         if self._store is None:
             self._store = self._connect()
             self._channel = f"{self._name}/{self._store.replica(self._name, rank, world_size)}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from secrets import randbits
@@ -23,9 +23,8 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
-from shardcache_client.ranks.frameworks import MeshRanks
-from shardcache_client.ranks.group import Epochs, RankGroup
-from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
+from shardcache_client.ranks.group import Epochs, MeshRanks, RankGroup
+from shardcache_client.topology import Topology, ranks_of_environment, ranks_of_ray_train
 
 log = logging.getLogger("shardcache")
 
@@ -36,7 +35,7 @@ _LOG_AFTER_S = 10.0
 _MAX_PASSES = 3
 _NEXT, _AGAIN = "next", "again"
 
-_made: Counter[tuple[str, Ranks | None]] = Counter()  # by urls, and the ranks that the user named
+_made: Counter[tuple[str, Topology | None]] = Counter()  # by urls, and the ranks that the user named
 
 
 def in_worker() -> bool:
@@ -54,7 +53,7 @@ class TorchRankGroup(RankGroup):
     Can be pickled for workers.
     """
 
-    def __init__(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> None:
         super().__init__(given)
         how = [] if given is None else [type(given).__name__]
         digest = blake2b(json.dumps([*urls, *how]).encode(), digest_size=16).hexdigest()
@@ -64,14 +63,14 @@ class TorchRankGroup(RankGroup):
         self._url = next(iter(urls), "")
         self._timeout_s = timeout_s  # of the wait for rank 0's manifest
         self._place = MeetingPlace()
-        self._inherited: Ranks | None = None
+        self._inherited: Topology | None = None
         self._compared: dict[str, int] = {}  # by what was compared, the process that has done so
         self._copies = 0
 
     # This process's place in the job, determined at each call, as datasets are created before their worker processes
 
     @property
-    def ranks_of_job(self) -> Ranks:
+    def ranks_of_job(self) -> Topology:
         """Rank of the process by torch.distributed, Ray Train or else the launcher, whatever the user named."""
         # A spawned worker has no torch.distributed and reads for the process that started it.
         inherited = self._inherited if in_worker() else None
@@ -79,9 +78,8 @@ class TorchRankGroup(RankGroup):
 
     def topology(self) -> Topology:
         """Return the place of this process, or DataLoader worker, among the readers of the job, as of now."""
-        ranks, worker = self.ranks, get_worker_info()
-        place = () if worker is None else (worker.id, worker.num_workers)
-        return Topology(ranks.rank, ranks.world_size, *place)
+        worker = get_worker_info()
+        return self.ranks if worker is None else replace(self.ranks, worker=worker.id, workers=worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_inherited": distributed.ranks() or ranks_of_ray_train()}
@@ -192,7 +190,7 @@ class TorchRankGroup(RankGroup):
 
 
 def share(
-    store: KeyValueStore, name: str, ranks: Ranks, resolve: Callable[[], Manifest], timeout_s: float, url: str = ""
+    store: KeyValueStore, name: str, ranks: Topology, resolve: Callable[[], Manifest], timeout_s: float, url: str = ""
 ) -> Manifest:
     """Return the manifest that rank 0 resolves and publishes under a name, and the others wait for; also its error."""
     if ranks.rank == 0:

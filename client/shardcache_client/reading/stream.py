@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
-from shardcache_client.decoding.pipeline import Dropped, Pipeline
+from shardcache_client.decoding import Dropped, Pipeline
 from shardcache_client.files import Sample
 from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Deal, SpanDeal

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.division import Even
-from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.rounds import Even, Shuffle
 from shardcache_client.topology import Topology
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

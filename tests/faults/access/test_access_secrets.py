@@ -133,8 +133,8 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
-    ("decoding/decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
-    ("files/buffers.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
+    ("decoding.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
+    ("sharing/handover.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 
 

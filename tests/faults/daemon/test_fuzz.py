@@ -21,7 +21,7 @@ from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand_braces, glob_regex
 from shardcache.store.folder import JOURNAL, Layout
 from shardcache.store.partial import Partial
-from shardcache_client.order.division import Partition
+from shardcache_client.order.rounds import Partition
 from shardcache_client.position.state import ReaderState, find_states, resume
 from shardcache_client.topology import Topology
 

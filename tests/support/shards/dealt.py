@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import SampleDeal, SpanDeal
-from shardcache_client.order.division import Even, Partition, Phase
 from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
-from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.rounds import Even, Order, Partition, Phase, Shuffle
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]

@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from itertools import islice
 from random import Random
 from typing import Any
@@ -90,7 +90,9 @@ class Numbered(IterableDataset[dict[str, Any]]):
         self._resumed = bool(states)
         # The state of the same worker of another rank says the same as its own.
         alike = [
-            states[reader] for reader in sorted(states, key=lambda it: it != me) if replace(reader, rank=me.rank) == me
+            states[reader]
+            for reader in sorted(states, key=lambda it: it != me)
+            if astuple(reader)[1:] == astuple(me)[1:]
         ]
         if alike:
             self._left, self.position = alike[0]["left"], alike[0]["position"]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import Assignment, SampleDeal, ShardDeal, check
-from shardcache_client.order.division import Partition, Phase
-from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.rounds import Partition, Phase, Shuffle
 from shardcache_client.topology import Topology
 from support.shards.dealt import Dealt, Place, datasets, mixtures, shares, walk
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.division import Partition
 from shardcache_client.order.mixture import MixtureDeal, SourceQuotas, Weights
-from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.rounds import Partition, Shuffle
 from support.shards.dealt import Dealt, mixtures, shares, source
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 3))

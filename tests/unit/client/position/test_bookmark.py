@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client.order.division import Partition
+from shardcache_client.order.rounds import Partition
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.state import Position, ReaderState, resume
 from shardcache_client.ranks.group import Epochs

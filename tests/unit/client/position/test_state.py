@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.division import Even, Partition, Phase
-from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.rounds import Even, Partition, Phase, Shuffle
 from shardcache_client.position.state import Position, ReaderState, find_states, resume
 from shardcache_client.topology import Topology
 from support.shards.dealt import crew, taken_in_turns, walk

@@ -1,6 +1,5 @@
-"""distributed.py, agreement.py and one_manifest.py over torch's own stores: finding them, agreeing, comparing."""
+"""distributed.py and torch_group.py over torch's own stores: finding them, agreeing, comparing."""
 
-import multiprocessing
 import pickle
 import secrets
 import socket
@@ -23,7 +22,7 @@ from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed, torch_group
 from shardcache_client.ranks.distributed import Agreement, KeyValueStore, MeetingPlace, StoreAddress
 from shardcache_client.ranks.torch_group import TorchRankGroup, share
-from shardcache_client.topology import Ranks
+from shardcache_client.topology import Topology
 
 WORLD = 3
 SHORT_S = 0.5  # of a wait that is to be in vain
@@ -49,7 +48,7 @@ def env(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> pytest.MonkeyPatch
 
 def member(channel: str, rank: int, timeout_s: float = 20.0) -> Agreement:
     """Return the agreement of one rank."""
-    return Agreement(channel, Ranks(rank, WORLD), timeout_s)
+    return Agreement(channel, Topology(rank, WORLD), timeout_s)
 
 
 def group(channel: str) -> list[Agreement]:
@@ -99,7 +98,7 @@ def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytes
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     torch.distributed.init_process_group("fake", store=server, rank=1, world_size=2)
     try:
-        assert distributed.ranks() == Ranks(1, 2)
+        assert distributed.ranks() == Topology(1, 2)
         told = pickle.dumps(MeetingPlace())
     finally:
         torch.distributed.destroy_process_group()
@@ -198,7 +197,7 @@ def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> 
     """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
     places = [MeetingPlace(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
     for _ in range(2):
-        readers = [Agreement("replicas", Ranks(process // 2, 2), PATIENT_S, places[process]) for process in range(4)]
+        readers = [Agreement("replicas", Topology(process // 2, 2), PATIENT_S, places[process]) for process in range(4)]
         for number in range(2):
             values = (3, 3, 7 + number, 7 + number)
             calls = [ask(reader, f"round {number}", value) for reader, value in zip(readers, values, strict=True)]
@@ -209,18 +208,7 @@ def test_missing_store_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> Non
     """Ranks that know of no store cannot agree, and the error names the variables."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
-        Agreement("lost", Ranks(0, 2)).greatest("round 0", 1)
-
-
-def test_a_forked_process_speaks_over_its_own_connection(env: pytest.MonkeyPatch) -> None:
-    """An agreement that its parent has used works in a forked child, and goes on in the parent."""
-    ranks = group("forked")
-    assert at_once(*[ask(rank, "round 0", 1) for rank in ranks]) == [1] * WORLD
-    child = multiprocessing.get_context("fork").Process(target=ranks[2].greatest, args=("round 1", 7))
-    child.start()
-    assert at_once(ask(ranks[0], "round 1", 2), ask(ranks[1], "round 1", 3)) == [7, 7]
-    child.join()
-    assert child.exitcode == 0
+        Agreement("lost", Topology(0, 2)).greatest("round 0", 1)
 
 
 # Sharing and comparing
@@ -240,12 +228,12 @@ def url() -> Iterator[str]:
 
 def datasets(url: str) -> list[TorchRankGroup]:
     """Return the group of each rank, of a new dataset."""
-    return [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+    return [TorchRankGroup(Topology(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
 
 
 def shared(server: TCPStore, rank: int, resolve: Callable[[], Manifest], name: str = "train/0") -> Manifest:
     """Return the manifest that a rank gets."""
-    return share(KeyValueStore(server, "test"), name, Ranks(rank, WORLD), resolve, 5.0)
+    return share(KeyValueStore(server, "test"), name, Topology(rank, WORLD), resolve, 5.0)
 
 
 def refuse() -> Manifest:
@@ -291,7 +279,7 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
 
 def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
     """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
-    detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Ranks(1, WORLD), [url], 5.0)
+    detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Topology(1, WORLD), [url], 5.0)
     detected.compare_options(Assignment(Shuffle(7)).options())
     named.compare_options(Assignment(None).options())
 
@@ -367,7 +355,7 @@ def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None
 def test_nothing_is_compared_without_a_store(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
-    TorchRankGroup(Ranks(), [url], 5.0).compare(manifest(), counted=True)
+    TorchRankGroup(Topology(), [url], 5.0).compare(manifest(), counted=True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         env.setenv("MASTER_PORT", str(unused.getsockname()[1]))

@@ -16,9 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardReader
-from shardcache_client.ranks.frameworks import MeshRanks, given_ranks
-from shardcache_client.ranks.group import RankGroup
-from shardcache_client.topology import Ranks
+from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
+from shardcache_client.topology import Topology
 from shardcache_client.webdataset import WebDataset
 
 RANK, WORLD = 6, 8
@@ -42,12 +41,12 @@ def mesh(**sizes: int) -> DeviceMesh:
 @pytest.mark.parametrize(
     ("names", "ranks"),
     [
-        (("dp",), Ranks(1, 2)),
-        (("dp", "shard"), Ranks(3, 4)),
-        (("shard",), Ranks(1, 2)),
+        (("dp",), Topology(1, 2)),
+        (("dp", "shard"), Topology(3, 4)),
+        (("shard",), Topology(1, 2)),
     ],
 )
-def test_samples_are_divided_over_all_dimensions_row_major(names: tuple[str, ...], ranks: Ranks) -> None:
+def test_samples_are_divided_over_all_dimensions_row_major(names: tuple[str, ...], ranks: Topology) -> None:
     """Of 2 × 2 × 2 ranks, the last but one is at (1, 1, 0)."""
     part = mesh(dp=2, shard=2, tp=2)[names]
     assert MeshRanks(part).ranks == ranks
@@ -56,16 +55,16 @@ def test_samples_are_divided_over_all_dimensions_row_major(names: tuple[str, ...
 
 def test_process_group_and_mesh_without_names_divide_samples() -> None:
     """Ranks of a group have the order that it was made with."""
-    assert MeshRanks(init_device_mesh("cpu", (2, 4))).ranks == Ranks(RANK, WORLD)
-    assert MeshRanks(dist.new_group([2, RANK, 7])).ranks == Ranks(1, 3)
-    assert MeshRanks(dist.group.WORLD).ranks == Ranks(RANK, WORLD)
+    assert MeshRanks(init_device_mesh("cpu", (2, 4))).ranks == Topology(RANK, WORLD)
+    assert MeshRanks(dist.new_group([2, RANK, 7])).ranks == Topology(1, 3)
+    assert MeshRanks(dist.group.WORLD).ranks == Topology(RANK, WORLD)
 
 
 def test_worker_keeps_the_place_of_its_trainer() -> None:
     """A mesh cannot be pickled, and a spawned worker has no process group."""
     sent = pickle.dumps(MeshRanks(mesh(dp=2, tp=4)["dp"]))
     dist.destroy_process_group()
-    assert pickle.loads(sent).ranks == Ranks(1, 2)
+    assert pickle.loads(sent).ranks == Topology(1, 2)
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD)  # type: ignore[no-untyped-call]
 
 
@@ -77,7 +76,7 @@ def test_meshes_of_the_same_ranks_are_equal() -> None:
 
 
 @pytest.mark.parametrize("called", [ShardReader, WebDataset])
-@pytest.mark.parametrize("value", ["dp", 3, Ranks(0, 2)])
+@pytest.mark.parametrize("value", ["dp", 3, Topology(0, 2)])
 def test_mesh_of_another_type_is_an_error(called: Callable[..., Any], value: object) -> None:
     """The remedy names what is wanted."""
     with pytest.raises(
@@ -90,7 +89,7 @@ def test_mesh_with_model_dimensions_is_an_error() -> None:
     """Ranks of a model would get samples of their own; dimensions of one rank are no matter."""
     with pytest.raises(ConfigError, match=r"'tp'[\s\S]*mesh\[\"dp\"\]"):
         MeshRanks(mesh(dp=2, tp=4))
-    assert MeshRanks(mesh(pp=1, dp=8, tp=1)).ranks == Ranks(RANK, WORLD)
+    assert MeshRanks(mesh(pp=1, dp=8, tp=1)).ranks == Topology(RANK, WORLD)
 
 
 def test_mesh_without_this_process_is_an_error() -> None:
@@ -123,7 +122,7 @@ def test_mesh_that_divides_a_model_is_found(sizes: dict[str, int], line: str) ->
             RankGroup(None).refuse_resharding()
         assert f"ShardDataset(..., {line})" in str(caught.value)
     RankGroup(MeshRanks(dist.new_group([RANK]))).refuse_resharding()
-    RankGroup(Ranks(1, 2)).refuse_resharding()
+    RankGroup(Topology(1, 2)).refuse_resharding()
     kept.clear()
     RankGroup(None).refuse_resharding()
 

@@ -3,8 +3,8 @@
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.ranks.frameworks import given_ranks
-from shardcache_client.topology import Ranks, job_name, ranks_of_environment
+from shardcache_client.ranks.group import given_ranks
+from shardcache_client.topology import Topology, job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
@@ -14,16 +14,16 @@ BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", 
 @pytest.mark.parametrize(
     ("env", "ranks"),
     [
-        ({}, Ranks(0, 1)),
-        (TORCHRUN, Ranks(3, 8)),
-        (SRUN, Ranks(1, 4)),
-        (TORCHRUN | SRUN, Ranks(3, 8)),
-        (BATCH_SCRIPT, Ranks(0, 1)),
-        ({"WORLD_SIZE": "8"}, Ranks(0, 1)),
+        ({}, Topology(0, 1)),
+        (TORCHRUN, Topology(3, 8)),
+        (SRUN, Topology(1, 4)),
+        (TORCHRUN | SRUN, Topology(3, 8)),
+        (BATCH_SCRIPT, Topology(0, 1)),
+        ({"WORLD_SIZE": "8"}, Topology(0, 1)),
     ],
     ids=["nothing", "torchrun", "srun", "torchrun under srun", "batch script without srun", "half of torchrun's"],
 )
-def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Ranks) -> None:
+def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Topology) -> None:
     """Each launcher is understood, the inner one wins, and an allocation alone makes no ranks."""
     assert ranks_of_environment(env) == ranks
 
@@ -31,9 +31,9 @@ def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Ranks) -> None
 def test_rays_workers_are_not_the_tasks_of_the_step_that_started_ray() -> None:
     """`srun ray start` leaves its own rank in the environment of each worker; torchrun's may be theirs."""
     worker = {"RAY_JOB_ID": "02000000"}
-    assert ranks_of_environment(SRUN | worker, ["/ray/default_worker.py"]) == Ranks(0, 1)
-    assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Ranks(3, 8)
-    assert ranks_of_environment(SRUN | worker, ["driver.py"]) == Ranks(1, 4)
+    assert ranks_of_environment(SRUN | worker, ["/ray/default_worker.py"]) == Topology(0, 1)
+    assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Topology(3, 8)
+    assert ranks_of_environment(SRUN | worker, ["driver.py"]) == Topology(1, 4)
 
 
 @pytest.mark.parametrize("env", [{"RANK": "one", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
@@ -46,7 +46,7 @@ def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
 def test_explicit_ranks_come_in_pairs() -> None:
     """Both arguments or neither: one alone would silently read the wrong share."""
     assert given_ranks(None, None, None) is None
-    assert given_ranks(None, 1, 2) == Ranks(1, 2)
+    assert given_ranks(None, 1, 2) == Topology(1, 2)
     for rank, world_size in ((1, None), (None, 2), (2, 2), (-1, 2)):
         with pytest.raises(ConfigError):
             given_ranks(None, rank, world_size)

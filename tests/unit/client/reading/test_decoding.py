@@ -14,8 +14,7 @@ import webdataset as wds
 from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client.decoding.decoders import decoder
-from shardcache_client.decoding.pipeline import Members, Pipeline
+from shardcache_client.decoding import Members, Pipeline, decoder
 
 
 def picture(kind: str = "PNG", mode: str = "RGB") -> bytes:

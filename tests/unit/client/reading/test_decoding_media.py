@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from shardcache.errors import ConfigError, DecodeError
-from shardcache_client.decoding.decoders import decoder
-from shardcache_client.decoding.pipeline import Pipeline
+from shardcache_client.decoding import Pipeline, decoder
 from support.programs.guard import GUARD_S
 
 FRAMES, FPS, WIDTH, HEIGHT = 20, 10, 64, 48
