@@ -52,11 +52,12 @@ async def convert(
     Raises ConfigError for a wrong option, or a destination with shards of others, other input or settings; InputError,
     SampleError if the input cannot be read or written; OriginError, DiskError if a shard cannot be stored.
     """
-    with tempfile.TemporaryDirectory(prefix="shardcache-listing-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
         async with Destination(destination, tables) as target:
             found = await asyncio.to_thread(recognize, names, options, Path(scratch))
             member = None if options.tokens is None else str(options.tokens)
-            setup = (found.kind, found.arguments, target.url, [table.model_dump() for table in tables], member)
+            origins = [table.model_dump() for table in tables]
+            setup = (found.kind, found.arguments, target.url, origins, member, scratch)
             return await _Conversion(found, target, options, setup, progress).run(workers)
 
 
@@ -219,7 +220,8 @@ async def _send(process: Process, value: object) -> None:
         await process.stdin.drain()
 
 
-async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None) -> None:
+async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None, scratch: str) -> None:
+    tempfile.tempdir = scratch  # the command removes it, and with it the drafts of a process that was killed
     source: Source | None = None
     member = None if tokens is None else TokenMember.parse(tokens)
     async with Destination(url, [OriginTable.model_validate(table) for table in tables]) as destination:

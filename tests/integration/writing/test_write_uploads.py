@@ -57,11 +57,12 @@ def write(lines: Path, url: str, *flags: str, **env: str) -> Any:
     return shardcache("write", lines, url, "--shard-size", "104000", "--workers", "1", "--json", *flags, env=env)
 
 
-def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path) -> None:
+def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Path) -> None:
     """The index names each with version and count; the same command again uploads what is missing or was replaced."""
-    url = f"{moto.url}/train"
-    ran = write(lines, url, "--workers", "2")
-    assert ran.code == 0, ran.err
+    url, drafts = f"{moto.url}/train", tmp_path / "drafts"
+    drafts.mkdir()
+    ran = write(lines, url, "--workers", "2", TMPDIR=str(drafts))
+    assert ran.code == 0 and list(drafts.iterdir()) == [], ran.err
     assert ran.json["index"] == f"{url}/index.json" and ran.json["shards"] == len(index(moto)) == 10
     moto.server.client.delete_object(Bucket=moto.name, Key="train/shard-000003.tar")
     moto.put("train/shard-000004.tar", bytes(len(body(moto, "train/shard-000004.tar"))))
