@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +34,26 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# Uneven, as in practice: neither the shards' samples nor their sum are divisible by the number of ranks or workers.
-IMAGES_OF_SHARDS = (31, 64, 52, 40, 71, 48, 25, 59, 44, 66, 37, 40)
-_SHAPES = (3, 4, 30)  # the corners of triangles, squares and what looks like circles
+_SHAPES = {"circle": 30, "square": 4, "triangle": 3}  # corners; with 30, a polygon looks like a circle
+_IMAGES = 577  # not divisible by the number of ranks or workers
+_SHARD_SIZE = "150kB"
 _PIXELS = 64
 _RANKS = 2
 _EPOCHS = 2
 _BUCKET = "shapes"
-_S3 = {"aws_access_key_id": "demo", "aws_secret_access_key": "demo"}
-_REGION = "us-east-1"
+_CONFIG = """
+[[origin]]
+match = "s3://"
+endpoint_url = "{endpoint}"
+region = "us-east-1"
+storage_options = {{ key = "demo", secret = "demo" }}
+"""
+_ENV = {
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+    "PYTHONSAFEPATH": "1",  # modules of the working folder shadow none of its own
+}
 _GRACE_S = 10
 _TRY_AGAIN_S = 0.05
 _LOG_LINES = 60
@@ -53,13 +64,13 @@ _LOG_LINES = 60
 def demo(as_json: bool) -> None:
     """Run a complete example on this machine, without external services.
 
-    Starts an S3 server with a small dataset of JPEG images and a daemon with an empty cache, writes an index, and runs
-    two training jobs concurrently, each with 2 ranks of 2 DataLoader workers, for 2 epochs; one job is stopped midway
+    Starts an S3 server, writes a small dataset of JPEG images to it, starts a daemon with an empty cache, and runs two
+    training jobs concurrently, each with 2 ranks of 2 DataLoader workers, for 2 epochs; one job is stopped midway
     and resumes from its checkpoint with 1 rank. Exits 1 unless every job saw each sample exactly once per epoch (apart
     from padding), all ranks took the same number of steps, and the dataset was downloaded only once. Removes all its
     files at the end.
     """
-    missing = [name for name in ("torch", "moto", "flask", "boto3", "PIL") if find_spec(name) is None]
+    missing = [name for name in ("torch", "moto", "flask", "PIL") if find_spec(name) is None]
     if missing:
         raise ShardcacheError(
             f"the demo needs packages that are not installed: {', '.join(missing)}",
@@ -83,24 +94,19 @@ async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
     """Run the demo in a folder, and describe each step; return its outcome."""
     import asyncio
 
-    node, uneven = _Node(folder), IMAGES_OF_SHARDS
-    say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
-    keys = [[f"{number:02d}-{index:03d}" for index in range(images)] for number, images in enumerate(uneven)]
-    rng = random.Random(0)
-    shards = {f"train-{number:04d}.tar": _tar(names, rng) for number, names in enumerate(keys)}
+    say(f"drawing {_IMAGES} JPEG images")
+    keys = await asyncio.to_thread(_draw, folder / "images")
     with _s3_server() as endpoint:
-        say(f"uploading them to an S3 server at {endpoint}, and starting a daemon with an empty cache")
-        await asyncio.to_thread(_upload, endpoint, shards)
-        async with node.daemon(endpoint):
-            pattern = f"s3://{_BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
-            say(f"counting their samples: shardcache index '{pattern}' -o index.json")
-            await asyncio.to_thread(_upload, endpoint, {"index.json": await node.index(pattern)})
-            say(f"training 2 concurrent jobs from s3://{_BUCKET}/index.json: {_RANKS} ranks × 2 workers each;")
+        say(f"starting an S3 server at {endpoint}, and writing them to it as tar shards: shardcache write")
+        node = _Node(folder, endpoint)
+        dataset = await node.write(folder / "images")
+        say("starting a daemon with an empty cache")
+        async with node.daemon():
+            say(f"training 2 concurrent jobs from {dataset['index']}: {_RANKS} ranks × 2 workers each;")
             say("the second is stopped midway through its last epoch, and resumes from its checkpoint with 1 rank")
-            epochs = await _train(node, f"s3://{_BUCKET}/index.json")
+            epochs = await _train(node, dataset["index"])
             fetched_bytes = (await node.status())["counters"]["origin_bytes"]
-    size_bytes = sum(map(len, shards.values()))
-    return Outcome(frozenset(chain(*keys)), len(shards), size_bytes, epochs, fetched_bytes)
+    return Outcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
 
 
 async def _train(node: _Node, urls: str) -> list[Epoch]:
@@ -121,18 +127,18 @@ async def _train(node: _Node, urls: str) -> list[Epoch]:
     return [epoch for job, runs in jobs.items() for epoch in epochs_of(job, runs.result())]
 
 
-# The dataset: small JPEG images of shapes in tar shards, drawn on each run
+# The dataset: small JPEG images of shapes, drawn on each run
 
 
-def _tar(keys: Iterable[str], rng: random.Random) -> bytes:
-    """Return a shard in which each sample is `<key>.jpg` and `<key>.cls`."""
-    from shardcache.writing.shards import END, sample_of
-
-    pieces: list[bytes] = []
+def _draw(folder: Path) -> frozenset[str]:
+    """Draw the images, `<shape>/<number>.jpg`; return their names without the suffix."""
+    rng = random.Random(0)
+    keys = [f"{rng.choice(list(_SHAPES))}/{number:03d}" for number in range(_IMAGES)]
     for key in keys:
-        label = rng.randrange(len(_SHAPES))
-        pieces += sample_of({"__key__": key, "jpg": _jpeg(_SHAPES[label], rng), "cls": label}).tar()
-    return b"".join([*pieces, END])
+        path = folder / f"{key}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_jpeg(_SHAPES[path.parent.name], rng))
+    return frozenset(keys)
 
 
 def _jpeg(corners: int, rng: random.Random) -> bytes:
@@ -163,53 +169,40 @@ def _s3_server() -> Iterator[str]:
     server.start()
     try:
         host, port = server.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        with closing(_client(endpoint)) as s3:
-            s3.create_bucket(Bucket=_BUCKET)
-        yield endpoint
+        with closing(HTTPConnection(host, port)) as s3:
+            s3.request("PUT", f"/{_BUCKET}")
+            s3.getresponse()
+        yield f"http://{host}:{port}"
     finally:
         server.stop()
-
-
-def _upload(endpoint: str, objects: dict[str, bytes]) -> None:
-    with closing(_client(endpoint)) as s3:
-        for name, body in objects.items():
-            s3.put_object(Bucket=_BUCKET, Key=name, Body=body)
-
-
-def _client(endpoint: str) -> Any:
-    import boto3
-
-    return boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_S3)
 
 
 class _Node:
     """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, endpoint: str) -> None:
         self._folder = folder
         self._socket = folder / "shardcache.sock"
+        self._config = folder / "shardcache.toml"  # also keeps the machine's own config file from being read
+        self._config.write_text(_CONFIG.format(endpoint=endpoint))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SHARDCACHE_", "AWS_"))}
-        self._env = kept | {"PYTHONSAFEPATH": "1"}  # modules of the working folder shadow none of its own
+        self._env = kept | _ENV
+
+    async def write(self, images: Path) -> Json:
+        """Run `shardcache write`; return its summary."""
+        command = ["shardcache", "write", images, f"s3://{_BUCKET}", "--classes", "--shuffle=0", "--json"]
+        await self._job("write", [*command, f"--shard-size={_SHARD_SIZE}", f"--config={self._config}"])
+        summary: Json = json.loads(self._log("write").read_text().splitlines()[-1])
+        return summary
 
     @asynccontextmanager
-    async def daemon(self, endpoint: str) -> AsyncIterator[None]:
+    async def daemon(self) -> AsyncIterator[None]:
         """Run `shardcache serve` on an empty cache; the daemon is ready when the context is entered."""
         import asyncio
 
-        config = self._folder / "shardcache.toml"
-        config.touch()  # so that the machine's own config file is not read
-        command: list[Any] = ["shardcache", "serve", "--config", config, "--socket", self._socket]
+        command: list[Any] = ["shardcache", "serve", "--config", self._config, "--socket", self._socket]
         command += ["--cache-dir", self._folder / "cache", "--capacity", "1GB", "--min-free", "0"]
-        env = {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_DEFAULT_REGION": _REGION,
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "NO_PROXY": "127.0.0.1",
-            **{name.upper(): value for name, value in _S3.items()},
-        }
-        async with self._running("daemon", command, env) as process:
+        async with self._running("daemon", command, {}) as process:
             while True:
                 if process.returncode is not None:
                     raise self._failure("daemon", "the daemon did not start")
@@ -220,12 +213,6 @@ class _Node:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(process.wait(), _TRY_AGAIN_S)
             yield
-
-    async def index(self, urls: str) -> bytes:
-        """Run `shardcache index`; return the index that it wrote."""
-        path = self._folder / "index.json"
-        await self._job("index", ["shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{_BUCKET}/"])
-        return path.read_bytes()
 
     async def train(
         self, urls: str, name: str, job: str, *, seed: int, ranks: int = _RANKS, stop_after: int | None = None
@@ -248,7 +235,7 @@ class _Node:
         return await common.in_thread(AdminClient(self._socket).status)
 
     async def _job(self, name: str, command: list[Any]) -> None:
-        """Run a command that reads through the daemon, and thus needs no credentials."""
+        """Run a command to its end. What it reads through the daemon needs no credentials."""
         env = {SOCKET_ENV: str(self._socket), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         async with self._running(name, command, env) as process:
             if await process.wait():
@@ -381,7 +368,7 @@ class Outcome:
         """The verdicts.
 
         Whether every job saw each sample once per epoch, and the padding twice; all ranks of a job took the same number
-        of steps, as many as their loaders promised; the dataset was downloaded once for the index and all jobs.
+        of steps, as many as their loaders promised; the dataset was downloaded once for all jobs.
         """
         return {
             "exactly_once": not any(epoch.wrong_samples(self.samples) for epoch in self.epochs),
