@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
@@ -311,19 +311,7 @@ class Settings(pydantic_settings.BaseSettings):
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[pydantic_settings.BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        *_others: PydanticBaseSettingsSource,
-        **_named: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by precedence: flags, environment, TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
-    @classmethod
-    def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
+    def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> "Settings":
         """Build from flags (only those given), environment and file.
 
         Raises ConfigError naming every invalid option, or a config file that cannot be read.
@@ -331,40 +319,39 @@ class Settings(pydantic_settings.BaseSettings):
         path = config_file(config)
         if config or os.environ.get(CONFIG_ENV):
             _must_be_file(path)
-        return cls._build(Sources(flags, os.environ, path))
+        return _loaded(Sources(flags, os.environ, path))
 
     @classmethod
-    def _build(cls, sources: Sources) -> Self:
-        bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": sources.file}, "__module__": __name__})
-        try:
-            return bound(**sources.flags)  # type: ignore[no-any-return]
-        except pydantic.ValidationError as exn:
-            raise ConfigError(_explained(exn, sources), remedy="see `shardcache serve --help`") from None
-        except pydantic_settings.SettingsError as exn:
-            raise ConfigError(
-                f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
-                remedy="write the value as JSON, or set it in the config file",
-            ) from None
-        except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
-            remedy = f"correct the file; check it with: shardcache config check {sources.file}"
-            raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
-
-
-class FileSettings(Settings):
-    """The options in a config file, without those of the environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[pydantic_settings.BaseSettings], *_others: Any, **_named: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the TOML file as the only source."""
-        return (TomlConfigSettingsSource(settings_cls),)
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Build from a file. Raises ConfigError naming every invalid option, or that it cannot be read."""
+    def read(cls, file: Path) -> "Settings":
+        """Build from a config file alone. Raises ConfigError naming every invalid option, or that it cannot be read."""
         _must_be_file(file)
-        return cls._build(Sources({}, {}, file))
+        return _loaded(Sources({}, {}, file))
+
+
+def _loaded(sources: Sources) -> Settings:
+    class Loaded(Settings):
+        model_config = pydantic_settings.SettingsConfigDict(toml_file=sources.file)
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: Any, init_settings: Any, env_settings: Any, *_others: Any, **_named: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            """Return the sources by precedence."""
+            environment = (env_settings,) if sources.env else ()
+            return init_settings, *environment, TomlConfigSettingsSource(settings_cls)
+
+    try:
+        return Loaded(**sources.flags)
+    except pydantic.ValidationError as exn:
+        raise ConfigError(_explained(exn, sources), remedy="see `shardcache serve --help`") from None
+    except pydantic_settings.SettingsError as exn:
+        raise ConfigError(
+            f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
+            remedy="write the value as JSON, or set it in the config file",
+        ) from None
+    except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
+        remedy = f"correct the file; check it with: shardcache config check {sources.file}"
+        raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
 
 
 def _must_be_file(path: Path) -> None:

@@ -34,9 +34,9 @@ def configure(level: str, form: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    written = _json() if form == "json" else _text()
+    written = [*(_json() if form == "json" else _text()), _redacted]
     structlog.configure(
-        processors=[*shared, *written, _redacted],
+        processors=[*shared, *written],
         wrapper_class=structlog.make_filtering_bound_logger(min_level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
@@ -44,7 +44,7 @@ def configure(level: str, form: str) -> None:
     # Library messages below warning are of no use to a node's operator; some libraries log whole requests.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        _Formatter(
+        structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
         )
@@ -94,14 +94,6 @@ class _Stderr:
         """Flush standard error, ignoring errors."""
         with contextlib.suppress(OSError):
             sys.stderr.flush()
-
-
-class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """Formats log records of libraries like the daemon's own lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, traceback included."""
-        return redact(super().format(record))
 
 
 class SharedLogger:

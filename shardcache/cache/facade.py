@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import structlog
 
@@ -24,15 +23,13 @@ from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.protocol import Json, ShardRef
 from shardcache.redact import redact
 from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store, footprint_bytes
 from shardcache.tarindex.contents import TokenMember
-
-Json = dict[str, Any]
 
 log = structlog.get_logger()
 

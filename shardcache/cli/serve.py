@@ -279,10 +279,10 @@ def check(file: Path | None, as_json: bool) -> None:
     Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables are ignored. For the
     effects of valid options on this node, run `shardcache doctor --config FILE`.
     """
-    from shardcache.config import FileSettings, config_file
+    from shardcache.config import Settings, config_file
 
     path = config_file(file)
-    settings = FileSettings.read(path)
+    settings = Settings.read(path)
     names = [name for name in type(settings).model_fields if name in settings.model_fields_set]
     if as_json:
         common.print_json({"file": str(path), "valid": True, "options": names})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.scheduler import Claim, RoundRobin
+from shardcache.fetch.scheduler import Claim, RoundRobin, now_s
 from shardcache.transport.workers import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
@@ -119,12 +119,12 @@ class Stopwatch:
     def elapsed_s(self) -> float:
         """Total running time."""
         since_s = self._running_since_s
-        return self._counted_s + (0.0 if since_s is None else _now_s() - since_s)
+        return self._counted_s + (0.0 if since_s is None else now_s() - since_s)
 
     def run(self) -> None:
         """Start, or continue after `stop`."""
         if self._running_since_s is None:
-            self._running_since_s = _now_s()
+            self._running_since_s = now_s()
             self._runs.set()
 
     def stop(self) -> None:
@@ -279,10 +279,10 @@ class PausableRead(Flow):
 
     def _restart(self) -> None:
         """Restart the stall time-out."""
-        self._lately_bytes, now_s = 0, _now_s()
-        if self._limit is not None and not self._limit.expired() and now_s >= self._restarts_from_s:
-            self._restarts_from_s = now_s + _SLACK * self._stall_timeout_s
-            self._limit.reschedule(now_s + (1 + _SLACK) * self._stall_timeout_s)
+        self._lately_bytes, present_s = 0, now_s()
+        if self._limit is not None and not self._limit.expired() and present_s >= self._restarts_from_s:
+            self._restarts_from_s = present_s + _SLACK * self._stall_timeout_s
+            self._limit.reschedule(present_s + (1 + _SLACK) * self._stall_timeout_s)
 
 
 class Coming:
@@ -312,7 +312,3 @@ class Coming:
     def end(self, part: int) -> None:
         """Stop counting a part: it is on disk."""
         self._parts.pop(part, None)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -260,7 +260,7 @@ class Scheduler:
             del self._groups[group.ask, group.origin.name]
 
     def _deal(self) -> None:
-        if _now_s() >= self._ask_again_s:
+        if now_s() >= self._ask_again_s:
             self._ask_all()
         self._clear()
         while len(self._holding) < self._count and (claim := self._first(lambda group: group.is_admitted)) is not None:
@@ -270,7 +270,7 @@ class Scheduler:
             self._grant(claim)
 
     def _ask_all(self) -> None:
-        self._ask_again_s = _now_s() + ASK_AGAIN_S
+        self._ask_again_s = now_s() + ASK_AGAIN_S
         asked = {ask: ask() for ask in {group.ask for group in self._groups.values()}}
         for group in self._groups.values():
             group.priority = asked[group.ask]
@@ -289,10 +289,10 @@ class Scheduler:
         """Return whether a download has precedence: for `_ALONE_S` from the first call, and from each of its parts."""
         if ask not in self._alone_until_s:
             self._prolong(ask)
-        return _now_s() < self._alone_until_s[ask]
+        return now_s() < self._alone_until_s[ask]
 
     def _prolong(self, ask: Callable[[], Priority]) -> None:
-        self._alone_until_s[ask] = _now_s() + _ALONE_S
+        self._alone_until_s[ask] = now_s() + _ALONE_S
         asyncio.get_running_loop().call_later(_ALONE_S, self.deal)
 
     @property
@@ -372,5 +372,6 @@ class Scheduler:
         claim.group.origin.held -= 1
 
 
-def _now_s() -> float:
+def now_s() -> float:
+    """Return the time by the event loop's clock."""
     return asyncio.get_running_loop().time()

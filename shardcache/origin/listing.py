@@ -29,8 +29,8 @@ _MAX_BRACES = 32
 _MAX_LISTED = 10_000
 
 
-async def expand(urls: str | Sequence[str], origins: Origins, received: Received = nothing) -> list[ShardRef]:
-    """Return the shards that a pattern, or each of a list of patterns, expands to, in the order given.
+async def expand(pattern: str, origins: Origins, received: Received = nothing) -> list[ShardRef]:
+    """Return the shards that a pattern expands to.
 
     Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`, `**`; sorted by url), a
     prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its own order)
@@ -38,16 +38,9 @@ async def expand(urls: str | Sequence[str], origins: Origins, received: Received
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
-    patterns = [urls] if isinstance(urls, str) else list(urls)
-    if not patterns:
-        raise NotFoundError("the list of urls is empty", remedy="give at least one url")
-    shards: list[ShardRef] = []
-    for pattern in patterns:
-        urls, refs = await asyncio.to_thread(_expanded, pattern)
-        shards += refs
-        for url in urls:
-            shards += await _expand_one(url, origins, received)
-            _check_number(len(shards), pattern)
+    urls, shards = await asyncio.to_thread(_expanded, pattern)
+    for url in urls:
+        shards += await _expand_one(url, origins, received)
         _check_number(len(shards), pattern)
     return shards
 

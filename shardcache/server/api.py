@@ -14,8 +14,8 @@ from shardcache import errors
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import parse, take
-from shardcache.server.service import SERVICE, Json, Service, peer_of, process_stats
+from shardcache.protocol import Json, parse, take
+from shardcache.server.service import SERVICE, Service, peer_of, process_stats
 from shardcache.server.session import written
 from shardcache.tarindex.contents import TokenMember
 

@@ -17,7 +17,8 @@ from shardcache import __version__
 from shardcache.cache.waits import Class, Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.metrics import Histogram, Measures
-from shardcache.server.service import SERVICE, Json, peer_of, process_stats
+from shardcache.protocol import Json
+from shardcache.server.service import SERVICE, peer_of, process_stats
 
 Labels = Sequence[str]
 

@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import structlog
 from aiohttp import web
@@ -20,13 +19,12 @@ from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.waits import JobKey
 from shardcache.metrics import Histogram
+from shardcache.protocol import Json
 from shardcache.server.connections import Limits
 from shardcache.server.lifecycle import Drain
 from shardcache.unix_socket import credentials
 
 log = structlog.get_logger()
-
-Json = dict[str, Any]
 
 
 class Service:

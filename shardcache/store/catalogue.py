@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import diskcache
 import structlog
@@ -97,16 +97,11 @@ class Catalogue:
     """JSON rows under (kind, …) keys, accessed in one thread; empty if the disk does not allow a database."""
 
     def __init__(self, folder: Path) -> None:
+        """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
         self._folder = folder
         self._database: _Database | None = None
         self._thread = ThreadPoolExecutor(1, "catalogue")
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
-        catalogue = cls(folder)
-        catalogue.reopen()
-        return catalogue
+        self._thread.submit(self._open).result()
 
     def reopen(self) -> None:
         """Open a new database if there is none, or the old one disappeared with its folder. Blocks."""

@@ -154,7 +154,7 @@ class Store:
             space = Space(capacity.of(total), min_free.of(total))
             if warning := capacity.excess(total):
                 log.warning(warning, remedy="lower --capacity, or set a share of the filesystem such as 80%")
-            store = cls(layout, space, Catalogue.open(layout.catalogue), folder)
+            store = cls(layout, space, Catalogue(layout.catalogue), folder)
             for shard in find_shards(layout):
                 store.restore(shard)
             for leftover in find_leftovers(layout):

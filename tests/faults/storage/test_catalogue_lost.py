@@ -172,11 +172,11 @@ def _is_evicted(daemon: Daemon, url: str) -> bool:
 
 async def test_damage_that_shows_while_it_runs_is_mended(tmp_path: Path) -> None:
     """A database that turns out damaged in use is made again at once, not at the next start."""
-    catalogue = Catalogue.open(tmp_path / "catalogue")
+    catalogue = Catalogue(tmp_path / "catalogue")
     for number in range(100):
         await catalogue.put("x" * 3000, str(number))
     catalogue.close()
-    catalogue = Catalogue.open(tmp_path / "catalogue")
+    catalogue = Catalogue(tmp_path / "catalogue")
     database = tmp_path / "catalogue" / "cache.db"
     database.write_bytes(b"\xa5" * database.stat().st_size)
     assert await catalogue.get("50") is None
