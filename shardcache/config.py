@@ -343,7 +343,8 @@ def _loaded(sources: Sources) -> Settings:
     try:
         return Loaded(**sources.flags)
     except pydantic.ValidationError as exn:
-        raise ConfigError(_explained(exn, sources), remedy="see `shardcache serve --help`") from None
+        wrong = "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in exn.errors())
+        raise ConfigError(wrong, remedy="see `shardcache serve --help`") from None
     except pydantic_settings.SettingsError as exn:
         raise ConfigError(
             f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
@@ -369,11 +370,6 @@ def unknown_variables() -> Iterator[tuple[str, str | None]]:
     for name in sorted(os.environ):
         if name.startswith(VARIABLE_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
             yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
-
-
-def _explained(error: pydantic.ValidationError, sources: Sources) -> str:
-    """Return what is wrong with each invalid option, and where it is set."""
-    return "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in error.errors())
 
 
 def _reason(error: ErrorDetails) -> str:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -157,28 +156,6 @@ class Planned:
 
     name: str
     ref: ShardRef
-
-
-class PlannedShards:
-    """The entries of all plans, one object per shard, which disappears with the last plan that names it.
-
-    Otherwise, 64 readers of ten thousand shards would keep 64 copies of each entry in memory, all of which the garbage
-    collector would scan while the daemon stands still.
-    """
-
-    def __init__(self) -> None:
-        self._shards = WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]()
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def of(self, ref: ShardRef) -> Planned:
-        """Return the shared entry for a shard."""
-        row = (ref.url, ref.version, ref.size_bytes, ref.samples)
-        planned = self._shards.get(row)
-        if planned is None:
-            planned = self._shards[row] = Planned(name_of(ref), ref)
-        return planned
 
 
 class History:

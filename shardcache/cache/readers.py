@@ -7,8 +7,9 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
-from shardcache.cache.planner import Planned, PlannedShards, name_of
+from shardcache.cache.planner import Planned, name_of
 from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
@@ -145,10 +146,6 @@ class Reader:
         self.job.shards_planned += reads
         self._planner.now.declare(self, job=self.job.key)
         await self._forget_plan()
-
-    def planned(self, ref: ShardRef) -> Planned:
-        """Return the shared plan entry for a shard."""
-        return self._owner.shards.of(ref)
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
         """Extend the plan by shards, and by positions that index into all of its shards. Raises CapacityError."""
@@ -391,7 +388,9 @@ class Readers:
         self.leasing = leasing
         self.turns = turns
         self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
-        self.shards = PlannedShards()
+        # One entry per shard for all plans that name it. Otherwise, 64 readers of ten thousand shards would keep 64
+        # copies of each in memory, all of which the garbage collector would scan while the daemon stands still.
+        self._shards = WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]()
         self.positions = 0  # in all plans
         self._plan_memory_bytes = plan_memory_bytes
         self._readers: set[Reader] = set()
@@ -433,10 +432,18 @@ class Readers:
         residency.planner.now.forget(reader)
         residency.changed.notify()
 
+    def planned(self, ref: ShardRef) -> Planned:
+        """Return the entry for a shard, which disappears with the last plan that names it."""
+        row = (ref.url, ref.version, ref.size_bytes, ref.samples)
+        planned = self._shards.get(row)
+        if planned is None:
+            planned = self._shards[row] = Planned(name_of(ref), ref)
+        return planned
+
     def check_memory(self, shards: int, positions: int, added: int) -> None:
         """Raise CapacityError if a plan of this size is too large, alone or with all others; `added` are new."""
         own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
-        all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
+        all_bytes = _SHARD_BYTES * len(self._shards) + _POSITION_BYTES * (self.positions + added)
         for what, taken_bytes, max_bytes in (
             ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
             ("all plans together take", all_bytes, self._plan_memory_bytes),

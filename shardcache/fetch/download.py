@@ -24,6 +24,7 @@ from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
 from shardcache.origin.base import MD5, Origin, RemoteObject
 from shardcache.redact import redact
+from shardcache.store.disk import disk_error
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import PartFileError, PartSums
 from shardcache.transport.workers import Received
@@ -176,18 +177,15 @@ class Etags:
             self._other.add(origin)
             log.warning("the origin's ETags are not MD5s; no longer comparing them", origin=origin)
         else:
-            self._doubt(name, found)
+            self._doubted[name] = found
+            if len(self._doubted) > _MAX_DOUBTED:
+                del self._doubted[next(iter(self._doubted))]
             raise CorruptShardError(
                 f"the MD5 of the received bytes is {found:032x}, the origin's ETag is {wanted:032x}",
                 url=obj.url,
                 remedy="upload the shard again; if the ETag is not meant to be its MD5, set `verify_etag = false` "
                 "in its [[origin]] table",
             )
-
-    def _doubt(self, name: tuple[str, str], found: int) -> None:
-        self._doubted[name] = found
-        if len(self._doubted) > _MAX_DOUBTED:
-            del self._doubted[next(iter(self._doubted))]
 
 
 def _md5(path: Path) -> int:
@@ -298,7 +296,7 @@ class Downloader:
             await asyncio.to_thread(download.verify)
             await self._etags.verify(obj, partial.path)
         except OSError as exn:
-            raise partial.disk_error(exn) from exn
+            raise disk_error(exn, partial.path) from exn
 
     async def _fetch(self, download: "_Download", missing: list[int]) -> None:
         download.start(missing)
@@ -364,7 +362,7 @@ class Downloader:
                 if not span.claim.paused:  # an origin may close a paused connection; that is not a failure
                     raise
             except PartFileError as exn:
-                raise download.partial.disk_error(exn.cause) from exn.cause
+                raise disk_error(exn.cause, download.partial.path) from exn.cause
 
 
 @dataclass(slots=True)

@@ -223,7 +223,7 @@ class Session:
         """Return the shards added to a plan, and the positions added as indices into all of its shards."""
         rows, order = message["shards"], message["order"]
         shards: list[Planned] = []
-        planned, shard_of = self._reader.planned, ShardRef.from_json
+        planned, shard_of = self._cache.readers.planned, ShardRef.from_json
         await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
         rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
         await self._cache.turns.take(order, lambda some: protocol.check_indices(some, known_shards + len(shards)))

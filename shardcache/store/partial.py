@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 from shardcache.access.urls import WEB, protocol_of
 from shardcache.checksums import crc32c
-from shardcache.errors import CorruptShardError, ShardcacheError, TruncatedShardError, UnsupportedShardError
+from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.disk import disk_error, disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.disk import disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums
@@ -207,10 +207,6 @@ class Partial:
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; all parts must be finished."""
         return [self.done[index] for index in range(self.count)]
-
-    def disk_error(self, exn: OSError) -> ShardcacheError:
-        """Return the error for a failed write."""
-        return disk_error(exn, self.path)
 
     def facts(self) -> Facts:
         """Return the facts about the complete file, except for the number of samples."""

@@ -1,12 +1,17 @@
 """Names of shards lead to keys, entries of all plans are shared, and sample counts outlive their shards."""
 
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from shardcache.cache.planner import History, PlannedShards, Planner, name_of
+from shardcache.cache.planner import History, Planner, name_of
+from shardcache.cache.readers import Readers
+from shardcache.cache.transfers import Leasing
+from shardcache.cache.waits import Turns
 from shardcache.protocol import ShardRef
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.shard import Facts
@@ -48,15 +53,16 @@ def test_old_names_of_missing_shards_are_forgotten() -> None:
 
 def test_equal_shards_of_plans_are_one_object() -> None:
     """Another version, size or number of samples is another shard; what no plan has any more is forgotten."""
-    shards = PlannedShards()
+    readers = Readers(cast(Leasing, None), Turns(), plan_memory_bytes=0)
     refs = [ShardRef("s3://b/a.tar", *rest) for rest in ((None, None, None), ("v1", 1, 2), ("v2", 1, 2), ("v1", 1, 3))]
-    plan, other = ([shards.of(replace(ref)) for ref in refs] for _ in range(2))
+    plan, other = ([readers.planned(replace(ref)) for ref in refs] for _ in range(2))
     assert all(one is same for one, same in zip(plan, other, strict=True))
     assert [(planned.ref, planned.name) for planned in plan] == [(ref, name_of(ref)) for ref in refs]
-    assert len(shards) == 4
+    assert len(set(map(id, plan))) == 4
+    known = [weakref.ref(planned) for planned in plan]
     plan.clear()
     other.clear()
-    assert len(shards) == 0
+    assert not any(planned() for planned in known)
 
 
 @pytest.fixture
