@@ -13,7 +13,6 @@ from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import write_shards
 
-SHARDS = 12
 SAMPLES = 10
 SIZES = {"bin": 40_000}
 SHARD_BYTES = 500_000  # one shard, and what is set aside for its sidecar
@@ -47,11 +46,11 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(("room", "window"), [(1, 0), (8, 3)])
-def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int, window: int) -> None:
+@pytest.mark.parametrize(("shards", "room", "window"), [(4, 1, 0), (12, 8, 3)])
+def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, shards: int, room: int, window: int) -> None:
     """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
     (tmp_path / "data").mkdir()
-    write_shards(tmp_path / "data", SHARDS, SAMPLES, SIZES)
+    write_shards(tmp_path / "data", shards, SAMPLES, SIZES)
     capacity_bytes = room * SHARD_BYTES
     keys: dict[str, list[str]] = {"a": [], "b": []}
     seen_bytes: list[int] = []
@@ -69,11 +68,11 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: i
             for thread in threads:
                 thread.join()
         status = daemon.status()
-    wanted = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    wanted = [f"{number:06d}" for number in range(shards * SAMPLES)]
     assert sorted(keys["a"]) == sorted(keys["b"]) == wanted
     assert status["cache"]["used_bytes"] <= capacity_bytes
     assert max(seen_bytes) <= capacity_bytes
-    assert status["counters"]["evictions"] >= SHARDS - room
+    assert status["counters"]["evictions"] >= shards - room
 
 
 def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:

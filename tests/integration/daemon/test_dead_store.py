@@ -12,7 +12,7 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.stores import aws_env
 
-ATTEMPTS = 5
+ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")

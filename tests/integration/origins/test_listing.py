@@ -1,8 +1,5 @@
 """Patterns, prefixes and index files against stores that are really there."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError, OriginError
@@ -76,17 +73,3 @@ async def test_urls_and_braces_need_no_request(faulty: FaultyS3, origins: Origin
     with pytest.raises(ConfigError):
         await expand("", origins)
     assert faulty.seen == []
-
-
-@pytest.mark.parametrize("place", ["s3", "http", "file"])
-async def test_an_index_file_names_its_shards(place: str, faulty: FaultyS3, tmp_path: Path, origins: Origins) -> None:
-    """From S3, the web and local disk: urls beside the index, counts and sizes from it."""
-    data = json.dumps({"shardlist": [{"url": "b.tar", "nsamples": 7}, {"url": "a.tar"}]}).encode()
-    (tmp_path / "index.json").write_bytes(data)
-    index = {
-        "s3": faulty.put("d/index.json", data),
-        "http": faulty.http_url("d/index.json"),
-        "file": f"file://{tmp_path}/index.json",
-    }[place]
-    base = index.removesuffix("index.json")
-    assert await expand(index, origins) == [ShardRef(f"{base}b.tar", None, None, 7), ShardRef(f"{base}a.tar")]

@@ -56,17 +56,6 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
         await read(origins, obj, 0, 10)
 
 
-async def test_object_without_any_version_comes_in_one_answer(faulty: FaultyS3, origins: Origins) -> None:
-    """Without ETag and date the size stands in, and ranges are not used; another size is another version."""
-    faulty.validators = ()
-    obj = await stat(origins, faulty)
-    assert (obj.ranges, obj.guarded) == (False, False)
-    assert b"".join(await parts_of(origins, obj)) == DATA
-    faulty.put("a.tar", DATA[1:])
-    with pytest.raises(ShardChangedError):
-        await parts_of(origins, obj)
-
-
 @pytest.mark.parametrize(
     ("modified", "ranges"),
     [

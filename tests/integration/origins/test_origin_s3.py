@@ -175,18 +175,6 @@ async def test_expired_credentials_are_read_again(
     assert await read(origins, obj, 0, 10) == DATA[:10]
 
 
-async def test_a_store_that_takes_no_signed_urls_is_asked_through_the_sdk(faulty: FaultyS3, origins: Origins) -> None:
-    """It gives the same answers, and is soon spared the question that it does not like."""
-    faulty.access_key = "test"  # which it looks for in the header alone
-    url = faulty.put("a.tar", DATA)
-    found = [await origins.origin(url).stat(url) for _ in range(3)]
-    assert {obj.size_bytes for obj in found} == {len(DATA)}
-    before = len(faulty.seen)
-    assert await read(origins, found[0], 0, 10) == DATA[:10]
-    await origins.origin(url).stat(url)
-    assert [method for method, *_ in faulty.seen[before:]] == ["GET", "HEAD"]
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "aws-chunked", None])
 @pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "chunks"])
 async def test_stored_bytes_come_however_they_are_labelled_and_sent(
@@ -198,14 +186,6 @@ async def test_stored_bytes_come_however_they_are_labelled_and_sent(
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", stored))
     for _ in range(5):  # however often the fast path hands them on
         assert await read(origins, obj, 0, obj.size_bytes) == stored
-
-
-async def test_another_etag_in_the_answer_is_a_change(faulty: FaultyS3, origins: Origins) -> None:
-    """A store that ignores If-Match is caught by the ETag it sends."""
-    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", Fault.WRONG_ETAG)
-    with pytest.raises(ShardChangedError):
-        await read(origins, obj, 0, 10)
 
 
 @pytest.mark.parametrize(

@@ -151,29 +151,6 @@ async def test_an_answer_about_another_version_or_too_old_is_not_used(
     assert [method for method, *_ in faulty.seen] == ["HEAD", "HEAD"]
 
 
-async def test_a_stalled_part_is_asked_for_again(rig: Rig, faulty: FaultyS3) -> None:
-    """A connection on which nothing moves is given up and replaced."""
-    obj = await rig.stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", Fault.STALL, start=0)
-    rig.downloader = rig.make(stall_timeout_s=0.3, attempts=50)
-    assert (await rig.download(obj)).path.read_bytes() == DATA
-    assert rig.counters.retries >= 1
-
-
-async def test_a_lasting_fault_fails_with_the_number_of_attempts(rig: Rig, faulty: FaultyS3) -> None:
-    """After the allowed tries the error comes; the parts that arrived are kept and not fetched again."""
-    obj = await rig.stat(faulty.put("a.tar", DATA))
-    faulty.fail("a.tar", Fault.SLOW_DOWN, times=3, start=5 * PART)
-    rig.downloader = rig.make(shard_connections=1)
-    with pytest.raises(OriginUnavailableError, match="after 3 attempts") as failed:
-        await rig.download(obj)
-    assert failed.value.url == obj.url
-    rig.counters.origin_bytes = 0
-    assert (await rig.download(obj)).path.read_bytes() == DATA
-    assert rig.counters.origin_bytes == len(DATA) - 5 * PART
-    assert rig.progress[-1] == len(DATA)
-
-
 async def test_a_refusal_is_not_retried_and_ends_the_other_parts(rig: Rig, faulty: FaultyS3) -> None:
     """403 comes at once as one typed error, while another part hangs that would hang for good."""
     obj = await rig.stat(faulty.put("a.tar", DATA))

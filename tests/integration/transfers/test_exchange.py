@@ -305,15 +305,6 @@ def test_an_idle_connection_is_closed_after_a_while(rig: Rig) -> None:
         server.wait_closed(1)
 
 
-def test_a_body_fills_several_parts_each_with_its_checksum_and_its_record(rig: Rig) -> None:
-    """As the whole of an object without ranges does; the last part is short."""
-    with ScriptedServer(answer(DATA)) as server:
-        sums = rig.begin(server, part_bytes=30_000).result().sums or []
-    crcs = [crc32c(DATA[at : at + 30_000], 0) for at in range(0, len(DATA), 30_000)]
-    assert [(part.index, part.crc32c) for part in sums] == list(enumerate(crcs))
-    assert rig.records == list(enumerate(crcs))
-
-
 def test_parts_before_a_cut_are_recorded(rig: Rig) -> None:
     """And no others: the next try need not write them again."""
     rig.path.write_bytes(bytes(len(LARGE)))

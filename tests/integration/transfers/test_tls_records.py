@@ -154,24 +154,6 @@ def test_a_read_ends_when_another_thread_shuts_the_socket_down(way: str, authori
         may_end.set()
 
 
-def test_unread_bytes_are_reported(way: str, authority: Authority) -> None:
-    """Also those that only OpenSSL has seen: such a connection must not be used for another request."""
-    may_end = threading.Event()
-
-    def serve(sock: ssl.SSLSocket) -> None:
-        sock.sendall(DATA[: 64 * KIB])
-        sock.sendall(b"x" * 10)
-        may_end.wait()
-
-    with connected(authority, serve) as sock:
-        sock.setblocking(True)
-        assert read_exactly(sock, 64 * KIB) == DATA[: 64 * KIB]
-        sock.settimeout(10)
-        assert sock.recv(1) == b"x"
-        assert sock.pending() == 9
-        may_end.set()
-
-
 def test_a_closed_socket_writes_nothing_to_its_successor(authority: Authority) -> None:
     """Its file descriptor may be that of another connection by the time that its memory is freed."""
     with connected(authority, lambda sock: sock.sendall(DATA)) as sock:

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import NotAllowedError
 from shardcache.transport import connections, workers
 from shardcache.transport.connections import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
 from shardcache.transport.workers import Flow, TransportError, Workers
-from support.network.lead import SILENT, SilentAddress, lead
+from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -261,16 +260,6 @@ async def test_errors_of_a_worker_are_raised_in_the_daemon(rig: Rig) -> None:
     with pytest.raises(TransportError):
         await rig.workers.ask(Request("GET", "http://nobody.invalid/a.tar", {}))
     assert rig.pids() == pids
-
-
-async def test_a_name_that_leads_to_this_machine_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is connected to, where a request may go to far hosts only."""
-    lead(monkeypatch, "far.example", "127.0.0.1")
-    with ScriptedServer(answer(DATA)) as server:
-        with pytest.raises(NotAllowedError, match="this node"):
-            await rig.workers.ask(Request("GET", server.url(host="far.example"), {}, far_only=True))
-        assert server.connections == 0
-        assert (await rig.workers.ask(Request("GET", server.url(host="far.example"), {}))).status == 206
 
 
 async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) -> None:

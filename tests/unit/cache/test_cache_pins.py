@@ -1,8 +1,7 @@
 """Concurrent changes of the same pins add up, in memory and in the file; a damaged line costs no other."""
 
 import asyncio
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from shardcache.cache.residency import Residency
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.store import Store
-from support.programs.guard import GUARD_S
+from support.programs.still_loop import turns
 from support.shards.stores import open_store, publish, residency_of
 
 MANY = 600  # more than are changed before others have their turn
@@ -94,22 +93,21 @@ async def test_a_cancelled_change_leaves_file_and_memory_equal(pins: Pins, store
 
 async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled save ends before the next begins: both use the same temporary file."""
-    entered, leave, at_once = threading.Event(), threading.Event(), []
+    begun, leave = [], asyncio.Event()
 
-    def write(layout: Layout, rows: Iterable[Pin]) -> None:
-        at_once.append(entered.is_set() and not leave.is_set())
-        entered.set()
-        leave.wait(GUARD_S)
+    async def write(*_args: object) -> None:
+        begun.append(leave.is_set())
+        await leave.wait()
 
-    monkeypatch.setattr("shardcache.cache.pins.write_pins", write)
+    monkeypatch.setattr(asyncio, "to_thread", write)
     pins.schedule_save()
     saving = asyncio.create_task(pins.run())
-    await asyncio.to_thread(entered.wait, GUARD_S)
+    await turns()
     saving.cancel()
-    await asyncio.sleep(0.05)
+    await turns()
     leave.set()
     await asyncio.gather(saving, return_exceptions=True)
-    assert at_once == [False, False]
+    assert begun == [False, True]
 
 
 async def test_a_full_disk_leaves_the_former_pins(pins: Pins, store: Store) -> None:

@@ -118,12 +118,6 @@ def test_the_whole_follows_from_its_parts(algorithm: str, data: bytes, part_byte
     assert combined(algorithm, sums, part_bytes, len(data)) == WHOLE[algorithm](data)
 
 
-def test_the_algorithms_are_the_standard_ones() -> None:
-    """Known answers for "123456789", from the CRC catalogue."""
-    known = {"crc32c": 0xE3069283, "crc32": 0xCBF43926, "crc64nvme": 0xAE8B14860A799888}
-    assert {name: ALGORITHMS[name](b"56789", ALGORITHMS[name](b"1234", 0)) for name in known} == known
-
-
 DATA = b"some shard"
 DIGEST = 0xE7B9F083B0A5CFD1BF090A8654A00825
 
