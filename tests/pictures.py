@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.protocol import ShardRef
-from support.monitoring.chromium import Tab, chromium, tab
+from support.monitoring.chromium import Tab, chromium, opened
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -39,6 +39,7 @@ class Job:
     readers: int
     shard_s: float
     bucket: str = "imagenet"
+    shards: int = SHARDS  # of the dataset
 
 
 JOBS = (
@@ -72,9 +73,9 @@ def reading(daemon: Daemon, here: Sequence[ShardRef], *jobs: Job) -> Iterator[No
 def _read(daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop: threading.Event) -> None:
     """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
     rng = random.Random(f"{job.name}/{number}")
-    missing = [ShardRef(URL.format(job.bucket, index)) for index in range(len(here), SHARDS)]
+    shards = [*here, *(ShardRef(URL.format(job.bucket, index)) for index in range(len(here), job.shards))]
     first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
-    part = first + rng.sample([*here, *missing], SHARDS)[number :: job.readers]
+    part = first + rng.sample(shards, len(shards))[number :: job.readers]
     with RawSession(daemon, job.name) as session:
         rows = [ref.to_json() for ref in part]
         session.ask("plan", epoch=0, shards=rows, order=list(range(len(rows))), reads=len(rows))
@@ -95,11 +96,8 @@ def main() -> None:
         # What holds nothing would not stand up to being read again.
         flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "0", "--part-size", "1MiB")
         daemon = stack.enter_context(Daemon(folder, *flags, capacity=CAPACITY, env=store.env()))
-        page = stack.enter_context(tab(stack.enter_context(chromium())))
-        with reading(daemon, here, *JOBS):
-            page.look()
-            page.open(f"http://127.0.0.1:{port}/")
-            page.until("document.querySelector('.live') && true")
+        browser = stack.enter_context(chromium())
+        with reading(daemon, here, *JOBS), opened(browser, f"http://127.0.0.1:{port}/") as page:
             time.sleep(WATCHED_S)  # until the chart has something to show
             _photograph(page, "dashboard")
             with reading(daemon, here, LATECOMER):

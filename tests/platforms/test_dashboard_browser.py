@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import ClientConnection
 
-from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
+from support.monitoring.chromium import PROGRAM, chromium, opened, tab
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -85,20 +84,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             yield Scene(daemon, store, reader, port)
 
 
-@contextmanager
-def opened(browser: ClientConnection, scene: Scene, **look: bool | int) -> Iterator[Tab]:
-    """Open the page; hand it out once it is live and has drawn its map."""
-    with tab(browser) as page:
-        page.look(**look)  # type: ignore[arg-type]
-        page.open(scene.url)
-        page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
-        yield page
-
-
 def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene: Scene) -> None:
     """The job reads; then it waits, and the page says so, for which shard, and since when; the store lets go, and it
     reads again. Nothing is asked of any other server, and the console has nothing to complain of."""
-    with opened(browser, scene) as page:
+    with opened(browser, scene.url) as page:
         page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
         page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
         page.until("document.querySelector('#upcoming-rows').innerText.includes('train-000004.tar')")
@@ -118,7 +107,7 @@ def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene
 
 def test_text_of_others_is_shown_as_text(browser: ClientConnection, scene: Scene) -> None:
     """A job that is named like a script is shown by that name, and runs nothing."""
-    with opened(browser, scene) as page:
+    with opened(browser, scene.url) as page:
         page.until(f"document.querySelector('#job-rows th').innerText.includes({MARKUP[:30]!r})")
         assert page.evaluate("document.querySelectorAll('#main script, #main img').length") == 0
         assert page.evaluate("document.title") == "shardcache"
@@ -126,13 +115,13 @@ def test_text_of_others_is_shown_as_text(browser: ClientConnection, scene: Scene
 
 def test_shards_of_the_same_name_have_a_row_each(browser: ClientConnection, scene: Scene) -> None:
     """Shards that one may not see all have the same name; their rows neither merge nor pile up."""
-    with opened(browser, scene) as page:
+    with opened(browser, scene.url) as page:
         assert page.evaluate(THRICE) == ["a", "b", "a"]
 
 
 def test_the_map_can_be_walked_and_searched(browser: ClientConnection, scene: Scene) -> None:
     """Arrow keys go from shard to shard, Escape leaves; what is typed is found; the table counts every cell."""
-    with opened(browser, scene) as page:
+    with opened(browser, scene.url) as page:
         page.until(
             "[...document.querySelectorAll('#band-rows td:nth-child(2)')].reduce((n, c) => n + +c.innerText, 0) >= 4"
         )
@@ -150,7 +139,7 @@ def test_the_map_can_be_walked_and_searched(browser: ClientConnection, scene: Sc
 
 def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene) -> None:
     """The first stop skips to the jobs; search field and map follow; each shows that it has the focus."""
-    with opened(browser, scene) as page:
+    with opened(browser, scene.url) as page:
         stops = []
         for _ in range(3):
             page.press("Tab")
@@ -168,7 +157,7 @@ def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark
     """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing hangs out sideways, and
     nothing moves."""
     script = (files("axe_core_python") / "axe.min.js").read_text()
-    with opened(browser, scene, dark=dark, width=width) as page:
+    with opened(browser, scene.url, dark=dark, width=width) as page:
         page.evaluate(script)
         found = page.evaluate(AXE)
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []

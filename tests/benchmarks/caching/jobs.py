@@ -10,13 +10,12 @@ it would hold many, each from its first sample to its last, none of which MIN co
 wide the window is, and not how well the cache decides.
 """
 
-from collections.abc import Sequence
-
-from benchmarks.caching.policies import next_reads
+from benchmarks.caching.policies import OfflineMin, hits
 from benchmarks.data import LARGE, Kind
 from benchmarks.downloads.cold import SAMPLES_PER_S, WORKERS, Course, train
 from benchmarks.measure import Row, Target, call_together, command
 from benchmarks.workplace import Workplace
+from support.shards.replay import Read
 
 JOBS, EPOCHS = 3, 2
 HALF_JOBS, HALF_EPOCHS, HALF_SHARDS = 2, 6, 100
@@ -84,25 +83,9 @@ def half(place: Workplace) -> list[Row]:
             for number, found in enumerate(call_together(jobs)):
                 place.say(f"job {number}: {Course(**found)}")
             store_bytes = store.stats().sent_bytes
-        # By the time at which each began, which is the first word of each line.
-        lines = sorted((folder / "reads").read_text().splitlines(), key=lambda line: float(line.split()[0]))
-    best = min_misses([line.split()[1] for line in lines], room) * shard_bytes
+        begun = sorted((float(at), url) for at, url in map(str.split, (folder / "reads").read_text().splitlines()))
+    # MIN may evict at once what a reader still holds: each read ends when it begins.
+    reads = [Read(at, 0, 0, number, url, end_s=at) for number, (at, url) in enumerate(begun)]
+    best = (len(reads) - hits(OfflineMin(reads), reads, room).total()) * shard_bytes
     what = f"MB from the store, {HALF_JOBS} jobs × {HALF_EPOCHS} epochs"
     return [Row("half cache", what, store_bytes / 1e6, "offline MIN", best / 1e6, Target("≤", 1.03))]
-
-
-def min_misses(urls: Sequence[str], room: int) -> int:
-    """Return how often MIN fetches, of shards that are read in this order: it evicts what is read again last, or never.
-
-    Args:
-        room: how many shards fit, which are of one size.
-    """
-    cached: dict[str, int] = {}
-    misses = 0
-    for url, next_read in zip(urls, next_reads(urls), strict=True):
-        if url not in cached:
-            misses += 1
-            if len(cached) == room:
-                del cached[max(cached, key=cached.__getitem__)]
-        cached[url] = next_read
-    return misses

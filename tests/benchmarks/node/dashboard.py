@@ -3,41 +3,31 @@
 The readers do not read: they declare plans, take shards at a modest pace and give them back.
 """
 
-import json
-import random
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 from operator import sub
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 from websockets.sync.client import ClientConnection
 
-from benchmarks.measure import Row, Target, command, interleaved, tree_cpu_s
+from benchmarks.measure import Row, Target, interleaved, tree_cpu_s
 from benchmarks.workplace import Daemon, Workplace
-from support.monitoring.chromium import PROGRAM, chromium, tab
+from pictures import URL, Job, reading
+from support.monitoring.chromium import PROGRAM, chromium, opened, tab
 from support.monitoring.dashboard import follow
 from support.network.ports import free_port
-from support.programs.raw_session import RawSession
 from support.shards.stores import make_hollow_shards
 
 SHARDS, JOBS, READERS = 10_000, 8, 8
 LOADS, PAGES = 7, 10
-EPOCHS = 2
 
-_URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
 _SHARD_BYTES = 4096
 _SHARD_S = 2.0
 _WATCHED_S = 30.0
-_LIMIT = Target("≤", 5.0)
 # Runs before the page's own scripts: notes when the last of what is waited for was drawn, in seconds since the start
 # of the navigation. What is drawn shows with the next frame.
 _STOPWATCH = """
@@ -56,77 +46,55 @@ def measure(place: Workplace) -> list[Row]:
     if PROGRAM is None:
         place.say("no Chromium: apt-get install chromium")
         return []
-    shards = max(JOBS * READERS, round(SHARDS * place.scale))
-    with place.folder() as folder, _node(place, folder, shards) as (daemon, page), chromium() as browser:
-        _load(browser, page, shards)  # the first one after the daemon's start has more to wait for
-        shown_s = [_load(browser, page, shards) for _ in range(LOADS)]
-        contenders = {pages: partial(_watch, daemon, browser, page, pages) for pages in (0, 1, PAGES)}
-        percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
-    what = f"{shards:,} shards, {JOBS * READERS} readers"
-    return [
-        Row("dashboard", f"s until shown, {what}", statistics.median(shown_s), target=Target("≤", 1.0)),
-        *(
-            # More than in the same round without a page: the machine's own load drifts.
-            Row(
-                "dashboard",
-                f"% of a core in the daemon, {pages} pages",
-                statistics.median(map(sub, percents[pages], percents[0])),
-                target=_LIMIT,
-            )
-            for pages in (1, PAGES)
-        ),
-    ]
-
-
-@contextmanager
-def _node(place: Workplace, folder: Path, shards: int) -> Iterator[tuple[Daemon, str]]:
-    """A daemon over so many cached shards, with all its readers at work; and its page's address."""
-    place.say(f"making up {shards:,} shards")
-    refs = make_hollow_shards(folder, map(_URL.format, range(shards)), _SHARD_BYTES)
-    (rows := folder / "rows.json").write_text(json.dumps([ref.to_json() for ref in refs]))
-    address = f"127.0.0.1:{free_port()}"
+    shards, address = max(JOBS * READERS, round(SHARDS * place.scale)), f"127.0.0.1:{free_port()}"
     # What is made up would not stand up to being read again.
     env = {"SHARDCACHE_HTTP": address, "SHARDCACHE_SCRUB_RATE": "0"}
-    with Daemon(folder, "1TB", env) as daemon:
-        readers = command(read_all, socket=str(daemon.socket), shards=str(rows))
-        with subprocess.Popen(readers, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
-            assert crowd.stdout is not None
-            if not crowd.stdout.readline():
-                raise RuntimeError("the readers did not start; they have said why on stderr")
-            yield daemon, f"http://{address}/"
+    jobs = [Job(f"job-{number}", READERS, _SHARD_S, shards=shards) for number in range(JOBS)]
+    with place.folder() as folder:
+        place.say(f"making up {shards:,} shards")
+        refs = make_hollow_shards(folder, [URL.format("imagenet", number) for number in range(shards)], _SHARD_BYTES)
+        with Daemon(folder, "1TB", env) as daemon, reading(daemon, refs, *jobs), chromium() as browser:
+            _load(browser, address, shards)  # the first one after the daemon's start has more to wait for
+            shown_s = [_load(browser, address, shards) for _ in range(LOADS)]
+            contenders = {pages: partial(_watch, daemon, browser, address, pages) for pages in (0, 1, PAGES)}
+            percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
+    what, limit = f"{shards:,} shards, {JOBS * READERS} readers", Target("≤", 5.0)
+    rows = [Row("dashboard", f"s until shown, {what}", statistics.median(shown_s), target=Target("≤", 1.0))]
+    for pages in (1, PAGES):
+        # More than in the same round without a page: the machine's own load drifts.
+        percent = statistics.median(map(sub, percents[pages], percents[0]))
+        rows.append(Row("dashboard", f"% of a core in the daemon, {pages} pages", percent, target=limit))
+    return rows
 
 
-def _load(browser: ClientConnection, url: str, shards: int) -> float:
+def _load(browser: ClientConnection, address: str, shards: int) -> float:
     """Open the page as one who never saw it; return after how many seconds jobs and map were drawn."""
     with tab(browser) as page:
         page.look()
         script = f"const SHARDS = {shards}, JOBS = {JOBS}; {_STOPWATCH}"
         page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-        page.open(url)
+        page.open(f"http://{address}/")
         return float(page.until("window.shownAfter"))
 
 
-def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> float:
+def _watch(daemon: Daemon, browser: ClientConnection, address: str, pages: int) -> float:
     """Return the per cent of a core that the daemon takes while so many pages are open, one of them in the browser."""
     with ExitStack() as stack:
         if pages:
-            page = stack.enter_context(tab(browser))
-            page.look()
-            page.open(url)
-            page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
+            stack.enter_context(opened(browser, f"http://{address}/"))
         for _ in range(pages - 1):
-            stack.enter_context(_onlooker(url))
+            stack.enter_context(_onlooker(address))
         before_s, began_s = tree_cpu_s(daemon.pid), time.perf_counter()
         time.sleep(_WATCHED_S)
         return 1e2 * (tree_cpu_s(daemon.pid) - before_s) / (time.perf_counter() - began_s)
 
 
 @contextmanager
-def _onlooker(url: str) -> Iterator[None]:
+def _onlooker(address: str) -> Iterator[None]:
     stop, began = threading.Event(), threading.Event()
 
     def look() -> None:
-        with closing(follow(partial(HTTPConnection, urlsplit(url).netloc))) as events:
+        with closing(follow(partial(HTTPConnection, address))) as events:
             for name, _ in events:
                 if name == "map":
                     began.set()
@@ -141,40 +109,3 @@ def _onlooker(url: str) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def read_all(socket: str, shards: str) -> None:
-    """Run all readers, each in a thread of its own; print a line once all are at it, and end with the input.
-
-    Args:
-        shards: a file with the dataset's rows, see `ShardRef.to_json`.
-    """
-    rows, stop = json.loads(Path(shards).read_text()), threading.Event()
-    ready = threading.Barrier(JOBS * READERS + 1)
-    threads = [
-        threading.Thread(target=_read, args=(Path(socket), f"job-{job}", rows[number::READERS], ready, stop))
-        for job in range(JOBS)
-        for number in range(READERS)
-    ]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    print("ready", flush=True)
-    sys.stdin.read()
-    stop.set()
-    for thread in threads:
-        thread.join()
-
-
-def _read(socket: Path, job: str, rows: Sequence[Any], ready: threading.Barrier, stop: threading.Event) -> None:
-    """Go through a part of the dataset, each epoch in another order."""
-    source = random.Random(f"{job} {rows[0]}")
-    order = [index for _ in range(EPOCHS) for index in source.sample(range(len(rows)), len(rows))]
-    with RawSession(socket, job) as session:
-        session.ask("plan", epoch=0, shards=rows, order=order, reads=len(rows))
-        ready.wait()
-        for position in range(len(order)):
-            lease = session.take(position)["lease"]
-            if stop.wait(_SHARD_S * source.uniform(0.5, 1.5)):
-                return
-            session.send(type="release", lease=lease)

@@ -164,3 +164,13 @@ def tab(browser: ClientConnection) -> Iterator[Tab]:
     finally:
         found._session = ""
         found.call("Target.disposeBrowserContext", browserContextId=context)
+
+
+@contextmanager
+def opened(browser: ClientConnection, url: str, **look: Any) -> Iterator[Tab]:
+    """Open a daemon's page as `Tab.look` says; hand it out once it is live and has drawn its map."""
+    with tab(browser) as page:
+        page.look(**look)
+        page.open(url)
+        page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
+        yield page
