@@ -1,8 +1,8 @@
 """Worth of each mechanism that decides about a request: cold epochs with one of them replaced by a trivial one.
 
-`PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited and the time to the end
-of the last epoch, the median of interleaved rounds each, and what either loses without a mechanism. The product has no
-switches for this: each daemon is this very program, told by a variable to replace a collaborator in its own memory.
+`PYTHONPATH=tests python -m benchmarks.downloads.ablation` prints the time that readers waited, the median of
+interleaved rounds, and how it changes without a mechanism. The product has no switches for this: each daemon is this
+very program, told by a variable to replace a collaborator in its own memory.
 """
 
 import logging
@@ -11,19 +11,18 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, partialmethod
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
 
 from benchmarks.data import Dataset, Kind, make_tars
+from benchmarks.measure import interleaved, median_of
 from benchmarks.workplace import Daemon
 from shardcache.cache import waits
 from shardcache.cli.main import app
@@ -113,12 +112,9 @@ SCENARIOS: Mapping[str, tuple[Mapping[str, int], Sequence[Job]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds that the readers waited, and until the last one was done; requests, and the refused ones of them."""
-
-    waited_s: float
-    end_s: float
+    waited_s: float  # by all readers that count
     requests: int
-    refused: int
+    refused: int  # of these requests
 
 
 def serve(mechanism: str) -> None:
@@ -130,11 +126,11 @@ def serve(mechanism: str) -> None:
     app(sys.argv[1:], prog_name="shardcache")
 
 
-def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> tuple[float, float]:
-    """Return the seconds that a reader waited, and until it was done."""
+def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> float:
+    """Return the seconds that a reader waited."""
     logging.getLogger("shardcache_client").setLevel(logging.ERROR)
     time.sleep(max(0.0, start_s + job.after_s - time.monotonic()))
-    began_s = asked_s = time.monotonic()
+    asked_s = time.monotonic()
     waited_s, count = 0.0, 0
     dataset = ShardDataset(urls, socket=str(socket), job=job.name, epochs=1, shuffle=False, rank=0, world_size=1)
     for count, _sample in enumerate(dataset, 1):
@@ -143,9 +139,8 @@ def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> tuple[floa
             if job.mb_per_s:
                 time.sleep(BATCH_SAMPLES * 0.025 / job.mb_per_s)
             asked_s = time.monotonic()
-    ended_s = time.monotonic()
     assert count == len(urls) * KIND.shard_samples, count
-    return waited_s + ended_s - asked_s, ended_s - began_s
+    return waited_s + time.monotonic() - asked_s
 
 
 def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3) -> Outcome:
@@ -163,14 +158,10 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
             pool.submit(_read, job, [urls[shard] for shard in shards], daemon.socket, start_s)
             for job, shards in readers
         ]
-        found = [(job, *read.result()) for (job, _), read in zip(readers, reads, strict=True)]
+        waited = [(job.counts, read.result()) for (job, _), read in zip(readers, reads, strict=True)]
         after = store.stats()
-    return Outcome(
-        sum(waited_s for job, waited_s, _ in found if job.counts),
-        max(job.after_s + took_s for job, _, took_s in found),
-        after.requests - before.requests,
-        after.refused - before.refused,
-    )
+    waited_s = sum(seconds for counts, seconds in waited if counts)
+    return Outcome(waited_s, after.requests - before.requests, after.refused - before.refused)
 
 
 @click.command()
@@ -179,31 +170,19 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
 @click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
 def main(rounds: int, only: str, mechanisms: str) -> None:
     """Compare epochs with and without each mechanism."""
-    found: dict[str, dict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm")))
         data = make_tars(KIND, 1.0, root, print)
         for scenario in chosen(only, SCENARIOS):
             moods, jobs = SCENARIOS[scenario]
             store = stack.enter_context(ThrottledS3(root, **STORE, **moods))
-            for number in range(rounds):
-                for mechanism in chosen(mechanisms, MECHANISMS):
-                    found[scenario][mechanism].append(_run(mechanism, jobs, data, store))
-                    print(f"{scenario}, {mechanism}, {number}: {found[scenario][mechanism][-1]}", flush=True)
-    _print(found)
-
-
-def _print(found: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> None:
-    for scenario, outcomes in found.items():
-        print(f"\n{scenario:14}{'waited':>8}{'':>8}{'end':>8}")
-        base = [median(getattr(one, name) for one in outcomes["all"]) for name in ("waited_s", "end_s")]
-        for mechanism, some in outcomes.items():
-            figures: list[Any] = []
-            for name, all_s in zip(("waited_s", "end_s"), base, strict=True):
-                time_s = median(getattr(one, name) for one in some)
-                figures += [f"{time_s:8.3f}", f"{1e2 * (time_s / all_s - 1):+7.1f}%"]
-            refused = median(one.refused for one in some)
-            print(f"{mechanism:14}{''.join(figures)}{refused:6.0f} refused")
+            contenders = {name: partial(_run, name, jobs, data, store) for name in chosen(mechanisms, MECHANISMS)}
+            tries = interleaved(contenders, print, rounds)
+            waited_s, requests, refused = (median_of(tries, name) for name in ("waited_s", "requests", "refused"))
+            for name, waits_s in waited_s.items():
+                change = 1e2 * (waits_s / waited_s["all"] - 1)
+                counts = f"{requests[name]:.0f} requests, {refused[name]:.0f} refused"
+                print(f"{scenario}: {name:14}{waits_s:8.3f} s waited {change:+7.1f} %, {counts}")
 
 
 if __name__ == "__main__":
