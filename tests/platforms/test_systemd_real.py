@@ -4,17 +4,15 @@ import json
 import socket
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
+from support.platforms.nspawn import Machine, installed, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
 UNIT, SOCKET = "shardcache.service", "/run/shardcache/shardcache.sock"
-AT = "/opt/shardcache"
 REASON = why_not()
 # A manager that is busy, and a node that is: what is waited for comes in seconds.
 LIMIT_S = 120.0
@@ -29,16 +27,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def machine(moto_server: MotoS3) -> Iterator[Machine]:
     """A machine where the service is installed as the docs say, with two users, of whom alice trains."""
-    binds, python = own_python(f"{AT}/python")
-    with Machine({**binds, DEPLOY: Path("/mnt")}) as booted:
-        booted.write(f"{AT}/bin/shardcache", f'#!/bin/sh\n{python} -m shardcache "$@"\n')
-        booted.run("chmod", "755", f"{AT}/bin/shardcache")
-        environment = "\n".join(f"{name}={value}" for name, value in moto_server.env().items())
-        booted.write("/etc/shardcache/environment", environment)
-        booted.run("chmod", "600", "/etc/shardcache/environment")
+    with installed(moto_server.env()) as booted:
         for user in ("alice", "bob"):
             booted.run("useradd", user)
-        booted.run("sh", "-ec", "cd /mnt\n" + recipe("systemd-sysusers"))
         booted.run("sh", "-ec", recipe("usermod"))
         yield booted
 

@@ -10,13 +10,12 @@ import pytest
 
 from support.cluster.tier import NGINX
 from support.network.ports import free_port
-from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
+from support.platforms.nspawn import Machine, installed, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
 UNIT = "shardcache-tier.service"
-AT = "/opt/shardcache"
 PARTS = Path("/var/cache/shardcache-tier/parts")
 REASON = why_not() or ("no nginx here: apt-get install nginx-light" if NGINX is None else None)
 LIMIT_S = 120.0
@@ -47,16 +46,6 @@ class Node:
         self._owner_port = free_port()
         self._store = server.endpoint_url
         self.name = machine.run("hostname", "-s").strip()
-
-    def prepare(self, server: MotoS3) -> None:
-        """Install the daemon, and write what the site has."""
-        _, python = own_python(f"{AT}/python")
-        machine = self.machine
-        machine.write(f"{AT}/bin/shardcache", f'#!/bin/sh\n{python} -m shardcache "$@"\n')
-        machine.run("chmod", "755", f"{AT}/bin/shardcache")
-        environment = "\n".join(f"{name}={value}" for name, value in server.env().items())
-        machine.write("/etc/shardcache/environment", environment)
-        machine.run("sh", "-ec", "cd /mnt\n" + recipe("systemd-sysusers"))
         machine.write("/site/nodes", f"{self.name}={own_address()}\n")
         certificates = ("cluster", "certificates", "--nodes", "/site/nodes", "--out", "/site/authority")
         machine.run("shardcache", *certificates)
@@ -128,10 +117,8 @@ def warm(node: Node, url: str) -> None:
 @pytest.fixture(scope="module")
 def node(moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node where the tier is installed as the docs say, in front of the daemon, with its parts on a disk."""
-    binds, _ = own_python(f"{AT}/python")
-    with Machine({**binds, DEPLOY: Path("/mnt")}, {tmp_path_factory.mktemp("disk"): PARTS.parent}) as machine:
+    with installed(moto_server.env(), {tmp_path_factory.mktemp("disk"): PARTS.parent}) as machine:
         prepared = Node(machine, moto_server)
-        prepared.prepare(moto_server)
         prepared.install()
         yield prepared
 

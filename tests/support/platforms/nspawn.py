@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +17,8 @@ from support.programs.daemon import eventually
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy" / "systemd"
-NEEDED = ("systemd-nspawn", "nsenter", "unshare")
+_NEEDED = ("systemd-nspawn", "nsenter", "unshare")
+_AT = Path("/opt/shardcache")
 _LIMIT_S = 300
 # The mount is this process's own: it is gone with it, however that ends.
 _BOOT = 'mount --bind / "$0" && exec systemd-nspawn --directory="$0" "$@"'
@@ -27,7 +28,7 @@ def why_not() -> str | None:
     """Return why there can be none here, or None."""
     if os.geteuid() != 0:
         return "a container takes root"
-    missing = [program for program in NEEDED if shutil.which(program) is None]
+    missing = [program for program in _NEEDED if shutil.which(program) is None]
     return f"no {missing[0]} here: apt-get install systemd-container" if missing else None
 
 
@@ -111,19 +112,9 @@ class Machine:
         return done.stdout
 
     def _enter(self, *command: str) -> subprocess.CompletedProcess[str]:
-        enter = (
-            "nsenter",
-            f"--target={self._leader}",
-            "--mount",
-            "--pid",
-            "--uts",
-            "--ipc",
-            "--net",
-            "--root",
-            "--wdns=/",
-        )
+        spaces = ("--mount", "--pid", "--uts", "--ipc", "--net", "--root", "--wdns=/")
         return subprocess.run(
-            (*enter, *command),
+            ("nsenter", f"--target={self._leader}", *spaces, *command),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -150,20 +141,25 @@ def _is_init(pid: str) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() in ("systemd", "init")
 
 
-def own_python(at: str) -> tuple[dict[Path, Path], str]:
-    """Return what has to be bound so that this very interpreter runs in a machine, and a shell's preamble to run it by.
+@contextmanager
+def installed(environment: Mapping[str, str], disks: Mapping[Path, Path] | None = None) -> Iterator[Machine]:
+    """Boot a machine where the daemon is a service, installed as the docs say; deploy/systemd is at /mnt.
 
-    It may be installed where services do not see it, as below /root, /home or /tmp.
+    This very interpreter runs it: it may be installed where services do not see it, as below /root, /home or /tmp.
     """
     folders = [Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry and not _is_below_prefix(entry))]
-    binds = {folder: Path(at) / str(number) for number, folder in enumerate(folders) if folder.is_dir()}
-    home, *path = [str(here) for here in binds.values()]
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return binds, _preamble(home, path) + f"exec {home}/bin/{name} -s -P"
-
-
-def _preamble(home: str, path: Sequence[str]) -> str:
-    return f"export PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib PYTHONPATH={':'.join(path)}\n"
+    binds = {folder: _AT / "python" / str(number) for number, folder in enumerate(folders) if folder.is_dir()}
+    home, *path = binds.values()
+    variables = f"PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib PYTHONPATH={':'.join(map(str, path))}"
+    python = f"{home}/bin/python{sys.version_info.major}.{sys.version_info.minor} -s -P"
+    with Machine({**binds, DEPLOY: Path("/mnt")}, disks) as machine:
+        machine.write(f"{_AT}/bin/shardcache", f'#!/bin/sh\nexport {variables}\nexec {python} -m shardcache "$@"\n')
+        machine.run("chmod", "755", f"{_AT}/bin/shardcache")
+        lines = "\n".join(f"{name}={value}" for name, value in environment.items())
+        machine.write("/etc/shardcache/environment", lines)
+        machine.run("chmod", "600", "/etc/shardcache/environment")
+        machine.run("sh", "-ec", "cd /mnt\n" + recipe("systemd-sysusers"))
+        yield machine
 
 
 def _is_below_prefix(entry: str) -> bool:
