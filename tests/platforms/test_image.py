@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import network
 from support.cluster.cluster import ONCE
 from support.cluster.network import Network
 from support.cluster.node import Store
 from support.cluster.tier_cluster import BUCKET, TierCluster, fetch
-from support.platforms import sandbox
 from support.platforms.images import BuiltImage, build, why_not_built
-from support.platforms.pods import Node, Pod, why_not
+from support.platforms.pods import Node, Pod, why_no_network, why_not
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 
 WHY_NOT = why_not() or why_not_built()
-WHY_NO_NETWORK = sandbox.why_not() or network.why_not()
+WHY_NO_NETWORK = why_no_network()
 
 pytestmark = [
     pytest.mark.platform,

@@ -10,19 +10,17 @@ from contextlib import ExitStack
 import pytest
 
 from shardcache.cluster.tier import OWNER_PORT, Tier, parse
-from support.cluster import network
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store
 from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
 from support.cluster.tier_nodes import needs_nginx
-from support.platforms import sandbox
 from support.platforms.images import HostImage
-from support.platforms.pods import Pod, check_confined, why_not
+from support.platforms.pods import Pod, check_confined, why_no_network, why_not
 from support.programs.daemon import eventually
 from support.programs.processes import children
 
-WHY_NOT = why_not() or sandbox.why_not() or network.why_not()
+WHY_NOT = why_not() or why_no_network()
 
 pytestmark = [
     pytest.mark.platform,

@@ -30,20 +30,11 @@ pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=f"Slurm: {WHY_NOT}"),
 ]
 
-SITE = """
-socket={disk}/s.sock
-job_folder={disk}/shardcache-$SLURM_JOB_ID
-start_daemon=(touch {disk}/told-to-start)
-tell() {{
-    echo "$SLURM_JOB_ID: $*" >>{disk}/told
-}}
-"""
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
-    """A cluster that has the scripts of deploy/slurm, but for what a site is told to edit."""
-    with deployed(SITE) as running:
+    """A cluster whose nodes' daemons do not start."""
+    with deployed("start_daemon=(touch {disk}/told-to-start)\n") as running:
         yield running
 
 

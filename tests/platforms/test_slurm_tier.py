@@ -31,15 +31,10 @@ pytestmark = [
 ]
 
 SITE = """
-socket={disk}/s.sock
-job_folder={disk}/shardcache-$SLURM_JOB_ID
 job_memory=({disk}/shardcache-"$SLURM_JOB_ID"-*)
 start_daemon=(true)
 tier=$(cat {disk}/front)
 start_tier=({disk}/start-tier)
-tell() {{
-    echo "$SLURM_JOB_ID: $*" >>{disk}/told
-}}
 """
 # A service manager's part: the command outlives the prolog, and has nothing of the job's environment.
 START_TIER = """#!/bin/sh

@@ -6,7 +6,6 @@ as ours does.
 """
 
 import io
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from benchmarks import peers
 from benchmarks.measure import Row, Target, call, compared, rate
 from benchmarks.workplace import Workplace
+from support.shards.reading import write_index
 from support.shards.tars import make_tar
 
 WORKERS, BATCH = 2, 64
@@ -65,10 +65,8 @@ def _write(place: Workplace) -> dict[str, str]:
     items = [{"image": image, "label": label} for shard in shards for _, image, label in shard]
     peers.write_litdata(root / "litdata", items)
     peers.write_mosaicml(root / "mosaicml", {"image": "bytes", "label": "int"}, items)
-    rows = [{"url": f"{number}.tar", "nsamples": SHARD_SAMPLES} for number in range(SHARDS)]
-    (tars / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     return {
-        "shardcache": f"file://{tars}/index.json",
+        "shardcache": write_index(tars, [SHARD_SAMPLES] * SHARDS),
         "webdataset": f"{tars}/{{0..{SHARDS - 1}}}.tar",
         "litdata": str(root / "litdata"),
         "mosaicml": str(root / "mosaicml"),

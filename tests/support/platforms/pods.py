@@ -9,18 +9,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from support.cluster.network import Host
+from support.cluster import network
+from support.cluster.network import Host, Namespace
 from support.disks.mounts import MountedFiles
 from support.platforms.images import Image
 from support.platforms.oci import SECCOMP_PROFILE, Json, Mount, Security, runtime_config
 from support.platforms.rendered import INSTALL
-from support.platforms.sandbox import Sandbox
 from support.programs.daemon import eventually
 
 _MEMORY = Path("/dev/shm")
@@ -107,6 +107,62 @@ class Volumes:
         return path
 
 
+_PLUGINS = Path("/usr/lib/cni")
+
+
+class Sandbox:
+    """Network of one pod. `address`: the pod's, which only its node can reach."""
+
+    def __init__(self, name: str, node: Host, folder: Path, ports: Sequence[Mapping[str, Any]]) -> None:
+        """Connect it to a node.
+
+        Args:
+            folder: of the plugins' files on this node.
+            ports: of the pod's containers; those with a `hostPort` are published at the node's address.
+        """
+        self._name, self._node = name, node
+        self.network = Namespace()  # the namespace, by which containers join it
+        with node.entered():
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        number = node.address.rpartition(".")[2]
+        pool = {"type": "host-local", "dataDir": str(folder), "ranges": [[{"subnet": f"10.88.{number}.0/24"}]]}
+        self._bridge: Json = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True}
+        self._bridge |= {"hairpinMode": True, "ipam": {**pool, "routes": [{"dst": "0.0.0.0/0"}]}}
+        self._result = self._plugin("ADD", self._bridge)
+        self.address = str(self._result["ips"][0]["address"].partition("/")[0])
+        mapped = [
+            {"hostPort": port["hostPort"], "containerPort": port["containerPort"], "protocol": port["protocol"].lower()}
+            for port in ports
+            if "hostPort" in port
+        ]
+        self._portmap: Json = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
+        self._portmap |= {"runtimeConfig": {"portMappings": mapped}, "prevResult": self._result}
+        self._plugin("ADD", self._portmap)
+
+    def remove(self) -> None:
+        """Disconnect it; the address is free again."""
+        self._plugin("DEL", self._portmap)
+        self._plugin("DEL", self._bridge)
+        self.network.close()
+
+    def _plugin(self, command: str, config: Json) -> Any:
+        variables = {"COMMAND": command, "CONTAINERID": self._name, "NETNS": str(self.network.path)}
+        variables |= {"IFNAME": "eth0", "PATH": str(_PLUGINS)}
+        env = {"PATH": os.environ["PATH"], **{f"CNI_{name}": value for name, value in variables.items()}}
+        with self._node.entered():
+            done = subprocess.run(
+                [_PLUGINS / config["type"]],
+                input=json.dumps({"cniVersion": "0.4.0", "name": "pods", **config}),
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError(f"CNI's plugin {config['type']} failed: {done.stdout}{done.stderr}")
+        return json.loads(done.stdout) if done.stdout else None
+
+
 _LIMIT_S = 120.0
 _RUNTIME = ("runc",)
 
@@ -142,6 +198,13 @@ def why_not() -> str | None:
     if shutil.which(*_RUNTIME) is None or not SECCOMP_PROFILE.exists():
         return "needs runc and a seccomp profile: apt-get install runc golang-github-containers-common"
     return None
+
+
+def why_no_network() -> str | None:
+    """Return why no pod can have a network of its own here, or None."""
+    if all((_PLUGINS / kind).exists() for kind in ("bridge", "portmap")):
+        return network.why_not()
+    return "needs CNI's plugins and iptables: apt-get install containernetworking-plugins iptables"
 
 
 class Pod:
@@ -213,9 +276,9 @@ class Pod:
         bundle.mkdir(parents=True)
         mounts = [*map(self._mount, spec["volumeMounts"]), *self._image.mounts()]
         root = self._image.lay_out(bundle / "rootfs")
-        network = None if self._sandbox is None else self._sandbox.network.path
+        joined = None if self._sandbox is None else self._sandbox.network.path
         security, env = Security.of(self.spec, spec), self._environment(spec)
-        config = runtime_config(root, self._args(spec, env), env, security, mounts, network)
+        config = runtime_config(root, self._args(spec, env), env, security, mounts, joined)
         (bundle / "config.json").write_text(json.dumps(config))
         return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec, volumes)
 

@@ -38,15 +38,28 @@ def why_not() -> str | None:
     return None if may_mount() else "takes root and the right to mount"
 
 
+_SITE = """
+socket={disk}/s.sock
+job_folder={disk}/shardcache-$SLURM_JOB_ID
+tell() {{
+    echo "$SLURM_JOB_ID: $*" >>{disk}/told
+}}
+"""
+
+
 @contextmanager
 def deployed(site: str) -> Iterator["Slurm"]:
-    """Run a cluster that has the scripts of deploy/slurm and a site.sh, in which `{disk}` is a node's own disk."""
+    """Run a cluster that has the scripts of deploy/slurm, but for what a site is told to edit in its site.sh.
+
+    Args:
+        site: more of that, in which `{disk}` is a node's own disk.
+    """
     with tempfile.TemporaryDirectory(prefix="slurm-") as name:
         root = Path(name)
         scripts = root / "scripts"
         shutil.copytree(_SCRIPTS, scripts)
         with Slurm(root, scripts) as running:
-            (scripts / "site.sh").write_text(site.format(disk=running.node_disk))
+            (scripts / "site.sh").write_text((_SITE + site).format(disk=running.node_disk))
             yield running
 
 

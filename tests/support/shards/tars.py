@@ -17,6 +17,7 @@ from shardcache.store.partial import Codec
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import write
 from shardcache_client import ShardDataset
+from support.shards.reading import write_index
 
 Sample = Mapping[str, bytes | str]
 
@@ -96,9 +97,7 @@ def write_indexed(folder: Path, counts: Sequence[int], *, first: int = 0) -> str
     for number, count in enumerate(counts):
         samples = random_samples(count, {"jpg": 50}, first=first + sum(counts[:number]))
         (folder / f"{number}.tar").write_bytes(make_tar(samples))
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
-    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{folder}/index.json"
+    return write_index(folder, counts)
 
 
 COUNTS = (5, 11, 3, 8, 1, 13, 6)
