@@ -27,6 +27,7 @@ from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, who
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.order.rounds import permutation
+from shardcache_client.position.state import search
 from shardcache_client.ranks.distributed import Agreement, MeetingPlace
 from shardcache_client.topology import Topology
 
@@ -318,17 +319,9 @@ def _find_state(states: Any, reader: Topology, epoch: int) -> State | None:
     If it is missing, the state of the same worker of another rank serves as well, as ranks take their batches in step.
     """
     rank, *others = astuple(reader)
-    found = [(state["batch_by_length"], state) for state in _search(states)]
+    found = [(state["batch_by_length"], dict(state)) for state in search(states, "batch_by_length")]
     alike = [(note, state) for note, state in found if note["reader"][1:] == others and note["epoch"] == epoch]
     return min(alike, key=lambda each: each[0]["reader"][0] != rank, default=(None, None))[1]
-
-
-def _search(states: Any) -> Iterator[State]:
-    if isinstance(states, dict) and "batch_by_length" in states:
-        yield states
-    elif isinstance(states, dict | list | tuple):
-        for each in states.values() if isinstance(states, dict) else states:
-            yield from _search(each)
 
 
 # Every batch is padded to its longest sample, so samples of similar length belong together: batches are runs of the

@@ -1,6 +1,7 @@
 """`ShardLoader`: a dataset's batches, with its epochs and an exact state; the process of a DataLoader's worker."""
 
 import ctypes
+import inspect
 import os
 import platform
 import select
@@ -26,19 +27,8 @@ from shardcache_client.topology import Topology
 Collate = Callable[[Any], Any]
 
 _MAX_WORKERS = 8
-_PROPERTIES = (
-    "drop_last",
-    "generator",
-    "in_order",
-    "multiprocessing_context",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "pin_memory_device",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-)
+_OF_ORDER = ("sampler", "batch_sampler", "shuffle")
+_PROPERTIES = inspect.signature(DataLoader).parameters.keys() - {*_OF_ORDER}
 """Attributes of the DataLoader that frameworks look at."""
 
 
@@ -281,7 +271,7 @@ def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    for name in ("sampler", "batch_sampler", "shuffle"):
+    for name in _OF_ORDER:
         if options.get(name):
             raise ConfigError(
                 f"loader() does not take {name}: the dataset determines the order of its samples",

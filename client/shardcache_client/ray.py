@@ -185,7 +185,7 @@ def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_
     sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
-    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Position(0), on_error)))
+    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Position(0), on_error).samples()))
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -219,18 +219,15 @@ class DaemonConnection:
         return f"DaemonConnection({str(self._path)!r})"
 
     def _greet(self, reader: ReaderIdentity, timeout_s: float) -> None:
-        spoken, place = protocol.SPOKEN, reader.topology
+        spoken = protocol.SPOKEN
         self.tell(
             "hello",
             protocol=spoken.newest,
             oldest_protocol=spoken.oldest,
             client_version=__version__,
             job=reader.job,
-            rank=place.rank,
-            world_size=place.world_size,
-            worker=place.worker,
-            workers=place.workers,
             pid=reader.pid,
+            **asdict(reader.topology),
             **({"loader": reader.loader, "batch_size": reader.batch_size} if reader.loader else {}),
         )
         welcome = self._receive(time.monotonic() + timeout_s)

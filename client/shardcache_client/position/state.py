@@ -163,7 +163,7 @@ def _phase(data: Mapping[str, Any]) -> Phase:
 def find_states(data: object) -> list[ReaderState]:
     """Return the states, all of one moment, anywhere in nested dicts and lists such as a StatefulDataLoader's state."""
     try:
-        states = [ReaderState.from_json(each) for each in _search(data)]
+        states = [ReaderState.from_json(each) for each in search(data)]
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
@@ -188,9 +188,10 @@ def find_turn(data: object) -> int:
     return next(filter(None, map(find_turn, _children(data))), 0)
 
 
-def _search(data: object) -> Iterator[Mapping[str, Any]]:
+def search(data: object, mark: str = _MARK) -> Iterator[Mapping[str, Any]]:
+    """Yield the outermost mappings with this key anywhere in nested mappings and lists. Raises ConfigError."""
     if isinstance(data, Mapping):
-        if _MARK in data:
+        if mark in data:
             yield data
             return
         if data.get("_steps_since_snapshot"):
@@ -199,7 +200,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
                 remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
             )
     for each in _children(data):
-        yield from _search(each)
+        yield from search(each, mark)
 
 
 def _children(data: object) -> Sequence[object]:

@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -40,9 +39,9 @@ def ranks() -> Topology | None:
     return None
 
 
-def attempt(env: Mapping[str, str] = os.environ) -> str:
+def attempt() -> str:
     """Return the number of times that torchrun has restarted the job's processes, which then count from the start."""
-    return env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +108,11 @@ def _address_of_process_group() -> StoreAddress | None:
     return StoreAddress(store.host, store.port, known.world_size, known.rank)
 
 
-def _address_of_environment(env: Mapping[str, str] = os.environ) -> StoreAddress | None:
+def _address_of_environment() -> StoreAddress | None:
+    env = os.environ
     if not torch.distributed.is_available() or "MASTER_ADDR" not in env or not env.get("MASTER_PORT", "").isdecimal():
         return None
-    known = ranks_of_environment(env)
+    known = ranks_of_environment()
     return StoreAddress(env["MASTER_ADDR"], int(env["MASTER_PORT"]), known.world_size, known.rank)
 
 

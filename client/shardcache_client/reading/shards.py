@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,7 +14,7 @@ from shardcache.tarindex.grouping import Grouping, split_lines
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client import files
-from shardcache_client.files import WHOLE, BlockCutter, Column, Reads, Sample, TokenBlocks, View
+from shardcache_client.files import WHOLE, BlockCutter, Column, Reads, Sample, View
 
 if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
@@ -41,17 +42,16 @@ class MappedShard:
         self._view = view
         self._blocks: BlockCutter | None = None
         try:
-            self.index = TarIndex.open(index_path)
-            try:
-                self.tar = files.map_file(path, self.index.header["size_bytes"], in_order=in_order)
-            except BaseException:
-                self.index.close()
-                raise
-            if view.blocks is not None:
-                self._blocks = self._cut_blocks(view.blocks)
-            self._samples = len(self.index if self._blocks is None else self._blocks)
-            named = None if files.is_nameless(path) else path
-            self._loan = handover.lend(self.tar, named, path.stat().st_ino, url) if handover is not None else None
+            with ExitStack() as opened:  # closes what was opened if anything fails
+                self.index = opened.enter_context(closing(TarIndex.open(index_path)))
+                size_bytes = self.index.header["size_bytes"]
+                self.tar = opened.enter_context(closing(files.map_file(path, size_bytes, in_order=in_order)))
+                if view.blocks is not None:
+                    self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
+                self._samples = len(self.index if self._blocks is None else self._blocks)
+                named = None if files.is_nameless(path) else path
+                self._loan = handover.lend(self.tar, named, path.stat().st_ino, url) if handover is not None else None
+                opened.pop_all()
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
@@ -73,14 +73,6 @@ class MappedShard:
     def settled(self) -> bool:
         """True if no other process has yet to map the file. Valid once no more samples will be sliced."""
         return self._loan is None or self._loan.settled()
-
-    def _cut_blocks(self, blocks: TokenBlocks) -> BlockCutter:
-        try:
-            return BlockCutter(blocks, self.index, self.tar, self.url)
-        except BaseException:
-            self.index.close()
-            self.tar.close()
-            raise
 
     @property
     def _columns(self) -> list[Column | None]:

@@ -294,7 +294,7 @@ class StreamSettings:
 
 
 class EpochStream:
-    """The samples that one reader reads in an epoch. Iterable once.
+    """The samples that one reader reads in an epoch, once.
 
     Errors of a shard or a sample go to the handler `on_error`. Raises NoDaemonError if the daemon stays away for longer
     than the session's patience.
@@ -314,9 +314,6 @@ class EpochStream:
 
     def __repr__(self) -> str:
         return f"EpochStream({self.position!r}, quota={self._quota})"
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.samples()
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Iterator[Any]:
         """Yield the samples; `when_read` is called before the last one is, or when there are none left."""
