@@ -316,8 +316,7 @@ class MissingMemberError(SampleError, code="missing_member"):
     def of(cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = ()) -> Self:
         """Build for a sample, given as a dict with its `__key__`, `__url__` and members.
 
-        Args:
-            unread: extensions in its shard of which no members were read.
+        `unread` are the extensions in its shard of which no members were read.
         """
         has, unread = sorted(name for name in sample if not name.startswith("__")), sorted(unread)
         listed = "".join((", ".join(has) or "none of those read", f"; not read: {', '.join(unread)}" if unread else ""))

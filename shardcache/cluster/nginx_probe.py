@@ -15,11 +15,7 @@ _FAILED, _USAGE = 1, 2
 
 
 def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
-    """Return the node and the digest of the list that nginx has there.
-
-    Args:
-        front: HOST:PORT.
-        limit_s: time limit for each step of the exchange.
+    """Return the node and the digest of the list that nginx has at HOST:PORT; `limit_s` limits each step.
 
     Raises OSError if nothing answers, and ValueError if something else does.
     """

@@ -133,11 +133,7 @@ def _resolved(name: str) -> str:
 
 
 def key_of(url: str) -> str:
-    """Return the key under which the tier looks for the owner of a shard: the url's host and path, as requested.
-
-    Args:
-        url: http(s) url as it is requested from the object store, percent-encoded; its query does not matter.
-    """
+    """Return the key by which the tier finds a shard's owner: host and path of its url, percent-encoded as sent."""
     parts = urlsplit(url)
     return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -146,10 +142,8 @@ class Ring:
     """Consistent hashing as nginx does it (`hash … consistent`): which node owns which shard.
 
     nginx and Cache::Memcached::Fast agree on this ring: 160 points per node, each the CRC-32 of the node's address and
-    of the point before it; the owner of a key is the node of the first point that is not below the key's CRC-32.
-
-    Args:
-        addresses: HOST:PORT of each node, as in nginx.conf. Their order does not matter.
+    of the point before it; the owner of a key is the node of the first point that is not below the key's CRC-32. The
+    addresses are HOST:PORT as in nginx.conf, in any order.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:

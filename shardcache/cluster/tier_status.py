@@ -67,10 +67,9 @@ class NodeReport:
 
 
 async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s: float = _LIMIT_S) -> list[NodeReport]:
-    """Return the reports of all nodes, in their order. Raises ConfigError if the certificates cannot be used.
+    """Return the reports of all nodes, in their order; `limit_s` limits a node's connection, and each of its answers.
 
-    Args:
-        limit_s: time limit for a node's connection, and for each of its answers.
+    Raises ConfigError if the certificates cannot be used.
     """
     context = None if tls is None else _context(tls)
     shares = Ring([node.at(owner_port) for node in nodes]).shares()

@@ -54,13 +54,9 @@ class Backoff:
     base_s: float = 0.25
     cap_s: float = 15.0
 
-    def bound_s(self, failures: int) -> float:
-        """Return the longest pause after a number of failures (1 or more)."""
-        return min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 64))
-
     def pause_s(self, failures: int, uniform: float) -> float:
-        """Return the pause for a random number from [0, 1)."""
-        return self.bound_s(failures) * uniform
+        """Return the pause after a number of failures (1 or more), for a random number from [0, 1)."""
+        return min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 64)) * uniform
 
 
 BACKOFF = Backoff()

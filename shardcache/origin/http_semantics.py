@@ -52,12 +52,9 @@ def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_r
 
 
 async def read_exactly(count: int, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> memoryview:
-    """Return a body of exactly `count` bytes.
+    """Return a body of exactly `count` bytes. Raises OriginUnavailableError for a body of another length.
 
-    Args:
-        read: returns at most the given number of bytes, as soon as any are available; b"" at the end.
-
-    Raises OriginUnavailableError for a body of another length.
+    `read` returns at most the given number of bytes, as soon as any are available; b"" at the end.
     """
     buffer, filled = memoryview(bytearray(count)), 0
     while True:

@@ -76,10 +76,10 @@ def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
 ) -> None:
     """Full jitter: anything from nothing to min(cap, base x 2^(failures - 1))."""
     backoff = Backoff(base_s, cap_s)
-    bound_s = backoff.bound_s(failures)
+    bound_s = backoff.pause_s(failures, 1.0)
     assert 0 == backoff.pause_s(failures, 0.0) <= backoff.pause_s(failures, uniform) <= bound_s <= cap_s
-    assert backoff.bound_s(failures + 1) in (bound_s, 2 * bound_s, cap_s)
-    assert backoff.bound_s(1) == min(base_s, cap_s)
+    assert backoff.pause_s(failures + 1, 1.0) in (bound_s, 2 * bound_s, cap_s)
+    assert backoff.pause_s(1, 1.0) == min(base_s, cap_s)
 
 
 @pytest.mark.parametrize(
