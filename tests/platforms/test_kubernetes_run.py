@@ -39,7 +39,6 @@ class Cluster:
         self._site = kustomized(KUBERNETES / "examples" / "site")
         self._job = kustomized(KUBERNETES / "examples" / "training")
         self.image = HostImage(root / "image", IMAGE, "shardcache")
-        self.image.make()
 
     def node(self, number: int, credentials: Mapping[str, str]) -> Node:
         """Return a node of its own address, whose daemon has these credentials."""

@@ -38,7 +38,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierCluster]:
     with Network() as net, Store(net.add(100)) as store:
         root = tmp_path_factory.mktemp("cluster")
         image = HostImage(root / "image", {"shardcache": "shardcache", "python": ""}, "shardcache")
-        image.make()
         running = TierCluster(root, net, store, 4, image, ENV)
         running.certify()
         running.list_nodes(running.nodes[:3])

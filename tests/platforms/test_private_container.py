@@ -47,7 +47,6 @@ def test_processes_of_an_unprivileged_container_share_a_private_daemon(bundle: P
     (bundle / "tmp").chmod(0o1777)
     write_shards(bundle / "data", SHARDS, SAMPLES)
     image = HostImage(bundle / "image", {"python": ""}, "python")
-    image.make()
     for name in ("data", "tmp"):
         (bundle / "image" / name).mkdir()
     mounts = [Mount(bundle / "data", "/data", read_only=True), Mount(bundle / "tmp", "/tmp"), *image.mounts()]

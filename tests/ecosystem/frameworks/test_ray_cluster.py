@@ -74,17 +74,23 @@ class TwoNodes:
 
 
 @pytest.fixture
-def cluster(moto_server: MotoS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    """The cluster; everything of it is gone afterwards."""
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for Ray's sockets and the daemons': pytest's may have too long a path."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        made = TwoNodes(Path(folder), moto_server)
-        try:
-            yield made
-        finally:
-            made.close()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
+        monkeypatch.setenv("RAY_TMPDIR", name)
+        yield Path(name)
+
+
+@pytest.fixture
+def cluster(moto_server: MotoS3, folder: Path) -> Iterator[TwoNodes]:
+    """The cluster; everything of it is gone afterwards."""
+    made = TwoNodes(folder, moto_server)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +129,15 @@ def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> 
     assert len(cached()[0]) == SHARDS
 
 
-def test_the_example_reads_each_epoch(moto_server: MotoS3, urls: str) -> None:
+def test_the_example_reads_each_epoch(moto_server: MotoS3, folder: Path, urls: str) -> None:
     """The script of the docs, on a cluster that it starts itself, reads every sample in both epochs."""
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        with Daemon(Path(folder), env=moto_server.env()) as daemon:
-            env = {"RAY_TMPDIR": folder, "SHARDCACHE_SOCKET": str(daemon.socket), "RAY_USAGE_STATS_ENABLED": "0"}
-            command = [sys.executable, "with_ray_data.py", urls]
-            done = subprocess.run(
-                command, cwd=EXAMPLES, env=clean_environment(env), capture_output=True, text=True, timeout=GUARD_S
-            )
-        assert done.returncode == 0, done.stderr
-        said = f"{SHARDS * SAMPLES} samples, labels from 0 to {SAMPLES - 1}"
-        assert done.stdout.splitlines()[-2:] == [f"epoch 0: {said}", f"epoch 1: {said}"]
+    with Daemon(folder, env=moto_server.env()) as daemon:
+        env = clean_environment({"SHARDCACHE_SOCKET": str(daemon.socket)})
+        command = [sys.executable, "with_ray_data.py", urls]
+        done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
+    said = f"{SHARDS * SAMPLES} samples, labels from 0 to {SAMPLES - 1}"
+    assert done.stdout.splitlines()[-2:] == [f"epoch 0: {said}", f"epoch 1: {said}"]
 
 
 def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tm
         assert sorted(shares[0] + shares[1]) == KEYS
 
 
-def test_tasks_on_a_node_without_a_daemon_share_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> None:
     """Two tasks at a time, whichever starts it; it outlives the cluster's processes, for the next job."""
 
     @ray.remote(num_cpus=1)
@@ -170,17 +173,14 @@ def test_tasks_on_a_node_without_a_daemon_share_a_private_one(monkeypatch: pytes
         keys = [sample["__key__"] for sample in ShardReader(urls)]
         return keys, list(map(str, PrivatePlace.find().running()))
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "data").mkdir()
-        write_shards(Path(folder) / "data", SHARDS, SAMPLES)
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        with private_home(Path(folder)) as home:
-            ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
-            try:
-                told = ray.get([read.remote(f"{folder}/data/") for _ in range(2)])
-            finally:
-                ray.shutdown()
-            assert [keys for keys, _ in told] == [KEYS, KEYS]
-            assert [sockets for _, sockets in told] == [list(map(str, home.running()))] * 2
-            assert len(home.running()) == 1
+    (folder / "data").mkdir()
+    write_shards(folder / "data", SHARDS, SAMPLES)
+    with private_home(folder) as home:
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
+        try:
+            told = ray.get([read.remote(f"{folder}/data/") for _ in range(2)])
+        finally:
+            ray.shutdown()
+        assert [keys for keys, _ in told] == [KEYS, KEYS]
+        assert [sockets for _, sockets in told] == [list(map(str, home.running()))] * 2
+        assert len(home.running()) == 1

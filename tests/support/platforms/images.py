@@ -62,7 +62,7 @@ class HostImage:
     commands: Mapping[str, str]  # what can be run by its bare name: Python's module, or none for Python itself
     entrypoint: str  # as in Image
 
-    def make(self) -> None:
+    def __post_init__(self) -> None:
         bin_dir, etc = self.root / "image", self.root / "etc"
         for folder in (bin_dir, etc):
             folder.mkdir(parents=True)
