@@ -39,9 +39,6 @@ class AdminClient:
         self._chosen = socket is not None
         self._answer_limit_s = answer_limit_s
 
-    def __repr__(self) -> str:
-        return f"AdminClient({str(self.socket)!r})"
-
     def status(self) -> Json:
         """Return the daemon's status page."""
         return self._json("GET", "/v1/status")

@@ -157,13 +157,12 @@ def _list(columns: Columns, heights: Sequence[int], lines: int, *, is_cut: bool)
 def _facts(moment: Moment, *, is_cut: bool) -> Table:
     page, rates = moment.page, moment.rates
     cache, counters = page["cache"], page["counters"]
-    disk = _disk(page)
     facts: list[tuple[str | Text, str | Text | ProgressBar | None]] = [
         ("cache", str(cache["dir"])),
         ("", _bar(cache["used_bytes"], cache["capacity_bytes"], 40)),
         ("", _fill(cache)),
         ("pinned", _pins(page.get("pins"))),
-        (Text("disk", "red"), disk),
+        (Text("disk", "red"), _disk(page)),
         ("origin", _origin(counters, rates)),
         (Text("retrying", "yellow"), _retrying(page)),
         ("tier", _tier(page)),

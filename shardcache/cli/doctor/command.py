@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:
         head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
-        common.print_json(head | {"counts": counts, "findings": [finding.to_json() for finding in findings]})
+        common.print_json(head | {"counts": counts, "findings": list(map(asdict, findings))})
     else:
         _print(findings, counts)
     if counts["failed"]:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -32,10 +32,6 @@ class Finding:
     remedy: str = ""  # the command, or else advice, that fixes it
     subject: str = ""  # the url concerned; empty for the node
     figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every field by name."""
-        return asdict(self)
 
     def named(self, check: str, subject: str = "") -> Self:
         """Return the finding with the names of its check and its url; those that it already has stay."""

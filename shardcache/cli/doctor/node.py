@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shutil import disk_usage
 
 from shardcache.cli.doctor.context import Context, Finding, connect, failed, me, of_error, ok, skipped, warning
 from shardcache.config import Settings
@@ -212,18 +213,12 @@ def filesystem(context: Context) -> Finding | None:
     return ok(found)
 
 
-def _space_of(path: Path) -> tuple[int, int]:
-    """Return the bytes of a filesystem, and those that are free."""
-    stat = os.statvfs(path)
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-
-
 def space(context: Context) -> Finding:
     """Compare free space with the cache's capacity and --min-free."""
     place, settings = context.own_cache_dir, context.settings
     if place is None or settings is None:
         return skipped("capacity and --min-free are known to the daemon's operator, with valid options")
-    stat, (total_bytes, free_bytes) = os.statvfs(_nearest(place)), _space_of(_nearest(place))
+    stat, (total_bytes, _, free_bytes) = os.statvfs(_nearest(place)), disk_usage(_nearest(place))
     capacity_bytes, min_free_bytes = settings.capacity.of(total_bytes), settings.min_free.of(total_bytes)
     if context.status is None:
         used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
@@ -257,7 +252,7 @@ def speed(context: Context) -> Finding | list[Finding]:
     if context.own_cache_dir is None:
         return skipped("you may not write to the cache folder")
     place = _nearest(context.own_cache_dir)
-    total_bytes, free_bytes = _space_of(place)
+    total_bytes, _, free_bytes = disk_usage(place)
     kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
     # Few enough that a running daemon would not evict shards for them.
     spare_bytes = max(0, free_bytes - kept_bytes) // 4
@@ -315,7 +310,7 @@ def shared_memory(_context: Context) -> Finding:
     cause = "DataLoader workers pass tensors through it, and die with 'Bus error' when it is full"
     if not _SHM.is_dir():
         return warning(f"there is no {_SHM}", cause, f"mount -t tmpfs -o size=50% tmpfs {_SHM}")
-    total_bytes, free_bytes = _space_of(_SHM)
+    total_bytes, _, free_bytes = disk_usage(_SHM)
     found = f"{size(free_bytes)} of {size(total_bytes)} free in {_SHM}"
     if total_bytes < _MIN_SHM_BYTES:
         remedy = f"mount -o remount,size=8g {_SHM}   # docker run --shm-size=8g; in a pod, emptyDir with medium: Memory"
@@ -360,5 +355,5 @@ def _group_name(gid: int) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or its _nearest parent that exists."""
+    """Return the path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

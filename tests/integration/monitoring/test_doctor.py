@@ -133,7 +133,7 @@ async def test_doctor_names_variables_that_differ_from_the_daemons(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     found = (await look(socket=daemon.socket))["config.environment"]
     assert "AWS_SECRET_ACCESS_KEY" in found.found and "differ from the daemon's" in found.found
-    assert "do-not-tell" not in json.dumps(found.to_json())
+    assert "do-not-tell" not in str(found)
 
 
 @needs_root
@@ -313,7 +313,7 @@ async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(sea
     assert found["origin.reach"].state == "failed" and "access_denied" in found["origin.reach"].cause
     assert found["origin.reach"].remedy.startswith("give the daemon credentials")
     assert "AWS_PROFILE" in found["origin.reach"].remedy
-    shown = json.dumps([finding.to_json() for finding in found.values()])
+    shown = str(list(found.values()))
     secrets = ("wrong-secret", os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_ACCESS_KEY_ID"])
     assert not any(secret in shown for secret in secrets)
 
