@@ -1,4 +1,4 @@
-"""The order of a dataset: an endless sequence of rounds over all shards, each epoch an interval, divided. Pure.
+"""The order of a dataset: an endless sequence of rounds over all shards, and the division of its epochs. Pure.
 
 In each round every shard comes once, in an order determined by seed and round, with its samples one after another; so
 every sample has a position in the endless sequence. `lanes` mixes samples of several shards.
