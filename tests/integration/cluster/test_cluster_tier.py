@@ -171,8 +171,8 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
     fails: ClassVar[bool] = False
 
     def do_GET(self) -> None:
-        """Answer a range of the file; 503 for one of the name `busy`, and for all once the server fails."""
-        if self.path.startswith("/busy") or self.fails:
+        """Answer a range of the file; 503 once the server fails."""
+        if self.fails:
             self.send_response(503)
             self.send_header("Retry-After", "7")
             self.send_header("Content-Length", "0")
@@ -273,11 +273,6 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
     assert cluster.nodes.get(node, urls[0], headers).status == 206
     cluster.store.put("data", name, BODIES[SHARDS[1]])
     assert cluster.nodes.get(node, urls[1], headers).status == 412
-
-
-def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier(web: str, pair: TierNodes) -> None:
-    """Its 503 reaches the daemon, and is no failure of the tier's own."""
-    assert [_first(pair, f"{web}/{path}").status for path in ("get?", "busy?")] == [206, 503]
 
 
 @pytest.mark.parametrize("outage_s", [0, 600])
