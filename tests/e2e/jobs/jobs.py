@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +36,18 @@ def meet(init_method: str | None = None, rank: str | int = -1, world_size: str |
     dist.init_process_group("gloo", init_method, timedelta(seconds=60), int(world_size), int(rank))
 
 
-def train(socket: str, urls: str, method: str, *rendezvous: str) -> list[list[str]]:
-    """Read two epochs by two workers; with a rendezvous, torch.distributed is the only one who knows the ranks."""
-    if rendezvous:
-        meet(*rendezvous)
+def train(socket: str, urls: str, method: str) -> list[list[str]]:
+    """Read two epochs by two workers."""
     ds = ShardDataset(urls, shuffle=True, shuffle_window=2, seed=7, socket=socket, job="test-job")
     loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True)
     return [[sample["__key__"] for sample in loader] for _ in range(2)]
 
 
 def look(socket: str, urls: str, scenario: str) -> dict[str, Any]:
-    """Train in step with the other rank, of which rank 0 looks at samples alone, or both leave epochs early.
+    """Train in step with the other rank, of which rank 0 looks at samples alone.
 
     Scenarios: `look`, rank 0 looks before the other begins, and while they read, through the dataset and loaders;
-    `own`, so it does while both read through the dataset's own loader; `early`, each epoch is left after four batches.
+    `own`, so it does while both read through the dataset's own loader.
     """
     warned: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -62,7 +59,7 @@ def look(socket: str, urls: str, scenario: str) -> dict[str, Any]:
     loader = dataset.loader(num_workers=rank, collate_fn=keys) if scenario == "own" else plain
 
     def glance() -> None:
-        if scenario != "early" and not rank:
+        if not rank:
             for each in (dataset, loader, dataset.loader(batch_size=3, num_workers=1, collate_fn=keys)):
                 next(iter(each))
 
@@ -71,7 +68,7 @@ def look(socket: str, urls: str, scenario: str) -> dict[str, Any]:
     read: list[list[str]] = []
     for _ in range(2):
         read.append([])
-        for batch in islice(loader, 4 if scenario == "early" else None):
+        for batch in loader:
             read[-1] += batch
             glance()
             dist.barrier()

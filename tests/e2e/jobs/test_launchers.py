@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import PartialState, notebook_launcher
 from jobs import BATCH, elastic, look, meet, shuffled
-from jobs import train as trained
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
@@ -142,13 +141,6 @@ def test_a_rank_that_looks_on_its_own(scenario: str, train: str, daemon: Daemon)
         assert told["warned"] == []
 
 
-def test_epochs_that_all_ranks_leave_early_follow_each_other(train: str, daemon: Daemon) -> None:
-    """A loop of a fixed number of steps reads other samples in each epoch, on all ranks of the same one."""
-    for rank, told in enumerate(torchrun(look, daemon.socket, train, "early")):
-        for read, whole in zip(told["read"], epochs(dataset(train, daemon, rank), 2), strict=True):
-            assert set(read) <= set(whole)
-
-
 def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, tmp_path: Path) -> None:
     """Each restart continues at the step after the last checkpoint, with a process group and loader workers.
 
@@ -159,16 +151,3 @@ def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, t
     torchrun(elastic, daemon.socket, train, tmp_path, options=restarts, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     read = json.loads((tmp_path / "job.json").read_text())["read"]
     assert sorted(read) == [[epoch, f"{key:06d}"] for epoch in range(2) for key in range(sum(COUNTS))]
-
-
-def test_workers_of_ranks_that_only_torch_distributed_knows(
-    daemon: Daemon, index: str, keys: list[str], tmp_path: Path
-) -> None:
-    """Ranks reach forked workers, and spawned ones, which never initialise it; each reads half of every epoch."""
-    meeting = f"file://{tmp_path}/meet"
-    arguments = [(daemon.socket, index, method, meeting, rank, WORLD) for rank, method in enumerate(["fork", "spawn"])]
-    ranks = processes(trained, arguments)
-    for epoch in range(2):
-        assert sorted(key for rank in ranks for key in rank[epoch]) == keys
-        assert [len(rank[epoch]) for rank in ranks] == [len(keys) // 2] * 2
-    assert sorted(ranks[0][0]) != sorted(ranks[0][1]), "other samples, too: ranks take parts of one sequence"

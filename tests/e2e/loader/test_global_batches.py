@@ -129,18 +129,6 @@ def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None
     assert list(plain(second, 2)) == expected[3:]
 
 
-@pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
-def test_the_next_epoch_follows_the_last_global_batch(make: Make) -> None:
-    """A state of the end is one of the next epoch's beginning, for any job."""
-    loader = own(make(0, 2), 2)
-    list(loader)
-    state = loader.state_dict()
-    ranks = [make(rank, 4) for rank in range(4)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    assert together([iter(plain(rank, 1)) for rank in ranks]) == whole(make, 1)
-
-
 def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_path: Path) -> None:
     """The reader that skips it goes on with its next samples; the global batches before it are the same."""
     url = write_indexed(tmp_path, COUNTS)
@@ -156,11 +144,13 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
 
 
 def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> None:
-    """Ranks that do not divide them; a loader with batches of another size."""
+    """Ranks that do not divide them; a loader with batches of another size, or in another order."""
     with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):
         next(iter(make(0, 3)))
     with pytest.raises(ConfigError, match="the loader's batch_size is 4, each rank's part of a global batch 8"):
         make(0, 2).loader(batch_size=4)
+    with pytest.raises(ConfigError, match="in_order=False"):
+        make(0, 2).loader(num_workers=2, in_order=False)
     assert make(0, 2).loader().batch_size == 8
     with pytest.raises(ConfigError, match="a filter would change the global batches"):
         iter(make().filter(bool))

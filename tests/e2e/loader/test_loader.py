@@ -14,7 +14,7 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client import ShardDataset, ignore_and_continue
+from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -99,21 +99,6 @@ def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
         resumed = load(make(pattern, socket=fresh.socket), 2)
         resumed.load_state_dict(state)
         assert list(resumed) == whole[5:]
-
-
-def test_skipped_samples_do_not_move_the_place(make: Make) -> None:
-    """A state counts the samples that a handler skipped, unlike a number of batches."""
-
-    def picky(sample: dict[str, Any]) -> dict[str, Any]:
-        if int(sample["__key__"]) % 5 == 0:
-            raise ValueError("no fives")
-        return sample
-
-    options = {"decode": picky, "on_error": ignore_and_continue}
-    whole = list(load(make(**options), 2))
-    resumed = load(make(**options), 2)
-    resumed.load_state_dict(state_after(load(make(**options), 2), 5))
-    assert list(resumed) == whole[5:]
 
 
 def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
@@ -328,12 +313,6 @@ def test_ranks_out_of_step_need_the_states_of_all(make: Make) -> None:
     read = Counter(chain(*chain(*taken), *loader))
     assert sorted(read) == KEYS
     assert read.total() <= len(KEYS) + 1  # padding
-
-
-def test_global_batches_come_in_order(make: Make) -> None:
-    """`in_order=False` would give other batches than the dataset promises, and a state that skips some."""
-    with pytest.raises(ConfigError, match="in_order=False"):
-        load(make(batch_size=1, global_batch_size=8), 2, in_order=False)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

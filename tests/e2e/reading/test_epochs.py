@@ -1,7 +1,5 @@
 """Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
-import multiprocessing
-from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -9,14 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Even, Shuffle
 from shardcache_client.topology import Topology
 from support.programs.daemon import Daemon, eventually
-from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -48,42 +45,6 @@ def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, key
         batches = list(loader)
         assert sorted(key for batch in batches for key in batch) == keys
         assert batches[0] == keys_of(islice(iter(alone), 11))[:10], "the first worker begins where one process would"
-
-
-class Held(ShardDataset[Any]):
-    """A dataset of which worker 1 begins an iteration once it may."""
-
-    def __init__(self, url: str, context: str, **options: Any) -> None:
-        super().__init__(url, **options)
-        self.may_begin = multiprocessing.get_context(context).Event()
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        if info is not None and info.id == 1:
-            self.may_begin.wait(GUARD_S)
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_an_epoch_set_before_all_workers_have_begun(
-    daemon: Daemon, index: str, keys: list[str], persistent: bool, context: str
-) -> None:
-    """It is that of the next iteration: all workers of the one that has begun read what was set before."""
-    held = Held(index, context, shuffle=True, batch_size=10, socket=daemon.socket)
-    options: dict[str, Any] = {"persistent_workers": persistent, "multiprocessing_context": context}
-    loader = DataLoader(held, batch_size=10, num_workers=2, collate_fn=keys_of, **options)
-    epochs: list[list[list[str]]] = []
-    held.set_epoch(0)
-    for epoch in range(1, 4):
-        held.may_begin.clear()
-        batches = iter(loader)
-        first = next(batches)
-        held.set_epoch(epoch)
-        held.may_begin.set()
-        epochs.append([first, *batches])
-    assert [sorted(key for batch in epoch for key in batch) for epoch in epochs] == [keys] * 3
-    assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import ShardcacheError, ShardChangedError, ShardError, TrailingDataError, TruncatedShardError
-from shardcache_client import ShardDataset, ShardReader, ignore_and_continue
+from shardcache.errors import ShardChangedError, TruncatedShardError
+from shardcache_client import ShardDataset, ShardReader
 from shardcache_client.indexed import IndexedShards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
@@ -148,47 +148,7 @@ def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, parti
     assert [*found[0], *keys_of(samples)] == KEYS
 
 
-def test_object_replaced_after_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
-    """The samples of two versions never meet; the error says how far the first one had been read."""
-    url = store.put("a.tar", BODY)
-    samples = iter(ShardDataset(url, socket=daemon.socket))
-    store.let("a.tar", FIVE_PARTS)
-    assert next_keys(samples, 20) == KEYS[:20]
-    store.put("a.tar", BODY[::-1])
-    store.let("a.tar")
-    with pytest.raises(ShardChangedError, match=r"first .* samples, up to key '0000") as caught:
-        list(samples)
-    assert 20 <= caught.value.yielded < SAMPLES
-
-
 CUT = BODY[: 12 * PART_BYTES]
-AT = 60 * (512 + 9_216)  # the header of sample 60
-HOLED = BODY[:AT] + bytes(4096) + BODY[AT + 4096 :]
-
-
-@pytest.mark.parametrize(("body", "expected"), [(CUT, TruncatedShardError), (HOLED, TrailingDataError)])
-def test_a_shard_that_turns_out_bad_goes_to_the_handler(
-    daemon: Daemon, store: GatedStore, body: bytes, expected: type[ShardError]
-) -> None:
-    """Samples before the fault stay given; the handler learns how many they were, and the next shard is read."""
-    urls = [store.put("cut.tar", body), store.put("next.tar", make_tar(random_samples(3, first=SAMPLES)))]
-    errors: list[Exception] = []
-
-    def note(exn: Exception) -> bool:
-        errors.append(exn)
-        return ignore_and_continue(exn)
-
-    samples = iter(ShardDataset(urls, socket=daemon.socket, on_error=note))
-    store.let("cut.tar", FIVE_PARTS)
-    read = next_keys(samples, 20)
-    store.let("cut.tar")
-    store.let("next.tar")
-    read += keys_of(samples)
-    assert read[-3:] == ["000100", "000101", "000102"]
-    assert read[:-3] == KEYS[: len(read) - 3]
-    (error,) = errors
-    assert isinstance(error, expected)
-    assert isinstance(error, ShardcacheError) and error.yielded == len(read) - 3
 
 
 def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:

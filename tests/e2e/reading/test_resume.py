@@ -86,29 +86,6 @@ def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None
     assert len(json.dumps(later[0])) < 2_000
 
 
-def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
-    """Of 23 and 24 samples in batches of 23, one rank has one batch, the other two: after the first one is left.
-
-    By the state of the first rank alone the other would lose its last sample; by both states it reads just that.
-    """
-    ranks = [own(make(rank=rank, world_size=2, even=None, batch_size=23), 0) for rank in range(2)]
-    iterators = [iter(loader) for loader in ranks]
-    read = [sample["__key__"] for batches in iterators for sample in next(batches)]
-    states = [through_json(loader.state_dict()) for loader in ranks]
-    other = make(rank=1, world_size=2, even=None, batch_size=23)
-    other.load_state_dict(states[0])
-    with pytest.raises(ConfigError, match="states of all ranks"):
-        iter(other)
-    for rank in range(2):
-        resumed = make(rank=rank, world_size=2, even=None, batch_size=23)
-        resumed.load_state_dict(states)
-        read += [sample["__key__"] for sample in resumed]
-    assert sorted(read) == KEYS
-    next(iterators[1])
-    other.load_state_dict([states[0], through_json(ranks[1].state_dict())])
-    assert len(list(other)) == 24, "nothing is left on any rank, so the next epoch follows"
-
-
 def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
     """Return PyTorch's own loader of whole batches."""
     return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)

@@ -164,11 +164,6 @@ class Dealt:
             for sample in piece.numbers(counts[piece.shard], permuted=bool(shuffle and shuffle.window))
         ]
 
-    def sources_of(self, places: Sequence[Place]) -> list[int]:
-        """Return the source of each sample."""
-        owners = [number for number, counts in enumerate(self.counts) for _ in counts]
-        return [owners[shard] for shard, _ in places]
-
 
 def _shuffles(max_window: int, max_groups: int) -> st.SearchStrategy[Shuffle | None]:
     numbers = {"seed": st.integers(-5, 2**70), "window": st.integers(0, max_window)}

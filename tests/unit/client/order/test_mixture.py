@@ -3,7 +3,7 @@
 import hashlib
 import json
 from fractions import Fraction
-from itertools import accumulate, chain
+from itertools import chain
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,26 +13,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.mixture import MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.rounds import Partition, Shuffle
-from support.shards.dealt import Dealt, mixtures, shares, source
-
-sizes = st.tuples(st.integers(1, 4), st.integers(1, 3))
-
-
-@settings(max_examples=100, deadline=None)
-@given(mixtures(), sizes, st.integers(1, 5), st.integers(0, 3))
-def test_every_window_of_a_reader_has_the_proportions(
-    mixed: Dealt, size: tuple[int, int], batch_size: int, epoch: int
-) -> None:
-    """Of any consecutive samples of a reader, with an error below 4 samples, and of at most 1 with two sources."""
-    deal = mixed.deal(None, batch_size)
-    assert isinstance(deal, MixtureDeal) and mixed.samples
-    numbers = deal.schedule.samples(epoch)
-    for places in shares(deal, mixed.shards, epoch, Partition(*size, None, batch_size)):
-        for number, samples in enumerate(numbers):
-            own = (each == number for each in mixed.sources_of(places))
-            counts = list(accumulate(own, initial=0))
-            drift = [count - Fraction(at * samples, mixed.samples) for at, count in enumerate(counts)]
-            assert max(drift) - min(drift) <= 1 or (len(numbers) > 2 and max(drift) - min(drift) < 4)
+from support.shards.dealt import Dealt, shares, source
 
 
 def test_a_mixture_of_one_is_read_like_the_dataset() -> None:

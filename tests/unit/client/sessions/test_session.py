@@ -105,25 +105,7 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     assert kinds(heard) == ["hello", "plan", "plan"]
 
 
-def test_the_plan_begins_at_the_readers_place_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next daemon learns what is still to be read, and leases that were asked for are asked for again."""
-    first = begun(granted(1, url=SHARDS[0].url), Peer.hear, stays=False)
-    second = begun(granted(1, url=SHARDS[1].url), granted(2, url=SHARDS[2].url))
-    with session_with(path, first, second) as (session, heard):
-        lease = session.lease(0)
-        session.wait(lease)
-        ahead = session.lease(1)
-        session.release(lease)
-        assert session.wait(ahead)["url"] == SHARDS[1].url
-        assert session.wait(session.lease(2))["url"] == SHARDS[2].url
-    _, plan, *leases = after_the_break(heard)
-    assert (plan["reads"], plan["order"]) == (2, [0, 1, 1, 0, 2])
-    assert [row[0] for row in plan["shards"]] == [SHARDS[number].url for number in (1, 2, 0)]
-    assert [message["position"] for message in leases] == [0, 1]
-    assert "retrying for up to" in caplog.text
-
-
-def test_leases_are_taken_again_after_a_break(path: Path) -> None:
+def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """From the oldest in hand on the plan is sent, and each is asked for, the newest first; what is ahead stays so."""
 
     def second(peer: Peer) -> None:
@@ -147,6 +129,7 @@ def test_leases_are_taken_again_after_a_break(path: Path) -> None:
     again = after_the_break(heard)[1]
     assert again["reads"] == 5
     assert [SHARDS.index(ShardRef(again["shards"][index][0])) for index in again["order"]] == [0, 1, 2, 0, 1, 0]
+    assert "retrying for up to" in caplog.text
 
 
 def test_a_new_daemons_numbers_are_the_ones_that_count(path: Path) -> None:

@@ -55,63 +55,6 @@ def test_a_trainer_and_its_workers_see_what_the_others_note(method: str) -> None
     assert shared_notes.read() == {"child": [2**40]}
 
 
-_is_worker = False
-
-
-def here() -> bool:
-    """Return whether this process was told that it is a loader's worker."""
-    return _is_worker
-
-
-def _be_worker(shared_notes: SharedNotes, name: str) -> None:
-    global _is_worker
-    _is_worker = True
-    with shared_notes.edit() as notes:
-        notes[name] = True
-
-
-def _be_trainer(shared_notes: SharedNotes, name: str, method: str, started: Connection, pipe: Connection) -> None:
-    started.send(None)
-    pipe.recv()
-    context: Any = multiprocessing.get_context(method)
-    worker = context.Process(target=_be_worker, args=(shared_notes, f"worker of {name}"))
-    worker.start()
-    worker.join()
-    pipe.send(shared_notes.read())
-
-
-@pytest.mark.parametrize(
-    ("method", "starts_workers_by"),
-    [("fork", "fork"), ("fork", "spawn"), ("spawn", "fork"), ("forkserver", "fork")],
-)
-def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_workers_by: str) -> None:
-    """Each begins with the notes as they were when it was started, and has them in common with its workers alone."""
-    context: Any = multiprocessing.get_context(method)
-    shared_notes, trainers = SharedNotes({"loaded": 1}, here), []
-    for name in ("a", "b"):
-        (started, tell), (mine, theirs) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe()
-        child = context.Process(target=_be_trainer, args=(shared_notes, name, starts_workers_by, tell, theirs))
-        child.start()
-        started.recv()
-        trainers.append((name, child, mine))
-        with shared_notes.edit() as notes:
-            notes[f"after {name}"] = True
-    found = {}
-    try:
-        for name, _, pipe in trainers:
-            pipe.send(None)
-            found[name] = pipe.recv()
-    finally:
-        for _, child, _ in trainers:
-            child.kill()
-            child.join()
-    assert found == {
-        "a": {"loaded": 1, "worker of a": True},
-        "b": {"loaded": 1, "after a": True, "worker of b": True},
-    }
-    assert shared_notes.read() == {"loaded": 1, "after a": True, "after b": True}
-
-
 def _count(shared_notes: SharedNotes) -> None:
     for _ in range(ROUNDS):
         with shared_notes.edit() as notes:
