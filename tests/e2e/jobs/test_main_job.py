@@ -1,22 +1,17 @@
 """The main job on a real S3 server: SeaweedFS → daemon → torchrun with two ranks of two workers."""
 
-import bz2
-import gzip
 import json
-import lzma
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import train
 
 from shardcache.errors import AccessDeniedError, NotFoundError, TruncatedShardError
-from shardcache.store.partial import zstd
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.ranks import torchrun
-from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples
 from support.stores.seaweedfs import SeaweedFS
 
@@ -24,13 +19,6 @@ SHARDS = 6
 SAMPLES = 20
 SIZES = {"jpg": 30_000, "cls": 2}
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".tar.gz": gzip.compress,
-    ".tgz": gzip.compress,
-    ".tar.zst": zstd.compress,
-    ".tar.bz2": bz2.compress,
-    ".tar.xz": lzma.compress,
-}
 
 pytestmark = pytest.mark.slow
 
@@ -70,26 +58,6 @@ def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str) -
     assert daemon.leases() == 0
     wanted_bytes = sum(len(shard(number)) for number in range(SHARDS))
     assert daemon.status()["counters"]["origin_bytes"] == wanted_bytes
-
-
-def test_a_prefix_a_glob_and_an_index_name_the_same_shards(daemon: Daemon, bucket: str) -> None:
-    """In the same order, and with their number of samples once they have been read."""
-    for pattern in ("shards/", "shards/*.tar", "index.json"):
-        dataset = ShardDataset(f"{bucket}/{pattern}", socket=daemon.socket)
-        assert [ref.url for ref in dataset.manifest] == [f"{bucket}/shards/{n:04d}.tar" for n in range(SHARDS)]
-        assert keys_of(dataset) == KEYS
-        assert len(ShardDataset(f"{bucket}/{pattern}", socket=daemon.socket)) == len(KEYS)
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_compressed_shards_are_kept_plain(
-    daemon: Daemon, bucket: str, seaweedfs_server: SeaweedFS, suffix: str
-) -> None:
-    """Whatever the compression, samples come out, and the cache holds the plain tar."""
-    url = seaweedfs_server.put("train", f"packed/0000{suffix}", COMPRESS[suffix](shard(0)))
-    assert keys_of(ShardDataset(url, socket=daemon.socket)) == KEYS[:SAMPLES]
-    (kept,) = [kept for kept in daemon.shards() if kept["url"] == url]
-    assert kept["size_bytes"] == len(shard(0))
 
 
 def test_errors_of_a_store_reach_the_training_script(

@@ -13,7 +13,7 @@ from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.ranks import processes
 from support.shards.reading import keys_of, write_index
-from support.shards.tars import make_tar, random_samples, write_shards
+from support.shards.tars import make_tar, random_samples, write_indexed, write_shards
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +119,7 @@ def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, nodes: lis
     index file are the same for all: by them both deal samples.
     """
     knows, new = (node.socket for node in nodes)
-    for number, count in enumerate(COUNTS):
-        (tmp_path / f"{number}.tar").write_bytes(make_tar(random_samples(count, first=100 * number)))
-    url, index = f"file://{tmp_path}/{{0..3}}.tar", write_index(tmp_path, COUNTS)
+    url, index = f"file://{tmp_path}/{{0..3}}.tar", write_indexed(tmp_path, COUNTS)
 
     def job(url: str, sockets: tuple[Path, Path], **options: Any) -> list[ShardDataset]:
         return [ShardDataset(url, socket=each, rank=rank, world_size=2, **options) for rank, each in enumerate(sockets)]

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -38,22 +37,6 @@ def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: P
     with pytest.raises(ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"):
         iter(ShardDataset(url, **options))
     assert keys_of(ShardDataset(url, even=None, **options)) in ([], [f"{number:06d}" for number in range(4)])
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Persistent workers, however started, read each epoch in its own order and every sample once."""
-    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket, job=method)
-    loader = DataLoader(ds, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=method)
-    epochs = []
-    for epoch in (0, 1, 5):
-        ds.set_epoch(epoch)
-        epochs.append(keys_of(loader))
-    assert [sorted(epoch) for epoch in epochs] == [keys] * 3
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    del loader
-    eventually(lambda: sessions_of(daemon, method) == 0)
-    assert daemon.leases() == 0
 
 
 def sessions_of(daemon: Daemon, job: str) -> int:
@@ -154,17 +137,6 @@ def _read_one_and_fork(ds: ShardDataset, pipe: Any) -> None:
     if child_pid:
         pipe.send(child_pid)
     signal.pause()
-
-
-def test_pickled_dataset_is_independent(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """A copy by pickle reads the same, and its epoch is its own."""
-    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
-    other = pickle.loads(pickle.dumps(ds))
-    ds.set_epoch(1)
-    read = keys_of(other)
-    assert sorted(read) == keys
-    assert read != keys_of(ds)
-    assert keys_of(other) == keys_of(ds)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from shardcache_client.order.rounds import Even, Shuffle
 from shardcache_client.topology import Topology
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
-from support.shards.reading import keys_of, write_index
-from support.shards.tars import make_tar, random_samples, write_shards
+from support.shards.reading import keys_of
+from support.shards.tars import write_indexed, write_shards
 
 
 def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
@@ -37,14 +37,19 @@ def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path)
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
-    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers."""
+    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers.
+
+    An epoch that is set reaches workers that run already.
+    """
     options: dict[str, Any] = {"shuffle": True, "batch_size": 10, "socket": daemon.socket}
     alone, dataset = (ShardDataset(index, **options) for _ in range(2))
     loader = DataLoader(dataset, 10, num_workers=2, persistent_workers=persistent, collate_fn=keys_of)
-    for _ in range(3):
-        batches = list(loader)
+    epochs = [list(loader) for _ in range(3)]
+    for batches in epochs:
         assert sorted(key for batch in batches for key in batch) == keys
         assert batches[0] == keys_of(islice(iter(alone), 11))[:10], "the first worker begins where one process would"
+    dataset.set_epoch(1)
+    assert list(loader) == epochs[1]
 
 
 def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
@@ -68,11 +73,7 @@ COUNTS = (5, 0, 3, 8, 1, 6)
 @pytest.fixture(scope="module")
 def uneven(folder: Path) -> str:
     """The index file of shards with uneven counts."""
-    source = folder / "uneven"
-    source.mkdir()
-    for number, count in enumerate(COUNTS):
-        (source / f"{number}.tar").write_bytes(make_tar(random_samples(count, {"bin": 20}, first=100 * number)))
-    return write_index(source, COUNTS)
+    return write_indexed(folder / "uneven", COUNTS)
 
 
 @settings(max_examples=30)
@@ -100,7 +101,9 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     """
     deal = SampleDeal(COUNTS, shuffle, even, 1, length)
     shares = [deal.share(each, 0, Topology(rank, 4)) for each in (epoch, epoch + 1)]
-    dealt, dealt_next = ([f"{100 * shard + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares)
+    dealt, dealt_next = (
+        [f"{sum(COUNTS[:shard]) + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares
+    )
     options: dict[str, Any] = {"even": even, "samples_per_epoch": length, "rank": rank, "world_size": 4}
     if shuffle:
         options |= {"shuffle": True, "shuffle_window": shuffle.window}

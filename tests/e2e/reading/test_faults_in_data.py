@@ -24,8 +24,8 @@ from shardcache.errors import (
 )
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
 from support.programs.daemon import Daemon, eventually
-from support.shards.reading import keys_of, write_index
-from support.shards.tars import make_tar, random_samples
+from support.shards.reading import keys_of
+from support.shards.tars import make_tar, random_samples, write_indexed
 
 SHARDS = 4
 SAMPLES = 6
@@ -39,9 +39,7 @@ Decode = Callable[[dict[str, Any]], Any]
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A folder of good shards and their index; each test has its own, so that nothing of it is cached."""
-    for number in range(SHARDS):
-        write(tmp_path, number, random_samples(SAMPLES, {"bin": 200}, first=number * SAMPLES))
-    write_index(tmp_path, [SAMPLES] * SHARDS)
+    write_indexed(tmp_path, [SAMPLES] * SHARDS)
     return tmp_path
 
 

@@ -102,6 +102,8 @@ def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
     with pytest.raises(TypeError, match="up to the filter"):
         len(odd)
     loader = odd.loader(batch_size=2, num_workers=workers, collate_fn=list)
+    with pytest.raises(TypeError, match="filter"):
+        _ = loader.remaining
     batches = list(loader)
     assert sorted(chain(*batches)) == sorted(number for number in range(SHARDS * SAMPLES) if number % 2)
     loader.set_epoch(0)

@@ -80,7 +80,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(elastics(), jobs, st.integers(0, 2), st.just(0) | st.integers(0, 100))
 def test_global_batches_are_the_same_for_any_job(
     elastic: Elastic, job: tuple[int, int], epoch: int, taken: int
@@ -90,7 +90,7 @@ def test_global_batches_are_the_same_for_any_job(
     assert elastic.read(epoch, Partition(*job, elastic.deal.even), taken) == elastic.batches(epoch)[taken:]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(datasets(6, 12), st.sampled_from([1, 2, 3, 4]), st.sampled_from(["pad", "drop"]))
 def test_global_batches_have_every_sample(dealt: Dealt, count: int, even: Even) -> None:
     """Once, but for fewer than one batch, which are repeated to fill the last one, or left out."""
@@ -100,7 +100,7 @@ def test_global_batches_have_every_sample(dealt: Dealt, count: int, even: Even) 
     assert set(read) == set(every) if even == "pad" else read <= every
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(elastics().map(lambda elastic: elastic.deal) | mixtures().map(Dealt.deal), jobs, st.integers(0, 100))
 def test_a_plan_has_the_shards_in_the_order_of_need(deal: SpanDeal, job: tuple[int, int], taken: int) -> None:
     """From any place on, for each reader: the order in which passing over their samples opens them, of all sources."""

@@ -43,7 +43,7 @@ weightings = st.integers(1, 9).flatmap(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 1000), weightings)
 @example(40, ({}, [0.99, 0.01]))
 @example(40, ({50: [0.6, 0, 0.4], 60: [1, 0.01, 0]}, [0.985, 0.01, 0.005]))
