@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from shardcache import __version__, logs
-from shardcache.access.rules import AllowList
+from shardcache.access import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import INDEX_SUFFIX
+from shardcache.access import INDEX_SUFFIX, AllowList, Peer
 from shardcache.cache.disk import Health, Scrubber
 from shardcache.cache.fetcher import Fetcher
 from shardcache.cache.manifests import Manifests, matcher

@@ -9,8 +9,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import INDEX_SUFFIX, is_glob
+from shardcache.access import INDEX_SUFFIX, AllowList, Peer, is_glob
 from shardcache.cache.planner import History
 from shardcache.cache.waits import Turns
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError

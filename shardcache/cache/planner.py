@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from shardcache.access.urls import store_of
+from shardcache.access import store_of
 from shardcache.cache.waits import Holder
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
 from shardcache.metrics import Counters

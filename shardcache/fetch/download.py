@@ -12,7 +12,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from shardcache.access.urls import store_of
+from shardcache.access import store_of
 from shardcache.checksums import ALGORITHMS, combined
 from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, OutdatedError, ShardChangedError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from shardcache.access.rules import AllowList
+from shardcache.access import AllowList
 from shardcache.checksums import Data
 from shardcache.config import OriginTable
 from shardcache.errors import ConfigError

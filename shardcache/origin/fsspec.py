@@ -17,7 +17,7 @@ import fsspec
 from fsspec.registry import known_implementations, registry
 
 from shardcache import errors
-from shardcache.access.urls import COMMON, STORES
+from shardcache.access import COMMON, STORES
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import error_of, size_of
 from shardcache.protocol import local_path

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shardcache import errors
-from shardcache.access.urls import WEB, protocol_of
+from shardcache.access import WEB, protocol_of
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.messages import number_in
 from shardcache.transport.workers import Flow

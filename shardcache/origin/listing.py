@@ -10,7 +10,7 @@ from math import prod
 from braceexpand import braceexpand
 
 from shardcache import shardlist
-from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, checked, glob_prefix, is_glob, join, protocol_of
+from shardcache.access import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, checked, glob_prefix, is_glob, join, protocol_of
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache import errors
-from shardcache.access.rules import AllowList
-from shardcache.access.urls import S3, PlaceKind, checked, protocol_of, row_of
+from shardcache.access import S3, AllowList, PlaceKind, checked, protocol_of, row_of
 from shardcache.config import OriginTable
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup

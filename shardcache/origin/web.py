@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from yarl import URL
 
-from shardcache.access.urls import WEB
+from shardcache.access import WEB
 from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
 from shardcache.origin import http_semantics
 from shardcache.origin.base import Origin, RemoteObject, Route, Setup

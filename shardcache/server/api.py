@@ -11,7 +11,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from shardcache import errors
-from shardcache.access.rules import Peer
+from shardcache.access import Peer
 from shardcache.cache.facade import Cache
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import Json, parse, take

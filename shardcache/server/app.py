@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from shardcache.access.rules import Peer
+from shardcache.access import Peer
 from shardcache.cache.facade import Cache
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
 from shardcache.protocol import SESSION_PATH

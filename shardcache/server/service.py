@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 
 from shardcache import __version__
-from shardcache.access.rules import Peer
+from shardcache.access import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.waits import JobKey
 from shardcache.metrics import Histogram

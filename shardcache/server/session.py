@@ -10,7 +10,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
-from shardcache.access.rules import Peer
+from shardcache.access import Peer
 from shardcache.cache.planner import Planned
 from shardcache.cache.readers import Lease, Loader, Reader
 from shardcache.cache.waits import Arrival, Turns

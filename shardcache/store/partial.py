@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit
 
-from shardcache.access.urls import WEB, protocol_of
+from shardcache.access import WEB, protocol_of
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from shardcache.access.urls import SHARD_SUFFIXES
+from shardcache.access import SHARD_SUFFIXES
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.grouping import split_name
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from shardcache import errors, shardlist
-from shardcache.access.urls import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
+from shardcache.access import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
 from shardcache.config import MIB, OriginTable, Settings
 from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object

@@ -14,8 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, protocol_of, store_of
+from shardcache.access import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from campaign import access
 from campaign.harness import QUICK, Row, rows
-from shardcache.access.rules import AllowList
+from shardcache.access import AllowList
 from shardcache.config import AllowRule, OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins

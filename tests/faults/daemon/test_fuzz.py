@@ -14,7 +14,7 @@ from campaign import fuzz
 from campaign.fuzz_targets import TARGETS, kept
 from campaign.harness import Row, rows
 from shardcache import shardlist
-from shardcache.access.urls import checked, join, store_of
+from shardcache.access import checked, join, store_of
 from shardcache.config import Settings
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject

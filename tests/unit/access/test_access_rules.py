@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.access.rules import AllowList, Peer
+from shardcache.access import AllowList, Peer
 from shardcache.config import AllowRule
 from shardcache.errors import ConfigError, NotAllowedError
 

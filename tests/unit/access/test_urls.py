@@ -6,7 +6,7 @@ import os
 import pytest
 from fsspec.registry import known_implementations
 
-from shardcache.access.urls import S3, STORES, canonical, checked, is_glob, join, row_of
+from shardcache.access import S3, STORES, canonical, checked, is_glob, join, row_of
 from shardcache.errors import ConfigError
 from shardcache.origin.base import Origin
 from shardcache.protocol import from_here

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache import shardlist
-from shardcache.access.urls import checked
+from shardcache.access import checked
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.listing import parse_index
 from shardcache.protocol import ShardRef

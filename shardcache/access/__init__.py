@@ -1,1 +1,0 @@
-"""Access rules: urls that users may have fetched, addresses that only the node reaches, users at a socket."""
