@@ -1,11 +1,8 @@
 """The protocol between daemon and client: messages, versions and socket path.
 
-Control is JSON over a Unix socket; shard bytes never pass through it. A reader opens one WebSocket at `SESSION_PATH`;
-its plan and its leases live exactly as long as that connection. Tools use the admin API over plain HTTP on the same
-socket.
-
-The messages of a session are `REQUESTS` and `ANSWERS`. An answer repeats the `id` of its request; instead of any
-answer, there may be an `error`. A request without an `id` gets no answer, except `hello`.
+Control is JSON over a Unix socket: a WebSocket at `SESSION_PATH` for each reader, whose plan and leases live exactly as
+long as it does, and plain HTTP for tools. The messages of a session are `REQUESTS` and `ANSWERS`. An answer repeats the
+`id` of its request; instead of it, there may be an `error`. A request without an `id` gets no answer, except `hello`.
 
 A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
 later epochs as far as they are determined. `extend` appends to both lists, so that a plan of any length can be sent in

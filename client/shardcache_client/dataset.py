@@ -46,24 +46,19 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             resume in its order. Ranks agree on it over torch.distributed's store, which must be there by then.
         canonical_nodes: split the shards into this many fixed groups and shuffle within each group, so that on this
             many nodes each mostly reads shards that it has already cached. 1: shuffle all shards together.
-        even: "pad": every rank gets the same number of samples, and at most world_size - 1 samples come twice; "drop":
-            the same number, and at most world_size - 1 are left out; None: every sample once, so some ranks get one
-            more.
+        even: "pad": every rank gets the same number of samples, and at most world_size - 1 come twice; "drop": at most
+            world_size - 1 are left out; None: every sample once, so some ranks get one more.
         samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them. Default: the whole
             dataset.
-        epochs: number of epochs in the training run; epochs are numbered from 0, so the last is `epochs - 1`. Nothing
-            is prefetched past it; later epochs can still be read, without prefetching from one to the next. Default:
-            no limit.
+        epochs: number of epochs in the training run. Nothing is prefetched past the last, `epochs - 1`; later ones can
+            still be read. Default: no limit.
         batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
             batch and `len(loader)` is right; if it differs, a DataLoader's length may be wrong with several workers.
-        global_batch_size: number of samples in the batches of all ranks together. The sequence of these global batches,
-            sample by sample, is then the same for any number of ranks that divides it and any number of workers: a run
-            may continue on other GPUs without a change to its training. The DataLoader's batch size must be the
-            dataset's `batch_size`, each rank's part; `loader()` takes care of that. An epoch is whole global batches:
-            the last one is filled with samples that come next in the order (`even="pad"`) or left out (`"drop"`). Each
-            global batch has equal parts from `canonical_nodes` spans of the epoch, and each reader goes through all
-            shards of the spans that its rank needs: set `canonical_nodes` to the number of nodes. Default: each reader
-            has its own span, and global batches depend on the readers.
+        global_batch_size: number of samples in the batches of all ranks together. These global batches are then the
+            same, sample by sample, for any number of ranks that divides it and any number of workers: a run may
+            continue on other GPUs without a change to its training. The last one of an epoch is filled with the samples
+            that come next (`even="pad"`) or left out (`"drop"`). Each has equal parts from `canonical_nodes` spans of
+            the epoch: set that to the number of nodes. Default: each reader has its own span.
         tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs an index with the
             numbers of tokens, made by `shardcache index --tokens`.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
@@ -87,20 +82,16 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             which samples are divided, row-major. Ranks of the job outside of it, which hold other parts of this model,
             get the same samples and states. See "Model parallelism" in docs/frameworks.md.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
-        partial_reads: if the reader has to wait for a shard, yield its samples as they arrive, as soon as their bytes
-            are checked; for uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails,
-            the error names the samples already yielded, and its `yielded` is their number. False: yield nothing until
-            the whole shard has passed every check.
-        daemon: "auto": the node's daemon if one was set up on this node, or else a private one of this user, which is
-            started if necessary and needs `shardcache[daemon]`; "node": only the former; "private": only the latter.
-            See docs/private-daemon.md.
+        partial_reads: yield the samples of a shard that the reader has to wait for as they arrive and are checked; for
+            uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails, the error's
+            `yielded` is their number. False: yield nothing until the whole shard has passed every check.
+        daemon: "auto": the node's daemon if one was set up, or else a private one of this user, started if necessary;
+            "node": only the former; "private": only the latter. See docs/private-daemon.md.
         fallback: what to do while the node's daemon does not answer or its disk fails. "error": raise. "private": read
             through a private daemon, with this process's own credentials, until the node's works again.
-        zero_copy: yield members of 4 KiB and more as read-only arrays (`handover.Buffer`) over the mapped shard instead
-            of bytes; they convert and compare like bytes, and pass from a DataLoader worker to the training process
-            without a copy. True: all such members; one extension or several: only those, all others are bytes.
-            `json.loads` accepts only bytes: omit that extension, or pass `bytes(value)`. Needs numpy; turns partial
-            reads off.
+        zero_copy: yield members of 4 KiB and more, or only those with these extensions, as read-only arrays
+            (`handover.Buffer`) over the mapped shard: they convert and compare like bytes, and pass from a DataLoader
+            worker to the training process without a copy. Needs numpy; turns partial reads off.
 
     Attributes:
         seed: as given, or as drawn.

@@ -4,17 +4,14 @@
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
-<root>/partial/probe          file written and removed again to check the disk
-<root>/partial/pins, format   temporary files for <root>/pins and <root>/format
+<root>/partial/probe, pins, format    files about to replace <root>/pins and <root>/format, or to check the disk
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space is needed
 <root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
 <root>/format                 the format number of the cache folder
 
-Names and sizes are enough to serve: no file is opened, so start-up takes only as long as listing the folders, however
-many bytes they hold. A shard's sidecar is read and compared with the file when the shard is first requested.
-
-Everything here blocks: call it in a thread.
+Names and sizes are enough to serve: at start no file is opened. A shard's sidecar is read and compared with the file
+when the shard is first requested. Everything here blocks: call it in a thread.
 """
 
 import contextlib
