@@ -15,7 +15,6 @@ from shardcache_client import ShardDataset
 
 
 def main() -> None:
-    """Run one task."""
     urls, out, *hold = sys.argv[1:]
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name)  # Slurm's own variables have to do

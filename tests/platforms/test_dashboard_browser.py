@@ -51,13 +51,11 @@ class Scene:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://127.0.0.1:{self.port}/"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[ClientConnection]:
-    """One Chromium for all tests."""
     with chromium() as running:
         yield running
 

@@ -46,7 +46,6 @@ def image(images: tuple[BuiltImage, BuiltImage]) -> BuiltImage:
 
 @pytest.fixture
 def tier_image(images: tuple[BuiltImage, BuiltImage]) -> BuiltImage:
-    """The image of the target `tier`."""
     return images[1]
 
 

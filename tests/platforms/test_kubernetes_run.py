@@ -85,13 +85,11 @@ def store() -> Iterator[MotoS3]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """An empty cluster."""
     return Cluster(tmp_path_factory.mktemp("cluster"))
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster, store: MotoS3) -> Iterator[dict[Node, Container]]:
-    """Two nodes with a daemon each."""
     first, second = (cluster.node(number, store.env()) for number in (1, 2))
     with cluster.daemon(first) as one, cluster.daemon(second) as two:
         yield {first: one, second: two}

@@ -46,7 +46,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierCluster]:
 
 @pytest.fixture(scope="module")
 def dataset(cluster: TierCluster) -> Dataset:
-    """A set of 12 shards of 2 MiB."""
     return cluster.store.fill(BUCKET, 12, 2 * MIB)
 
 

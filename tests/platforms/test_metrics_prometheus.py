@@ -29,13 +29,10 @@ _STOP_S = 60.0
 
 
 class Prometheus:
-    """A running server."""
-
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
 
     def is_ready(self) -> bool:
-        """Tell whether it answers."""
         try:
             self._get("/-/ready")
         except OSError:
@@ -111,7 +108,6 @@ def promtool(*args: str, cwd: Path | None = None, given: bytes | None = None) ->
 
 
 def filled_in(query: Query) -> str:
-    """Return a panel's expression as Grafana sends it."""
     expr = query.expr
     for name, value in VARIABLES.items():
         expr = expr.replace(name, value)

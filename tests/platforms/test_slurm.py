@@ -33,7 +33,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
-    """A cluster whose nodes' daemons do not start."""
     with deployed("start_daemon=(touch {disk}/told-to-start)\n") as running:
         yield running
 
@@ -48,7 +47,6 @@ def daemons(cluster: Slurm, moto_server: MotoS3) -> Iterator[dict[str, Daemon]]:
 
 @pytest.fixture(scope="module")
 def urls(moto_server: MotoS3) -> str:
-    """An index file of shards in S3."""
     moto_server.make_bucket("slurm")
     rows = [{"url": f"{number}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
     for number, row in enumerate(rows):

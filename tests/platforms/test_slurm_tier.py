@@ -46,7 +46,6 @@ until curl --silent --fail http://{front}/.shardcache/peers; do sleep 0.1; done
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a bucket of shards."""
     folder = tmp_path_factory.mktemp("store")
     (folder / "data").mkdir()
     for number in range(SHARDS):
@@ -56,7 +55,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def size_bytes(shards: Path) -> int:
-    """Size of all shards."""
     return sum(path.stat().st_size for path in (shards / "data").iterdir())
 
 
@@ -109,7 +107,6 @@ def warm(cluster: Slurm, example: str, env: dict[str, str] | None = None) -> Job
 
 
 def logs(cluster: Slurm, job: Job) -> str:
-    """Return what a job's own daemons have printed."""
     return "".join(path.read_text() for path in (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log"))
 
 

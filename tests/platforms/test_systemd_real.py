@@ -36,7 +36,6 @@ def machine(moto_server: MotoS3) -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def url(moto_server: MotoS3) -> str:
-    """A shard in a store."""
     moto_server.make_bucket("systemd")
     return moto_server.put("systemd", "a.tar", make_tar(random_samples(20)))
 
@@ -107,7 +106,6 @@ def test_a_config_that_makes_no_sense_is_not_tried_again(machine: Machine) -> No
 
 
 def change(machine: Machine, unit: str, name: str, settings: str) -> None:
-    """Do what `systemctl edit` does."""
     machine.write(f"/etc/systemd/system/{unit}.d/{name}.conf", settings)
     machine.run("systemctl", "daemon-reload")
 

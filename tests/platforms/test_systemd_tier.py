@@ -70,37 +70,30 @@ class Node:
         self.machine.run("systemctl", "restart", "shardcache.service")
 
     def status(self) -> dict[str, Any]:
-        """Return what `cluster status` shows of this node."""
         where = ("--nodes", "/site/nodes", "--owner-port", str(self._owner_port))
         command = ("shardcache", "cluster", "status", *where, "--json")
         (found,) = json.loads(self.machine.run(*command).splitlines()[-1])["nodes"]
         return dict(found)
 
     def figures(self) -> dict[str, int]:
-        """Return its figures since it was started."""
         return dict(self.status()["figures"])
 
     def pid(self) -> int:
-        """Return the process of `cluster run`."""
         return int(self.machine.property(UNIT, "MainPID"))
 
     def nginx(self) -> list[int]:
-        """Return the processes of nginx, the master first."""
         master = self.machine.run("pgrep", "--parent", str(self.pid())).strip()
         return [int(master), *map(int, self.machine.run("pgrep", "--parent", master).split())]
 
     def journal(self) -> str:
-        """Return what the service has logged."""
         return self.machine.run("journalctl", "--no-pager", f"--unit={UNIT}")
 
     def parts(self) -> set[str]:
-        """Return the cached parts."""
         return set(self.machine.run("find", PARTS.parent, "-path", "*/parts/*", "-type", "f").split())
 
 
 @pytest.fixture(scope="module")
 def url(moto_server: MotoS3) -> str:
-    """A shard in a store."""
     moto_server.make_bucket("systemd-tier")
     return moto_server.put("systemd-tier", "a.tar", make_tar(random_samples(20)))
 

@@ -127,7 +127,6 @@ def serve(mechanism: str) -> None:
 
 
 def _read(job: Job, urls: list[str], socket: Path, start_s: float) -> float:
-    """Return the seconds that a reader waited."""
     logging.getLogger("shardcache_client").setLevel(logging.ERROR)
     time.sleep(max(0.0, start_s + job.after_s - time.monotonic()))
     asked_s = time.monotonic()
@@ -169,7 +168,6 @@ def _run(mechanism: str, jobs: Sequence[Job], data: Dataset, store: ThrottledS3)
 @click.option("--only", default=",".join(SCENARIOS), help="scenarios, with commas between")
 @click.option("--mechanisms", default=",".join(MECHANISMS), help="mechanisms, with commas between")
 def main(rounds: int, only: str, mechanisms: str) -> None:
-    """Compare epochs with and without each mechanism."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ablation-", dir="/dev/shm")))
         data = make_tars(KIND, 1.0, root, print)

@@ -34,7 +34,6 @@ class Bill:
 
     @property
     def egress_bytes(self) -> float:
-        """Bytes from the object store in all epochs."""
         return (self.first + (EPOCHS - 1) * self.later) * SHARDS * SHARD_BYTES
 
     def row(self) -> str:
@@ -92,7 +91,6 @@ def _tier(nodes: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Print the table."""
     head = (
         "each node's disk holds | disk per node | × dataset, first epoch | each later one | "
         f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch"

@@ -60,8 +60,6 @@ class Net(nn.Module):
 
 
 class Squares(Dataset[dict[str, int]]):
-    """A dataset of another kind."""
-
     def __len__(self) -> int:
         return 9
 
@@ -70,7 +68,6 @@ class Squares(Dataset[dict[str, int]]):
 
 
 def decode(sample: dict[str, Any]) -> dict[str, int]:
-    """Return the sample's number."""
     return {"number": int(sample["__key__"])}
 
 
@@ -83,7 +80,6 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def index(daemon: Daemon) -> str:
-    """An index file of four shards."""
     source = daemon.root / "source"
     source.mkdir()
     write_shards(source, SHARDS, SAMPLES // SHARDS)
@@ -92,13 +88,11 @@ def index(daemon: Daemon) -> str:
 
 @pytest.fixture
 def make(index: str, daemon: Daemon) -> Make:
-    """Make the dataset."""
     return lambda **options: ShardDataset(index, socket=daemon.socket, **options)
 
 
 @pytest.fixture
 def dataset(make: Make) -> ShardDataset[dict[str, int]]:
-    """The shards' numbers, in another order each epoch."""
     return make(shuffle=True, decode=decode)
 
 
@@ -209,8 +203,6 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def generated(dataset: Iterable[Any], **shards: Any) -> Any:
-    """Wrap the dataset as one of datasets' own."""
-
     def samples(part: Any = None) -> Iterator[dict[str, str]]:
         for sample in dataset:
             yield {"key": sample["__key__"]}

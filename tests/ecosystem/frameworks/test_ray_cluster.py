@@ -57,7 +57,6 @@ class TwoNodes:
         return {"num_cpus": 1, "object_store_memory": 80_000_000, "env_vars": env}
 
     def start_daemons(self) -> None:
-        """Start the daemon of each node."""
         for daemon in self.daemons:
             daemon.start()
 
@@ -66,7 +65,6 @@ class TwoNodes:
         self._cluster.remove_node(self._other, allow_graceful=False)
 
     def close(self) -> None:
-        """End the job, the cluster, and the daemons."""
         ray.shutdown()
         self._cluster.shutdown()
         for daemon in self.daemons:
@@ -85,7 +83,6 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(moto_server: MotoS3, folder: Path) -> Iterator[TwoNodes]:
-    """The cluster; everything of it is gone afterwards."""
     made = TwoNodes(folder, moto_server)
     try:
         yield made
@@ -95,7 +92,6 @@ def cluster(moto_server: MotoS3, folder: Path) -> Iterator[TwoNodes]:
 
 @pytest.fixture(scope="module")
 def urls(moto_server: MotoS3) -> str:
-    """Eight shards with five samples each."""
     moto_server.make_bucket("ray")
     for number in range(SHARDS):
         samples = random_samples(SAMPLES, {"jpg": 100}, first=number * SAMPLES)

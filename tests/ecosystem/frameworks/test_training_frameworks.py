@@ -164,19 +164,16 @@ def jax_ranks(*options: str) -> list[Rank]:
 
 
 def tf_data_ranks(*options: str) -> list[Rank]:
-    """Return the commands of two workers of MultiWorkerMirroredStrategy."""
     cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(RANKS)]}
     tasks = ({"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(RANKS))
     return [(["with_tf_data.py", INDEX, *options], {"TF_CONFIG": json.dumps(task)}) for task in tasks]
 
 
 def dali_ranks(*options: str) -> list[Rank]:
-    """Return the commands of two ranks."""
     return [(["with_dali.py", INDEX, *options], launched(rank)) for rank in range(RANKS)]
 
 
 def launched(rank: int) -> dict[str, str]:
-    """Return a launcher's variables."""
     return {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
 
 

@@ -26,7 +26,6 @@ if "SUITE_DROP_IN" in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the suite's markers."""
     for name in ("quick", "notorch"):
         config.addinivalue_line("markers", name)
 

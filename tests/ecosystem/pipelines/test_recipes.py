@@ -135,7 +135,6 @@ def to_tensor(picture: Any) -> torch.Tensor:
 
 
 def tokenize(text: str) -> list[torch.Tensor]:
-    """Return the number that a caption is."""
     return [torch.tensor(int(text))]
 
 

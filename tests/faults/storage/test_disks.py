@@ -145,7 +145,9 @@ def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path)
     sidecar, shim = tmp_path / "sidecar", Shim(tmp_path / "shim", root=tmp_path)
     write(sidecar, {"size_bytes": 0}, Samples(keys=bytearray(10_000_000)))
     shim.arm(Action.FAIL, at=2, times=FOR_EVER, ops=(Op.READ,), match=sidecar.name, error=errno.EIO)
-    command = "import pathlib, sys; from shardcache.tarindex.tables import TarIndex; TarIndex.open(pathlib.Path(sys.argv[1]))"
+    command = (
+        "import pathlib, sys; from shardcache.tarindex.tables import TarIndex; TarIndex.open(pathlib.Path(sys.argv[1]))"
+    )
     env = {**os.environ, **shim.env()}
     run = subprocess.run([sys.executable, "-c", command, str(sidecar)], env=env, capture_output=True, text=True)
     assert run.returncode == 1 and "Input/output error" in run.stderr

@@ -23,7 +23,6 @@ RESERVE_BYTES = 200_000
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
-    """Shards of a megabyte."""
     (tmp_path / "data").mkdir()
     return write_shards(tmp_path / "data", SHARDS, 10, {"bin": 100_000})
 

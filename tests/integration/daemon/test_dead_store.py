@@ -17,20 +17,17 @@ ATTEMPTS = 3
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    """A port that nobody listens at."""
     return free_port()
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daemon]:
-    """A daemon whose S3 is there."""
     env = aws_env(f"http://127.0.0.1:{port}")
     with Daemon(tmp_path_factory.mktemp("d"), "--attempts", str(ATTEMPTS), env=env) as daemon:
         yield daemon
 
 
 def attempt(port: int) -> str:
-    """Return a pattern of what is shown."""
     return rf"attempt \d of {ATTEMPTS}: connection refused by 127\.0\.0\.1:{port}"
 
 

@@ -35,14 +35,12 @@ def write_compressed(folder: Path, name: str, first: int) -> str:
 
 @pytest.fixture
 def compressed(tmp_path: Path) -> list[str]:
-    """A dataset of compressed shards."""
     (tmp_path / "packed").mkdir()
     return [write_compressed(tmp_path / "packed", str(number), number * SAMPLES) for number in range(SHARDS)]
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> list[str]:
-    """A dataset of plain shards."""
     (tmp_path / "plain").mkdir()
     return [f"file://{path}" for path in write_shards(tmp_path / "plain", SHARDS, SAMPLES, SIZES)]
 

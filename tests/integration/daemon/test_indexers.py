@@ -16,14 +16,12 @@ from support.shards.tars import make_tar, random_samples
 
 @pytest.fixture
 async def indexers() -> AsyncIterator[Indexers]:
-    """One process at a time."""
     running = Indexers(1)
     yield running
     await running.close()
 
 
 def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:
-    """Return the request to index a file."""
     header = {"size_bytes": tar.stat().st_size}
     return IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
 

@@ -25,14 +25,12 @@ FLAGS = ("--scrub-rate", "0", "--listing-ttl-s", "0")
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon for all tests here."""
     with Daemon(tmp_path_factory.mktemp("d"), *FLAGS, capacity=ROOM_FOR_FOUR) as daemon:
         yield daemon
 
 
 @pytest.fixture
 def daemon(running: Daemon) -> Iterator[Daemon]:
-    """Lend it with nothing in it."""
     yield running
     unpin(running, ["file:///**"])
     running.empty()
@@ -51,19 +49,16 @@ def make_shards(folder: Path) -> list[str]:
 
 
 def pin(daemon: Daemon, urls: Iterable[str]) -> list[dict[str, Any]]:
-    """Pin and return the events, or the error."""
     answer = daemon.request("POST", "/v1/pin", {"urls": list(urls)})
     return [json.loads(line) for line in answer.splitlines()]
 
 
 def unpin(daemon: Daemon, urls: Iterable[str]) -> dict[str, Any]:
-    """Take pins back and return the answer."""
     answer: dict[str, Any] = json.loads(daemon.request("POST", "/v1/unpin", {"urls": list(urls)}))
     return answer
 
 
 def pins(daemon: Daemon) -> list[dict[str, Any]]:
-    """Return what is pinned."""
     return [json.loads(line) for line in daemon.request("GET", "/v1/pins").splitlines()]
 
 
@@ -73,7 +68,6 @@ def pinned(daemon: Daemon) -> set[str]:
 
 
 def read(daemon: Daemon, urls: list[str]) -> None:
-    """Read every sample."""
     assert len(list(ShardDataset(urls, socket=daemon.socket))) == 10 * len(urls)
 
 

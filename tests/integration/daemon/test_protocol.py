@@ -16,19 +16,16 @@ SHARDS = 4
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One daemon for the module."""
     with Daemon(tmp_path_factory.mktemp("d")) as running:
         yield running
 
 
 @pytest.fixture
 def urls(tmp_path: Path) -> list[str]:
-    """Shards that no other test has seen."""
     return [f"file://{path}" for path in write_shards(tmp_path, SHARDS, 10)]
 
 
 def leases(daemon: Daemon, url: str) -> int:
-    """Return how many readers hold a shard."""
     return next((int(shard["leases"]) for shard in daemon.shards() if shard["url"] == url), 0)
 
 

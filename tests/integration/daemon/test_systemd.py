@@ -46,7 +46,6 @@ for case in sys.argv[1:]:
 
 @pytest.fixture
 def urls(tmp_path: Path) -> str:
-    """The pattern of 4 shards."""
     write_shards(tmp_path, SHARDS, SAMPLES)
     return f"file://{tmp_path}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
 
@@ -68,7 +67,6 @@ def asking(path: Path) -> socket.socket:
 
 
 def names(pid: int) -> set[bytes]:
-    """Return the names of a process's variables."""
     return {row.split(b"=")[0] for row in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
 
 

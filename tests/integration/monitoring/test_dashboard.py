@@ -25,13 +25,11 @@ STATIC = Path(api.__file__).with_name("page")
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    """The port of the module's daemon."""
     return free_port()
 
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Four shards in a folder."""
     return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("data"), 4, 5)]
 
 
@@ -43,7 +41,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daem
 
 
 def get(port: int, path: str, **headers: str) -> requests.Response:
-    """Ask for a path by TCP."""
     return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=GUARD_S, stream=True)
 
 

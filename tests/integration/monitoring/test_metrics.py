@@ -38,7 +38,6 @@ class Scraped:
 
     @property
     def families(self) -> dict[str, Metric]:
-        """The families, by name."""
         return {family.name: family for family in parsed(self.text)}
 
     def value(self, sample: str, **labels: str) -> float:

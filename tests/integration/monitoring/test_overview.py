@@ -88,14 +88,12 @@ def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon for all tests here."""
     with Daemon(tmp_path_factory.mktemp("d"), "--log-format", "json", "--log-level", "debug") as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The urls of some shards."""
     return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("shards"), 4, 4)]
 
 
@@ -106,7 +104,6 @@ def lines(daemon: Daemon, job: str, event: str) -> list[dict[str, Any]]:
 
 
 def epochs(daemon: Daemon, job: str) -> list[int]:
-    """Return the epochs of a job's lines."""
     return [line["epoch"] for line in lines(daemon, job, "session started")]
 
 

@@ -31,7 +31,6 @@ class Environment:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make it, without pip."""
         venv.create(folder, symlinks=True, with_pip=False)
         self.bin = folder / "bin"
         self.python = self.bin / "python"
@@ -105,14 +104,12 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    """The wheel."""
     (found,) = dist.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    """A node's environment: `shardcache[daemon]`."""
     made = Environment(tmp_path_factory.mktemp("daemon"))
     made.install(wheel, "daemon")
     return made

@@ -38,8 +38,6 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A dataset being fetched by nodes."""
-
     store: Store
     dataset: Dataset
     runs: Mapping[Node, Future[Ran]]

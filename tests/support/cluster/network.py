@@ -85,8 +85,6 @@ class Namespace:
 
 
 class Host(Namespace):
-    """A host with one interface, `eth0`."""
-
     def __init__(self, switch: Namespace, number: int) -> None:
         super().__init__()
         self.address = f"{_SUBNET}.{number}"  # its IPv4 address

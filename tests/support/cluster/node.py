@@ -76,23 +76,18 @@ _HEADERS_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard in the store."""
-
     url: str
     size_bytes: int
     sha256: str
 
 
 class Dataset(tuple[Shard, ...]):
-    """Shards in the store, in order."""
-
     @property
     def urls(self) -> list[str]:
         return [shard.url for shard in self]
 
     @property
     def checksums(self) -> set[str]:
-        """The SHA-256 of each shard."""
         return {shard.sha256 for shard in self}
 
     @property

@@ -33,7 +33,6 @@ class Nginx:
 
     @property
     def pid(self) -> int:
-        """Process id of its master while it runs."""
         assert self._process is not None
         return self._process.pid
 

@@ -91,7 +91,6 @@ class TierNodes:
         return self._running[node.name].pid
 
     def kill(self, node: Node) -> None:
-        """Kill a node's nginx with all its workers."""
         self._running.pop(node.name).kill()
 
     def _kill_all(self) -> None:

@@ -38,7 +38,6 @@ class Tmpfs:
         _run("umount", "--lazy", str(self.folder))
 
     def free_bytes(self) -> int:
-        """Return what may still be written."""
         stat = os.statvfs(self.folder)
         return stat.f_bavail * stat.f_frsize
 
@@ -53,7 +52,6 @@ class Tmpfs:
             (ballast / str(number)).touch()
 
     def relieve(self) -> None:
-        """Take back what `fill` or `use_up_inodes` took."""
         ballast = self.folder / _BALLAST
         if ballast.is_dir():
             for path in ballast.iterdir():
@@ -90,7 +88,6 @@ class Bind:
         _run("mount", "--bind", str(self._source), str(self._folder))
 
     def detach(self) -> None:
-        """Unmount it, whoever has files of it open."""
         _run("umount", "--lazy", str(self._folder))
 
 
@@ -115,7 +112,6 @@ class MountedFiles:
         folder.mkdir(parents=True, exist_ok=True)
 
     def replace(self, files: Mapping[str, str]) -> None:
-        """Replace all files by others."""
         fresh = Path(tempfile.mkdtemp(prefix="..", dir=self.folder))
         fresh.chmod(0o755)
         for name, text in files.items():

@@ -60,8 +60,6 @@ FOR_EVER = 2**62
 
 
 class _Control(ctypes.Structure):
-    """The control block, as in shim.c."""
-
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("seen", "acted", "at", "times")),
         ("ops", ctypes.c_uint64),
@@ -123,7 +121,6 @@ class Shim:
         self._block.ops = sum(1 << op for op in ops)
 
     def disarm(self) -> None:
-        """Let all calls pass; the counts stay."""
         self._block.ops = 0
 
     def log_to(self, path: Path) -> None:

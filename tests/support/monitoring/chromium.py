@@ -104,7 +104,6 @@ class Tab:
             return None
 
     def text(self) -> str:
-        """Return what the page says."""
         return str(self.evaluate("document.body.innerText"))
 
     def press(self, key: str) -> None:
@@ -114,7 +113,6 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def type(self, text: str) -> None:
-        """Write into what has the focus."""
         self.call("Input.insertText", text=text)
 
     def look(self, *, dark: bool = False, width: int = 1280, height: int = 800) -> None:

@@ -44,8 +44,6 @@ def follow(connect: Callable[[], HTTPConnection]) -> Generator[Event, None, None
 
 
 class Page:
-    """A page's state after some events."""
-
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
         self.moment: dict[str, Any] = {}  # the last moment
@@ -65,7 +63,6 @@ class Page:
         raise EOFError("the stream has ended")
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Listen until a condition holds. Raises TimeoutError."""
         for _ in range(_MAX_EVENTS):
             self.hear()
             if condition():

@@ -11,8 +11,6 @@ _DAY = timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._authority = trustme.CA()
@@ -35,8 +33,6 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM files of one TLS server."""
-
     ca: Path  # certificate of the authority, for clients to trust
     server: Path  # private key and certificate for localhost and 127.0.0.1, in one file
 

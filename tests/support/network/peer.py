@@ -31,8 +31,6 @@ class Heard(list[Json]):
 
 
 class Peer:
-    """One connection as the script sees it."""
-
     def __init__(self, websocket: ServerConnection, heard: Heard) -> None:
         self.websocket = websocket
         self.heard = heard
@@ -63,7 +61,6 @@ class Peer:
         self.say(**WELCOME)
 
     def begin(self) -> None:
-        """Play the daemon until the plan is declared."""
         self.welcome()
         accepted(self)
 
@@ -141,7 +138,6 @@ def explaining(reason: str, **fields: Any) -> Step:
 
 
 def accepted(peer: Peer) -> None:
-    """Hear one request and accept it."""
     peer.say(type="ok", id=peer.hear()["id"])
 
 

@@ -86,19 +86,15 @@ class ScriptedServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._listener.getsockname()[1])
 
     async def asked(self, count: int) -> None:
-        """Wait until there were so many requests."""
         await asyncio.to_thread(self.wait_asked, count)
 
     def wait_asked(self, count: int) -> None:
-        """As `asked`, but blocks."""
         self._wait(lambda: len(self.heads) >= count)
 
     def wait_closed(self, count: int) -> None:
-        """Wait until so many connections are closed. Blocks."""
         self._wait(lambda: self.closed >= count)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -169,7 +165,6 @@ def head(*headers: str, status: str = "206 Partial Content") -> bytes:
 
 
 def chunked(body: bytes, *headers: str) -> bytes:
-    """Return an answer whose body comes in chunks."""
     pieces = [body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
     return head("Transfer-Encoding: chunked", *headers) + chunks
@@ -184,8 +179,6 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ForwardProxy(ScriptedServer):
-    """A proxy that takes one user's password."""
-
     def __init__(self, user: str, password: str) -> None:
         super().__init__()
         self._user = user
@@ -193,7 +186,6 @@ class ForwardProxy(ScriptedServer):
         self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
 
     def url_for(self, password: str) -> str:
-        """Return its url, with a password."""
         return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")
 
     def reply(self, head: str, _number: int) -> Reply:

@@ -41,8 +41,6 @@ done
 
 
 class Image(Protocol):
-    """A root filesystem."""
-
     @property
     def entrypoint(self) -> str:
         """Program that `args` are for where a container names no command."""
@@ -78,11 +76,9 @@ class HostImage:
             (self.root / link).symlink_to(f"usr/{link}")
 
     def lay_out(self, folder: Path) -> Path:
-        """Copy them; they are few."""
         return Path(shutil.copytree(self.root, folder, symlinks=True))
 
     def mounts(self) -> Iterator[Mount]:
-        """Return what of this machine it has, read-only."""
         folders = {Path("/usr"), Path(sys.prefix), Path(sys.base_prefix), *map(Path, filter(None, sys.path))}
         whole = sorted(folder.resolve() for folder in folders if folder.is_dir())
         for folder in whole:
@@ -110,7 +106,6 @@ class BuiltImage:
         return self.root
 
     def mounts(self) -> Iterator[Mount]:
-        """Return nothing: it has all it needs."""
         return iter(())
 
 

@@ -22,8 +22,6 @@ _FIXED = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigge
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder of the node in a container."""
-
     source: Path
     target: str
     read_only: bool = False
@@ -36,8 +34,6 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Users and rights of a container's processes."""
-
     uid: int
     gid: int
     gids: tuple[int, ...]  # supplementary groups

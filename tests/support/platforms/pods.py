@@ -53,7 +53,6 @@ class Volumes:
         return self._paths[name]
 
     def sync(self) -> None:
-        """Mount ConfigMaps and Secrets as they are now."""
         for volume, mounted in self._mounted:
             mounted.replace(self._files(volume))
 
@@ -140,7 +139,6 @@ class Sandbox:
         self._plugin("ADD", self._portmap)
 
     def remove(self) -> None:
-        """Disconnect it; the address is free again."""
         self._plugin("DEL", self._portmap)
         self._plugin("DEL", self._bridge)
         self.network.close()
@@ -208,8 +206,6 @@ def why_no_network() -> str | None:
 
 
 class Pod:
-    """One pod on a node."""
-
     def __init__(self, name: str, spec: Mapping[str, Any], node: Node, image: Image, env: Mapping[str, str]) -> None:
         """Make its volumes. `env` is the image's own.
 
@@ -267,7 +263,6 @@ class Pod:
 
     @property
     def ip(self) -> str:
-        """The pod's address."""
         return self.node.ip if self._sandbox is None else self._sandbox.address
 
     def _start(self, spec: Mapping[str, Any], volumes: Volumes | None = None) -> "Container":
@@ -330,7 +325,6 @@ class Container:
         self.delete()
 
     def delete(self) -> None:
-        """End it and all its processes."""
         subprocess.run((*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False)
         self._runtime.wait(_LIMIT_S)
         if self._volumes is not None:
@@ -360,7 +354,6 @@ class Container:
         eventually(started, limit_s=_LIMIT_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its first process."""
         os.kill(self.state()["pid"], number)
 
     def state(self) -> Json:

@@ -67,7 +67,6 @@ class Slurm:
     """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving."""
 
     def __init__(self, root: Path, scripts: Path) -> None:
-        """Prepare one; `scripts` has prolog.sh, epilog.sh and task-prolog.sh."""
         self.root = root  # folder of everything; keep its path short, for sockets lie below
         self.node_disk = root / "disk"  # where each node sees its own disk; see `disk`
         self._scripts = scripts
@@ -221,7 +220,6 @@ class Job:
         return self.state()
 
     def cancel(self) -> None:
-        """Cancel it, as `scancel` does."""
         self.cluster.run("scancel", str(self.number))
 
     def said(self) -> str:

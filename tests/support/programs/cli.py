@@ -34,7 +34,6 @@ class Ran:
 
 
 def run_alone(args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run it in a new process."""
     command = (sys.executable, "-m", "shardcache", *args)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False)
 

@@ -22,8 +22,6 @@ from support.programs.guard import GUARD_S
 
 
 class Process(Protocol):
-    """The part of `subprocess.Popen` that `Daemon` needs."""
-
     @property
     def pid(self) -> int: ...
 
@@ -47,7 +45,6 @@ def spawn(
     python: str = sys.executable,
     module: str = "shardcache",
 ) -> Process:
-    """Run it in a new process."""
     command = (python, "-m", module, *args)
     with log.open("ab") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env)
@@ -93,7 +90,6 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id while it runs."""
         return self._running().pid
 
     def start(self) -> None:
@@ -130,7 +126,6 @@ class Daemon:
             raise
 
     def kill(self) -> None:
-        """End it with SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -141,15 +136,12 @@ class Daemon:
         self.start()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it continue after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def status(self) -> dict[str, Any]:
-        """Return what `GET /v1/status` says."""
         answer: dict[str, Any] = json.loads(self.request("GET", "/v1/status"))
         return answer
 
@@ -163,7 +155,6 @@ class Daemon:
         eventually(emptied)
 
     def shards(self) -> list[dict[str, Any]]:
-        """Return what `GET /v1/shards` says."""
         return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
 
     def leases(self) -> int:
@@ -202,8 +193,6 @@ class Daemon:
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: Path) -> None:
         super().__init__("shardcache", timeout=GUARD_S)
         self._path = path
@@ -241,7 +230,6 @@ class PrivateHome:
 
     @property
     def caches(self) -> Path:
-        """Folder of the caches."""
         return self.root / "cache" / "shardcache-private"
 
     def env(self) -> dict[str, str]:
@@ -255,7 +243,6 @@ class PrivateHome:
         }
 
     def running(self) -> list[Path]:
-        """Return the sockets of the daemons that run."""
         return PrivatePlace(self.runtime / "shardcache-private", "").running()
 
     def pids(self) -> list[int]:

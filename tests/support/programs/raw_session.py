@@ -16,8 +16,6 @@ from support.programs.guard import GUARD_S
 
 
 class RawSession:
-    """A connection that has said hello."""
-
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
         path = daemon if isinstance(daemon, Path) else daemon.socket
         self._socket = WebSocket(path, SESSION_PATH, GUARD_S)
@@ -37,7 +35,6 @@ class RawSession:
         self._socket.close()
 
     def hang_up(self) -> None:
-        """Cut the connection, whichever thread sends or receives."""
         self._socket._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, **message: Any) -> None:
@@ -54,7 +51,6 @@ class RawSession:
         return message
 
     def unread_bytes(self) -> int:
-        """Return how many bytes wait to be received."""
         return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:

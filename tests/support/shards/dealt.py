@@ -53,7 +53,6 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
 
 
 def crew(cut: Partition) -> list[Topology]:
-    """Return all readers of a job."""
     return [
         Topology(rank, cut.world_size, worker, cut.workers)
         for rank in range(cut.world_size)
@@ -129,7 +128,6 @@ class Dealt:
     samples: int | None = None
 
     def deal(self, even: Even = None, batch_size: int = 1) -> SpanDeal:
-        """Return the deal."""
         if self.weights is None:
             return SampleDeal(self.counts[0], self.shuffles[0], even, batch_size, self.samples)
         sources = tuple(map(source, "abcd", self.counts, self.shuffles))

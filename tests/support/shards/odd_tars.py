@@ -51,7 +51,6 @@ def header(
 
 
 def padded(data: bytes) -> bytes:
-    """Fill up to whole blocks."""
     return data + bytes(-len(data) % 512)
 
 
@@ -369,7 +368,6 @@ class Reading:
 
     @property
     def keys(self) -> list[str]:
-        """The samples' `__key__`s."""
         return [str(dict(items)["__key__"]) for items in self.samples]
 
 

@@ -14,5 +14,4 @@ def write_index(folder: Path, counts: Sequence[int], name: str = "{}.tar") -> st
 
 
 def keys_of(samples: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the keys of samples, in order."""
     return [sample["__key__"] for sample in samples]

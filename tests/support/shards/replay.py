@@ -9,8 +9,6 @@ from shardcache.plan.schedule import Schedule
 
 
 class SameName:
-    """Plans name shards by their keys."""
-
     def key(self, name: str) -> str:
         return name
 
@@ -32,8 +30,6 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A reader that never waits."""
-
     epochs: Sequence[Sequence[str]]  # what it reads, shard by shard
     start_s: float = 0.0  # when it begins
     seconds_per_shard: float = 1.0  # from taking one shard to taking the next
@@ -74,7 +70,6 @@ class Replay:
         self.hits: dict[tuple[int, int], int] = {}  # per job and epoch, the shards that were there
 
     def run(self) -> "Replay":
-        """Let every job read all it has."""
         in_hand: list[tuple[float, int, int, str]] = []
         self._schedule.tick(min(job.start_s for job in self._jobs))
         for number in range(len(self._jobs)) if self._foreseen else ():

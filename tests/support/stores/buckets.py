@@ -27,11 +27,9 @@ class Bucket:
 
     @property
     def url(self) -> str:
-        """Return `s3://name`."""
         return f"s3://{self.name}"
 
     def put(self, key: str, body: bytes, **options: Any) -> str:
-        """Store an object; return its url."""
         return self.server.put(self.name, key, body, **options)
 
     def env(self) -> dict[str, str]:

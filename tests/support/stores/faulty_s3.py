@@ -24,8 +24,6 @@ BUCKET = "faulty"
 
 
 class Fault(enum.StrEnum):
-    """Fault of one answer."""
-
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
     LATE = "no answer until `answer_late`"
@@ -95,7 +93,6 @@ class S3Server:
         return aws_env(self.endpoint_url)
 
     def http_url(self, key: str) -> str:
-        """Return the http:// url of an object."""
         return f"{self.endpoint_url}/{self.bucket}/{key}"
 
 
@@ -135,7 +132,6 @@ class FaultyS3(S3Server):
         await S3Server.__aexit__(self)
 
     def put(self, key: str, body: bytes) -> str:
-        """Store bytes; return their s3:// url."""
         self._objects[key] = body
         return f"s3://{self.bucket}/{key}"
 

@@ -10,8 +10,6 @@ _CHUNK_BYTES = 10_000
 
 
 class Mischief(enum.StrEnum):
-    """Fault of one answer."""
-
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
     LATE = "a first byte that takes seconds"
@@ -65,7 +63,6 @@ class Mischief(enum.StrEnum):
 
     @property
     def method(self) -> str:
-        """Return the method whose answers it spoils."""
         return "HEAD" if self.name.startswith("HEAD_") else "GET"
 
 
@@ -80,8 +77,6 @@ class Ending(enum.Enum):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it goes to the client."""
-
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
@@ -93,15 +88,12 @@ class Answer:
     ending: Ending = Ending.STAY
 
     def head(self) -> bytes:
-        """Return status line and headers."""
         lines = [f"HTTP/1.1 {self.status} {self.status}", *(f"{name}: {value}" for name, value in self.headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")[: self.head_sent]
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Input of a spoiler."""
-
     start: int  # of the range that was asked for
     other: bytes  # the bytes of another object, as many as this one has at least
     whole: bytes  # the bytes of the object itself; empty where they are not known

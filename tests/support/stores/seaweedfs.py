@@ -31,8 +31,6 @@ _GRPC_OFFSET = 10_000  # each port is used twice: for HTTP, and so much higher f
 
 
 class S3Server:
-    """A server, and a client for it."""
-
     endpoint_url: str  # where S3 is spoken; set on entering
     client: Any  # a botocore S3 client for that endpoint; set on entering
     access_key = secret_key = "test"
@@ -49,7 +47,6 @@ class S3Server:
         return session.create_client("s3", region_name=REGION, endpoint_url=self.endpoint_url, config=Config(**config))
 
     def make_bucket(self, bucket: str) -> str:
-        """Make a bucket; return its url, `s3://bucket`."""
         self.client.create_bucket(Bucket=bucket)
         return f"s3://{bucket}"
 

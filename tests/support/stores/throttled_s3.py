@@ -23,8 +23,6 @@ CREDIT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """Distance of the store."""
-
     first_byte_s: float  # from a request to the first byte of its answer
     connection_bytes_per_s: float  # the most that one connection carries
     total_bytes_per_s: float  # the most that all connections carry together
@@ -74,7 +72,6 @@ class Store:
     at_once: int = 0
 
     def app(self) -> web.Application:
-        """Return the routes."""
         app = web.Application()
         app.router.add_get("/_stats", self._tell_stats)
         app.router.add_get("/{bucket}/{key:.+}", self._get)
@@ -189,7 +186,6 @@ async def serve(folder: Path, far: Far) -> None:
 
 
 def main() -> None:
-    """Serve what the argument says."""
     given = json.loads(sys.argv[1])
     asyncio.run(serve(Path(given.pop("folder")), Far(**given)))
 
@@ -255,7 +251,6 @@ class ThrottledS3:
         return aws_env(self.endpoint_url)
 
     def http_url(self, bucket: str, key: str) -> str:
-        """Return the http:// url of an object."""
         return f"{self.endpoint_url}/{bucket}/{key}"
 
     def stats(self) -> Stats:

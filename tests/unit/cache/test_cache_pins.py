@@ -21,7 +21,6 @@ LIMIT_BYTES = 2 * MANY * SIZE_BYTES
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty cache."""
     store = open_store(tmp_path)
     yield store
     store.close()
@@ -35,12 +34,10 @@ def residency(store: Store) -> Residency:
 
 @pytest.fixture
 def pins(residency: Residency) -> Pins:
-    """The pins of that cache."""
     return residency.pins
 
 
 def made(uid: int, first: int = 0) -> list[Pin]:
-    """Return pins of one user."""
     urls = [f"s3://bucket/{number}.tar" for number in range(first, first + MANY)]
     return [Pin(url, shard_key(url, "1"), SIZE_BYTES, frozenset({uid})) for url in urls]
 

@@ -67,7 +67,6 @@ def test_equal_shards_of_plans_are_one_object() -> None:
 
 @pytest.fixture
 async def known(tmp_path: Path) -> AsyncIterator[History]:
-    """A memory in which one shard was seen."""
     catalogue = Catalogue(tmp_path)
     found = History(catalogue)
     await found.remember(Facts("s3://b/a.tar", "v1", 2048, 2048, 1024, (1, 2), samples=10))

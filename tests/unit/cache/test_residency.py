@@ -29,7 +29,6 @@ SHARD_BYTES = footprint_bytes(10 * MB)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty cache."""
     store = open_store(tmp_path)
     yield store
     store.close()
@@ -111,10 +110,10 @@ class Keeper:
     shards: int
     others: "tuple[Keeper, ...]" = ()
 
-    def leased_shards(self) -> int:  # noqa: D102
+    def leased_shards(self) -> int:
         return self.shards
 
-    def kept_waiting(self) -> "tuple[Keeper, ...]":  # noqa: D102
+    def kept_waiting(self) -> "tuple[Keeper, ...]":
         return self.others
 
 

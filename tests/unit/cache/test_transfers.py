@@ -21,7 +21,6 @@ AWAY = OriginUnavailableError("the store is away")
 
 @pytest.fixture
 def residency(tmp_path: Path) -> Iterator[Residency]:
-    """An empty cache."""
     store = open_store(tmp_path)
     yield residency_of(store)
     store.close()
@@ -34,7 +33,6 @@ class Origin:
         self.outcomes = list(outcomes)
 
     async def fetch(self, _transfer: Transfer) -> Shard:
-        """Fetch, or fail."""
         await asyncio.sleep(0)
         outcome = self.outcomes.pop(0)
         if outcome is not None:

@@ -23,13 +23,11 @@ JOB, OTHER = ("job", 7), ("other", 7)
 
 
 def read() -> PausableRead:
-    """Return a read of a part without limits."""
     return PausableRead(URL, 60.0, size_bytes=PART)
 
 
 @pytest.fixture
 async def transfer() -> Transfer:
-    """A shard that a plan needs."""
     transfer = Transfer(URL, ShardRef(URL), Class.PLANNED)
     transfer.begin(SIZE)
     return transfer
@@ -37,7 +35,6 @@ async def transfer() -> Transfer:
 
 @pytest.fixture
 async def arrival(transfer: Transfer, tmp_path: Path) -> Arrival:
-    """Its download, which has begun."""
     layout = Layout(tmp_path)
     layout.partial.mkdir(parents=True)
     transfer.stages.enter(Stage.NETWORK)
@@ -109,7 +106,6 @@ LONG = list(range(10_000))
 
 
 def fill_a_turn() -> None:
-    """Compute for longer than a turn lasts."""
     until_s = time.perf_counter() + 0.0015
     while time.perf_counter() < until_s:
         pass

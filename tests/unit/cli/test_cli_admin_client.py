@@ -49,7 +49,6 @@ def sends(answer: bytes) -> Serve:
 
 
 def body(text: bytes, head: bytes = OK) -> bytes:
-    """Return an answer with a body."""
     return head + b"Content-Length: %d\r\n\r\n%s" % (len(text), text)
 
 

@@ -40,7 +40,6 @@ def page(uptime_s: float = 100.0, pid: int = 42, **changes: Any) -> Page:
 
 
 def drawn(page: Page | Moment, width: int = 200, height: int | None = None) -> list[str]:
-    """Return the lines of a page."""
     console = Console(file=io.StringIO(), width=width)
     console.print(draw(page if isinstance(page, Moment) else Moment(page), width, height))
     assert isinstance(console.file, io.StringIO)

@@ -143,8 +143,6 @@ def test_a_fast_job_needs_a_far_position_before_a_slow_one_a_near_one() -> None:
 
 @dataclass
 class Session:
-    """The test's own knowledge of a session."""
-
     plan: list[str] = field(default_factory=list)
     cursor: int = 0
     hand: list[int] = field(default_factory=list)
@@ -163,32 +161,27 @@ class AnyTimeline(RuleBasedStateMachine):
         self.schedule.tick(0.0)
 
     def hold(self, shard: str) -> None:
-        """Keep a shard in place."""
         self.held[shard] += 1
         if self.held[shard] == 1:
             self.schedule.held(shard)
 
     def drop(self, shard: str) -> None:
-        """Keep it no longer."""
         self.held[shard] -= 1
         if not self.held[shard]:
             self.schedule.freed(shard)
 
     def empty(self, session: Session) -> None:
-        """Take everything out of a session's hands."""
         for position in session.hand:
             self.drop(session.plan[position])
         session.hand.clear()
 
     @rule(passed_s=st.sampled_from([0.0, 0.25, 1.0, 10.0]))
     def time_passes(self, passed_s: float) -> None:
-        """The clock goes on."""
         self.now_s += passed_s
         self.schedule.tick(self.now_s)
 
     @rule(number=st.integers(0, 3), plan=st.lists(SHARDS, max_size=8), pace_s=st.sampled_from([None, 0.5, 2.0]))
     def declare(self, number: int, plan: list[str], pace_s: float | None) -> None:
-        """A session joins, or changes its plan."""
         self.empty(self.sessions.get(number, Session()))
         self.schedule.declare(number, pace_s)
         self.schedule.extend(number, plan)
@@ -197,7 +190,6 @@ class AnyTimeline(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), more=st.lists(SHARDS, max_size=4))
     def extend(self, data: st.DataObject, more: list[str]) -> None:
-        """A plan grows."""
         number = data.draw(st.sampled_from(sorted(self.sessions)))
         self.schedule.extend(number, more)
         self.sessions[number].plan += more
@@ -230,14 +222,12 @@ class AnyTimeline(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
     def vanish(self, data: st.DataObject) -> None:
-        """A session ends."""
         number = data.draw(st.sampled_from(sorted(self.sessions)))
         self.empty(self.sessions.pop(number))
         self.schedule.forget(number)
 
     @rule(shard=SHARDS, size_bytes=st.integers(1, 5))
     def arrive(self, shard: str, size_bytes: int) -> None:
-        """A shard is published."""
         if shard not in self.sizes:
             self.schedule.arrived(shard, size_bytes)
             self.sizes[shard] = size_bytes

@@ -14,11 +14,9 @@ class Paper:
         self.hand = 0
 
     def add(self, key: str) -> None:
-        """Insert at the head."""
         self.queue.append([key, False])
 
     def visit(self, key: str) -> None:
-        """Mark as used."""
         next(entry for entry in self.queue if entry[0] == key)[1] = True
 
     def discard(self, key: str) -> None:
@@ -34,7 +32,6 @@ class Paper:
         self.hand = self.hand if self.hand < len(self.queue) else 0
 
     def evict(self) -> str:
-        """Remove what the hand finds unvisited first."""
         while True:
             entry = self.queue[self.hand]
             if not entry[1]:

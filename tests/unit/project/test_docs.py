@@ -27,7 +27,6 @@ _NOT_RUN = re.compile(r"^-(?!-$)|install|namespace|secret|restart|status|stop|st
 
 
 def blocks(page: str, *languages: str) -> Iterator[str]:
-    """Yield the fenced blocks in some languages."""
     yield from (body for language, body in _FENCED.findall(page) if language in languages)
 
 

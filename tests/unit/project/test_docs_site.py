@@ -24,13 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 class Site:
-    """The built pages."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __getitem__(self, page: str) -> str:
-        """Return a page as HTML."""
         return (self.folder / f"{page}.html").read_text()
 
     def text(self, page: str, anchor: str) -> str:
@@ -107,7 +104,6 @@ def test_every_public_name_is_on_its_page(site: Site) -> None:
 
 
 def arguments_of_dataset() -> set[str]:
-    """Return the names of its arguments."""
     return inspect.signature(shardcache_client.ShardDataset).parameters.keys() - {"self"}
 
 

@@ -64,7 +64,6 @@ class Hanging(CacheFolder):
         self.answers = threading.Event()
 
     def probe(self) -> bool:
-        """Wait."""
         return not self.answers.wait()
 
 

@@ -22,7 +22,6 @@ HEAVY = ("click", "aiohttp", "asyncio", "rich", "pydantic")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default socket."""
     monkeypatch.setenv(SOCKET_ENV, str(tmp_path / "s"))
     return tmp_path / "s"
 

@@ -36,14 +36,12 @@ OBJECT = RemoteObject("s3://bucket/shard.tar", '"v1"', len(DATA))
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """The folders of a cache."""
     store = open_store(tmp_path)
     store.close()
     return store.layout
 
 
 def write_some(partial: Partial, *indices: int) -> None:
-    """Write some parts of DATA."""
     for index in indices:
         piece = DATA[index * PART_BYTES : (index + 1) * PART_BYTES]
         for sums in write_parts(partial.parts(index, 1), piece):
@@ -125,7 +123,6 @@ class Reservation:
 
 @pytest.fixture
 def dst(tmp_path: Path) -> Path:
-    """Where the plain tar goes."""
     return tmp_path / "shard.tar"
 
 
@@ -139,7 +136,6 @@ def run(compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], Non
 
 
 def index(tar: Path) -> None:
-    """Index a file."""
     header = {"size_bytes": tar.stat().st_size}
     index_shard(IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, URL, True, 1 << 20))
 
@@ -187,7 +183,6 @@ def test_a_cut_between_two_members_is_noticed_by_the_index(dst: Path) -> None:
 
 
 def flipped(data: bytes) -> bytes:
-    """Return data with another byte in the middle."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
 

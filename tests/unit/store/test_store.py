@@ -46,7 +46,6 @@ def reopen(tmp_path: Path) -> Iterator[Callable[[], Store]]:
 
 @pytest.fixture
 def store(reopen: Callable[[], Store]) -> Store:
-    """An empty cache."""
     return reopen()
 
 
@@ -275,12 +274,10 @@ class Accounting(RuleBasedStateMachine):
 
     @property
     def free_bytes(self) -> int:
-        """Free space of the disk."""
         return DISK_BYTES - self.on_disk_bytes
 
     @rule(target=reservations)
     def open(self) -> Reservation:
-        """A transfer begins."""
         return Reservation(self.space)
 
     @rule(reservation=reservations, size_bytes=st.integers(0, 60))
@@ -292,13 +289,11 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(reservation=reservations)
     def write(self, reservation: Reservation) -> None:
-        """Its file is preallocated."""
         self.on_disk_bytes += reservation.unwritten_bytes
         reservation.written(reservation.unwritten_bytes)
 
     @rule(reservation=consumes(reservations), keep=st.booleans())
     def close(self, reservation: Reservation, keep: bool) -> None:
-        """It ends: published, or swept."""
         written_bytes = reservation.size_bytes - reservation.unwritten_bytes
         kept_bytes = written_bytes if keep else 0
         self.on_disk_bytes -= written_bytes - kept_bytes
@@ -307,7 +302,6 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        """Published bytes go."""
         size_bytes = data.draw(st.integers(0, self.space.kept_bytes))
         self.space.kept_bytes -= size_bytes
         self.on_disk_bytes -= size_bytes

@@ -17,7 +17,6 @@ URL = "s3://bucket/train-000000.tar"
 
 
 def found(samples: Samples, tar: bytes) -> list[tuple[str, str, bytes]]:
-    """Return key, extension and content of each member."""
     begin, rows = 0, []
     for sample, end in enumerate(samples.member_ends):
         for member in range(begin, end):
@@ -28,7 +27,6 @@ def found(samples: Samples, tar: bytes) -> list[tuple[str, str, bytes]]:
 
 
 def indexed(path: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
-    """Return what the index of a tar has."""
     path.write_bytes(tar)
     return found(index_tar(path, URL), tar)
 

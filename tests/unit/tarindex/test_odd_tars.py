@@ -44,12 +44,10 @@ LAST = {"__key__": "last", "txt": b"behind the oddity"}
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test puts its tar."""
     return tmp_path / "shard.tar"
 
 
 def bare(samples: list[list[tuple[str, object]]]) -> list[dict[str, object]]:
-    """Samples without their url."""
     return [{name: value for name, value in items if name != "__url__"} for items in samples]
 
 

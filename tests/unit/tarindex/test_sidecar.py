@@ -26,7 +26,6 @@ def tar(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sidecar(tar: Path) -> Path:
-    """Its sidecar."""
     path = tar.with_suffix(".idx")
     write(path, {"url": URL, "size_bytes": tar.stat().st_size}, index_tar(tar, URL))
     return path

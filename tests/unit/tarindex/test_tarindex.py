@@ -27,7 +27,6 @@ LONG_NAME = "folder/" * 40 + "000001.jpg"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test puts its tar."""
     return tmp_path / "shard.tar"
 
 
@@ -43,7 +42,6 @@ def spans(path: Path) -> list[tuple[str, int, int]]:
 
 
 def stdlib_spans(path: Path) -> list[tuple[str, int, int]]:
-    """The same by the standard library."""
     with tarfile.open(path, errorlevel=2) as tar:
         return [(info.name, info.offset_data, info.offset_data + info.size) for info in tar if info.isreg()]
 

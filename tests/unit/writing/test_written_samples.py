@@ -29,7 +29,6 @@ CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": 
 
 
 def packed(*samples: Sample) -> bytes:
-    """Return the tar of the samples."""
     return b"".join(piece for sample in samples for piece in sample.tar()) + END
 
 
@@ -146,7 +145,6 @@ def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
 
 
 def options(**changes: Any) -> WriteOptions:
-    """Return options of a run."""
     return WriteOptions(shard_size_bytes=20_000, **changes)
 
 
