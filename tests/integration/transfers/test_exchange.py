@@ -42,8 +42,6 @@ class Rig:
         self.path.write_bytes(BLANK)
         self.pool = Pool()
         self.gate = Gate(ENDLESS)
-        self.is_held = threading.Event()
-        self.progress = threading.Event()
         self.ca_file: str | None = None
         self._threads = ThreadPoolExecutor()
 
@@ -73,18 +71,12 @@ class Rig:
         parts = Parts(str(self.path), str(self.journal), part_bytes or len(data), 0, len(data))
         body = Body(parts, 206, expected or {}, held=held, encoded_chunks=encoded_chunks)
         request = Request("GET", server.url(), {}, ca_file=self.ca_file)
-        asked = Exchange(request, body, self.gate, self.is_held.set, self.progress.set)
+        asked = Exchange(request, body, self.gate, lambda: None, lambda: None)
         return self._threads.submit(asked.run, self.pool)
 
     def fetch(self, server: ScriptedServer) -> Answer:
         """Return the answer."""
         return self.begin(server).result()
-
-    def use_up(self, gate: Gate) -> None:
-        """Wait until a request has used up its credit."""
-        while not gate.used_up:
-            assert self.progress.wait(30)
-            self.progress.clear()
 
     def close(self) -> None:
         """End every thread."""
@@ -335,52 +327,6 @@ def test_file_that_cannot_be_written_has_its_own_error(what: str, file: str, num
     assert failed.value.cause.errno == number
 
 
-def test_no_more_is_read_than_there_is_credit_for(rig: Rig) -> None:
-    """The read rests when that is used up, and continues from there."""
-    with ScriptedServer(answer(DATA)) as server:
-        asked = rig.begin(server, limit_bytes=10_000)
-        for limit_bytes in (10_000, 10_001, 60_000):
-            rig.gate.resume(limit_bytes)
-            rig.use_up(rig.gate)
-            assert rig.gate.received_bytes == limit_bytes
-        rig.gate.resume(ENDLESS)
-        assert asked.result().sums
-        assert rig.written == DATA
-
-
-def test_a_paused_request_is_not_sent_and_a_paused_body_not_read(rig: Rig) -> None:
-    """Until it is resumed; another request comes and goes in that time."""
-    with ScriptedServer(answer(DATA)) as server, ScriptedServer(answer(LARGE, status="200 OK")) as other:
-        asked = rig.begin(server, limit_bytes=0)
-        rig.gate.pause()
-        gate = rig.gate
-        assert rig.fetch(other).sums is None
-        assert (server.connections, gate.received_bytes) == (0, 0)
-        gate.resume(1000)
-        rig.use_up(gate)
-        gate.pause()
-        gate.resume(ENDLESS)
-        assert asked.result().sums
-        assert rig.written == DATA
-
-
-@pytest.mark.parametrize("commit", [True, False])
-def test_a_held_body_is_written_once_it_is_committed(commit: bool, rig: Rig) -> None:
-    """It has come by then; one that is given up instead never is."""
-    with ScriptedServer(answer(DATA)) as server:
-        asked = rig.begin(server, held=True)
-        assert rig.is_held.wait(30)
-        assert (rig.written, rig.gate.received_bytes) == (BLANK, len(DATA))
-        if commit:
-            rig.gate.commit()
-            assert asked.result().sums
-        else:
-            assert rig.gate.cancel()
-            with pytest.raises(CancelledError):
-                asked.result()
-    assert rig.written == (DATA if commit else BLANK)
-
-
 WAITS = {
     "for the head": (Reply(b"", Ending.HANG), {}),
     "for the rest of the head": (Reply(head()[:-2], Ending.HANG), {}),
@@ -424,13 +370,3 @@ def test_a_cancelled_request_ends_wherever_it_waits(wait: str, was_idle: bool, r
         if "before" not in wait:
             server.wait_closed(1)
             assert len(server.heads) == len(replies)
-
-
-@pytest.mark.parametrize("length", ["+3", "3_", "0x3", "3" * 400, "3" * 5000, "-3", "3, 3", "\xb2"])
-def test_connection_with_an_odd_content_length_is_not_reused(length: str, rig: Rig) -> None:
-    """Where such a body ends, nobody knows."""
-    odd = head(f"Content-Length: {length}", status="404 Not Found") + b"abc"
-    with ScriptedServer(odd, answer(DATA)) as server:
-        assert rig.fetch(server).status == 404
-        assert rig.fetch(server).sums
-        assert server.connections == 2

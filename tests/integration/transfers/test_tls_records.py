@@ -19,7 +19,6 @@ from support.network.certificates import Authority
 
 KIB = 1024
 DATA = random.Random(5).randbytes(3 * 1024 * KIB + 777)
-RESET = b"\1\0\0\0\0\0\0\0"  # struct linger: close at once, with RST
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +65,6 @@ def read_all(sock: TlsSocket, sizes: Callable[[], int] = lambda: 256 * KIB) -> t
         largest = max(largest, count)
 
 
-def read_exactly(sock: TlsSocket, size_bytes: int) -> bytes:
-    """Return that many bytes."""
-    memory, filled = memoryview(bytearray(size_bytes)), 0
-    while filled < len(memory):
-        filled += sock.fill(memory[filled:])
-    return bytes(memory)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_every_byte_comes_in_order(seed: int, way: str, authority: Authority) -> None:
     """Whatever the sizes of records and memory; many records in one call, where OpenSSL is reached as it is here."""
@@ -92,29 +83,6 @@ def test_every_byte_comes_in_order(seed: int, way: str, authority: Authority) ->
         found, largest = read_all(sock, lambda: numbers.choice([1, 1000, 4 * KIB, 4 * KIB + 1, 50 * KIB, 256 * KIB]))
     assert found == DATA
     assert (largest > 16 * KIB) == (way == "records")
-
-
-def test_ends_are_noticed(way: str, authority: Authority) -> None:
-    """Of a server that closes the connection without a word, or resets it, in the middle of what is read."""
-
-    def cut(sock: ssl.SSLSocket) -> None:
-        sock.sendall(DATA[: 300 * KIB])
-
-    with connected(authority, cut) as sock:
-        assert read_all(sock)[0] == DATA[: 300 * KIB]
-
-    may_end = threading.Event()
-
-    def reset(sock: ssl.SSLSocket) -> None:
-        cut(sock)
-        may_end.wait()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-
-    with connected(authority, reset) as sock:
-        assert read_exactly(sock, 300 * KIB) == DATA[: 300 * KIB]
-        may_end.set()
-        with suppress(OSError):
-            assert sock.fill(memoryview(bytearray(KIB))) == 0
 
 
 def test_a_forged_record_is_an_error(way: str, authority: Authority) -> None:

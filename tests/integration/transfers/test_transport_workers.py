@@ -17,7 +17,7 @@ import pytest
 from shardcache.transport import connections, workers
 from shardcache.transport.connections import Gate
 from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import PartFileError, Parts
+from shardcache.transport.parts import Parts
 from shardcache.transport.workers import Flow, TransportError, Workers
 from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
@@ -89,16 +89,6 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
             task.cancel()
         await asyncio.wait(tasks)
     assert repr(rig.workers) == "<Workers [0, 0] requests>"
-
-
-async def test_prepared_workers_take_the_first_requests(rig: Rig) -> None:
-    """Both of them: a command begins with more than a few."""
-    await rig.workers.prepare()
-    pids = rig.pids()
-    with ScriptedServer(answer(DATA)) as server:
-        await asyncio.gather(*(rig.ask(server) for _ in range(20)))
-    assert len(pids) == MAX
-    assert rig.pids() == pids
 
 
 async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,21 +235,6 @@ async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
         assert rig.written == BLANK
         assert await rig.fetch(server)  # by the same process
         assert rig.written == DATA
-
-
-async def test_errors_of_a_worker_are_raised_in_the_daemon(rig: Rig) -> None:
-    """The disk and the connection, each as an error of its own; the process lives on."""
-    with ScriptedServer(answer(DATA)) as server:
-        gone, port = server.url(), server.port
-        rig.path = Path("/dev/full")
-        with pytest.raises(PartFileError, match="No space left"):
-            await rig.fetch(server)
-    pids = rig.pids()
-    with pytest.raises(TransportError, match=rf"connection refused by 127\.0\.0\.1:{port}"):
-        await rig.workers.ask(Request("GET", gone, {}))
-    with pytest.raises(TransportError):
-        await rig.workers.ask(Request("GET", "http://nobody.invalid/a.tar", {}))
-    assert rig.pids() == pids
 
 
 async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) -> None:

@@ -54,13 +54,6 @@ def test_a_saturated_link_is_as_wide_however_many_share_it(connections: int) -> 
     assert over(link, saturating=3, connections=connections).connections == 5
 
 
-def test_a_wide_link_takes_ever_more() -> None:
-    """Where parts take no longer, more connections are tried than there were."""
-    link = Link()
-    for connections in (1, 3, 5, 7):
-        assert over(link, saturating=100, connections=connections).connections == connections + 2
-
-
 def test_one_slow_part_does_not_narrow_the_link() -> None:
     """A server that was busy for a moment counts as little as a short last part that came at once."""
     link = over(Link(), saturating=100, connections=8)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.reads import Bandwidth, PausableRead, Stopwatch
+from shardcache.fetch.reads import Bandwidth, PausableRead
 from shardcache.fetch.scheduler import WAITING, Claim, Priority
 from support.programs.still_loop import leaping, pass_time
 
@@ -95,21 +95,6 @@ async def test_a_cancelled_reader_leaves_its_credit_to_the_others() -> None:
     assert queued.cancelled() and granted.cancelled()
 
 
-@leaping
-async def test_a_stopwatch_reaches_a_time_excluding_stops() -> None:
-    """A stop puts the moment off."""
-    watch = Stopwatch()
-    waiting = asyncio.create_task(watch.reaches(3.0))
-    watch.run()
-    await asyncio.sleep(1.0)
-    watch.stop()
-    await asyncio.sleep(10.0)
-    assert not waiting.done()
-    watch.run()
-    await waiting
-    assert now_s() == 13.0
-
-
 class Purse:
     """Gives the grants that it is filled with, and records what was wanted."""
 
@@ -130,19 +115,6 @@ def read_of(size_bytes: int, purse: Purse) -> PausableRead:
     read = PausableRead("s3://b/a.tar", LIMIT_S, size_bytes=size_bytes, grant=purse.grant)
     read._enough_bytes = 1
     return read
-
-
-@leaping
-async def test_no_credit_is_requested_twice_without_a_limit() -> None:
-    """One infinite grant is enough for all bytes, and nothing is interrupted."""
-    purse, calls = Purse(math.inf), []
-    read = read_of(100, purse)
-    async with read.limit():
-        with read.interruptible(lambda: calls.append(1)):
-            for _ in range(10):
-                read.received(10)
-                await read.ready()
-    assert (purse.wanted, calls) == ([100], [])
 
 
 @leaping

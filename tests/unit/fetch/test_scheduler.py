@@ -180,16 +180,6 @@ async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> No
     assert users.slots.pauses == 2
 
 
-async def test_a_claim_that_cannot_pause_keeps_its_slot() -> None:
-    """A part that is being written to the disk has no connection to give up."""
-    users = Users(1)
-    await users.start("written", WARM)
-    await users.start("waiting", Priority(WAITING))
-    assert users.holding == {"written"}
-    await users.finish("written")
-    assert users.holding == {"waiting"}
-
-
 async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> None:
     """A priority that became urgent counts after `deal`, for parts in the queue and paused ones."""
     users = Users(1)
