@@ -68,17 +68,6 @@ def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Clu
         assert cluster.fetch(nodes[:3], dataset) <= NOTHING
 
 
-def test_a_set_larger_than_a_cache_is_sent_once(cluster: Cluster, dataset: Dataset) -> None:
-    """Three epochs of nodes that each have room for two thirds of it."""
-    middle = len(dataset) // 2
-    halves = Dataset(dataset[:middle]), Dataset(dataset[middle:])
-    capacity_bytes = dataset.size_bytes * 2 // 3
-    with cluster.tiered(3, "--capacity", str(capacity_bytes)) as (nodes, _):
-        sent = [cluster.fetch(nodes, half) for _ in range(3) for half in halves]
-        assert all(node.daemon.status()["cache"]["capacity_bytes"] == capacity_bytes for node in nodes)
-    assert 0.99 <= sum(sent) / len(halves) <= ONCE
-
-
 def shuffled(dataset: Dataset, count: int) -> list[list[str]]:
     """Return the urls in that many orders."""
     return [random.Random(seed).sample(dataset.urls, len(dataset)) for seed in range(count)]

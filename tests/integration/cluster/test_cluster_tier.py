@@ -81,14 +81,6 @@ def cluster(certificate: Certificate) -> Iterator[Cluster]:
             yield Cluster(store, nodes, etags)
 
 
-def test_each_part_is_fetched_once_for_all_nodes(cluster: Cluster) -> None:
-    """The first node's request fetches a part, those of the others are served from its owner's disk."""
-    for name in SHARDS:
-        answers = [cluster.part(name, node) for node in range(3)]
-        assert [(answer.status, answer.body) for answer in answers] == 3 * [(206, BODIES[name][:100_000])]
-        assert [answer.headers["x-shardcache-tier"] for answer in answers][1:] == ["HIT", "HIT"]
-
-
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     """The ring computes the owner to which nginx sends the requests for each of many shards."""
     nodes, tier = cluster.nodes, cluster.nodes.tier
@@ -208,13 +200,6 @@ def pair(web: str) -> Iterator[TierNodes]:
         yield nodes
 
 
-def test_arguments_of_a_url_tell_files_apart(web: str, pair: TierNodes) -> None:
-    """A file that another argument chooses is never answered from the cache, even with the same ETag."""
-    answers = [_first(pair, f"{web}/get?file={name}") for name in "aba"]
-    assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "MISS", "HIT"]
-    assert answers[0].body == answers[2].body != answers[1].body
-
-
 def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNodes) -> None:
     """Whatever else a url asks for, however it is written, is not cached as the plain file."""
     names = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Security-Token", "Signature")
@@ -327,14 +312,6 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate
             assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "HIT"]
         assert _first(nodes, f"{stranger}/data/a.tar?").status in (500, 502)
         assert names.asked == {DOMAIN, f"data.{DOMAIN}", "store.invalid"}
-
-
-def test_a_store_of_another_authority_is_not_trusted(cluster: Cluster, tmp_path: Path) -> None:
-    """The tier answers with an error, and caches nothing: its caller then asks the store itself."""
-    stores, other = by_name(cluster.store), make_certificate(tmp_path)
-    with NameServer() as names, TierNodes(stores, 1, resolvers=(names.address,), store_ca=other.ca) as nodes:
-        assert part(cluster, nodes).status in (500, 502)
-        assert nodes.cached(nodes.tier.nodes[0]) == []
 
 
 def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, certificate: Certificate, tmp_path: Path) -> None:

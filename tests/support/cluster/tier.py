@@ -5,8 +5,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -67,18 +67,6 @@ class Nginx:
         process.wait()
         for pid in workers:
             wait_until_ended(pid)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop its workers: the kernel takes connections for them, and nothing answers."""
-        workers = children(self.pid)
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in workers:
-                os.kill(pid, signal.SIGCONT)
 
     def reload(self) -> None:
         """Let it read its configuration again, and return when it goes by that."""
@@ -151,17 +139,6 @@ class Tier:
         """Return the files of the parts that a node has cached for the tier."""
         cache, _ = _folders(node.root)
         return [path for path in (cache / "parts").rglob("*") if path.is_file()]
-
-    def waiting(self, node: Node) -> set[str]:
-        """Return the addresses of the hosts whose requests a node has not read yet."""
-        with node.host.entered():
-            rows = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
-        sockets = [(*row.split()[1:3], row.split()[4]) for row in rows]
-        return {
-            socket.inet_ntoa(bytes.fromhex(peer[:8])[::-1])
-            for own, peer, queued in sockets
-            if own.endswith(f":{OWNER_PORT:04X}") and int(queued.partition(":")[2], 16)
-        }
 
     def check_logs(self) -> None:
         """Raise AssertionError if a log of a node holds a signature, or nginx has logged no request."""
