@@ -178,26 +178,6 @@ async def test_etag_is_sent_back_byte_by_byte(etag: bytes, origins: Origins) -> 
         assert sent == ([f"If-Match: {etag.decode('latin-1')}"] if etag.startswith(b'"') else [])
 
 
-@pytest.mark.parametrize("by_sdk", [False, True])
-async def test_s3_etag_beyond_ascii_is_one_version_however_it_is_requested(
-    by_sdk: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By a presigned url or by the SDK; the bytes come."""
-    size, etag = f"Content-Length: {len(TEN)}", 'ETag: "\xe9\xff"'
-    span = f"Content-Range: bytes 0-{len(TEN) - 1}/{len(TEN)}"
-    replies = [head(size, etag, status="200 OK"), head(size, etag, span) + TEN]
-    with ScriptedServer(*replies) as server:
-        use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
-        options = {"config_kwargs": {"s3": {"addressing_style": "path"}}} if by_sdk else {}
-        table = OriginTable.model_validate({"match": "s3://", "storage_options": options})
-        origins = Origins([table], max_connections=4)
-        origin = origins.origin("s3://bucket/a.tar")
-        obj = await origin.stat("s3://bucket/a.tar")
-        assert (obj.version, obj.joinable) == ("\xe9\xff", not by_sdk)
-        assert await read_range(origin, obj, 0, len(TEN)) == TEN
-        await origins.close()
-
-
 LOCATIONS = {
     b"/caf\xc3\xa9.tar": "/caf\xc3\xa9.tar",
     b"/\xe9\xff?x=\xe9": "/\xe9\xff?x=\xe9",

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardcache.access import AllowList, Peer
 from shardcache.config import AllowRule
-from shardcache.errors import ConfigError, NotAllowedError
+from shardcache.errors import NotAllowedError
 
 ME = Peer(os.getuid())
 SOMEBODY = Peer(54321, frozenset({600}))
@@ -41,19 +39,6 @@ def test_urls_below_a_prefix_are_allowed_and_no_others(urls: list[str], allowed:
         for peer in (ME, SOMEBODY):
             with nullcontext() if allowed else pytest.raises(NotAllowedError):
                 rules.check(url, peer)
-
-
-@given(st.sampled_from(["s3://data", "s3://data/", "https://host", "https://host/data/"]), st.text(max_size=30))
-def test_allowed_urls_lie_below_the_prefix(prefix: str, rest: str) -> None:
-    """Whatever comes behind a prefix: it is refused, or still names the same bucket or host and no way up."""
-    url = prefix + rest
-    try:
-        allow(prefix).check(url, SOMEBODY)
-    except (NotAllowedError, ConfigError):
-        return
-    authority = url.partition("://")[2].partition("/")[0]
-    assert authority == prefix.partition("://")[2].partition("/")[0]
-    assert ".." not in url.split("/")
 
 
 @pytest.mark.parametrize(
@@ -125,13 +110,6 @@ def test_a_rule_that_says_something_else_is_refused(entry: object) -> None:
     """A misspelt key or an unknown name must not open a prefix to everyone."""
     with pytest.raises(ValueError):
         AllowRule.parse(entry)
-
-
-def test_urls_that_a_user_may_not_fetch_are_hidden() -> None:
-    """Except by whoever runs the daemon, who must be able to tidy up after a rule is gone."""
-    rules = allow({"prefix": "s3://a/", "users": [54321]})
-    assert rules.shows("s3://a/x", SOMEBODY) and not rules.shows("s3://a/x", Peer(7))
-    assert rules.shows("s3://gone/x", ME) and not rules.shows("s3://gone/x", SOMEBODY)
 
 
 HOST, ONE = "http://host/", {"prefix": "http://host/", "users": [1]}
