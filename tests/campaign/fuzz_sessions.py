@@ -27,6 +27,7 @@ from shardcache.server.connections import ActivatedSockets
 from shardcache.server.lifecycle import ServiceNotifier
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
 Json = dict[str, Any]
@@ -111,24 +112,40 @@ class World:
             while not self.socket.exists() or (await self.ask("/v1/health")) is None:
                 done, _ = await asyncio.wait([self._serving], timeout=0.01)
                 assert not done, self._serving.exception()
+        self._honest = await asyncio.to_thread(RawSession, self.socket)
+        await asyncio.to_thread(self._honest.plan, self.urls, list(range(SHARDS)))
 
     async def play(self, data: bytes) -> None:
-        """Play one session and wait until it is forgotten."""
+        """Play one session and wait until it is forgotten.
+
+        An honest reader has a shard in hand all the while, gets another before the session ends, and compares both.
+        """
         for number, url in enumerate(self.urls):
             data = data.replace(b"@%d" % number, url.encode())
         async with asyncio.timeout(GUARD_S):
+            grants = [await asyncio.to_thread(self._honest.take, 0)]
             wire = await Wire.open(self.socket)
             with contextlib.suppress(ConnectionError):
                 await wire.say_all(data)
+            grants.append(await asyncio.to_thread(self._honest.take, 1))
             await wire.close()
+            await asyncio.to_thread(self._compare, grants)
             while not await self._is_quiet():  # asking gives the daemon its turn
                 pass
         mishaps, self.mishaps[:] = self.mishaps[:], []
         assert not mishaps, "\n".join(mishaps)
 
+    def _compare(self, grants: list[Json]) -> None:
+        for grant, url in zip(grants, self.urls, strict=False):
+            assert grant["type"] == "leased", grant
+            stored = Path(url.removeprefix("file://"))
+            assert Path(grant["path"]).read_bytes() == stored.read_bytes(), "an honest reader got other bytes"
+            self._honest.send(type="release", lease=grant["lease"])
+        self._honest.settle()
+
     async def _is_quiet(self) -> bool:
         status = await self.ask("/v1/status")
-        return not status["cache"]["leased_bytes"] and not any(job["sessions"] for job in status["jobs"])
+        return not status["cache"]["leased_bytes"] and sum(job["sessions"] for job in status["jobs"]) == 1
 
     async def ask(self, path: str) -> Any:
         text = await self._get(path)

@@ -10,10 +10,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -389,7 +391,7 @@ NEEDS_CC = "" if HAS_CC else "the shim needs a C compiler"
 _AT_ONCE = 3
 _READERS_AT_ONCE = 4
 _READER = """
-import random, sys
+import random, sys, zlib
 from pathlib import Path
 from support.programs.raw_session import RawSession
 
@@ -398,11 +400,12 @@ with RawSession(Path(sys.argv[1]), job="mortal") as session:
     reads = [rng.randrange(len(sys.argv) - 3) for _ in range(100_000)]
     session.plan(sys.argv[3:], reads)
     held = []
-    for position in range(len(reads)):
-        held.append(session.take(position)["lease"])
-        print("reading", flush=True)
+    for position, number in enumerate(reads):
+        held.append((number, session.take(position)))
         if len(held) > rng.randrange(1, 4):
-            session.send(type="release", lease=held.pop(rng.randrange(len(held))))
+            number, lease = held.pop(rng.randrange(len(held)))
+            print(number, zlib.crc32(Path(lease["path"]).read_bytes()), flush=True)
+            session.send(type="release", lease=lease["lease"])
 """
 
 
@@ -442,17 +445,22 @@ def _live(field: Ground, story: Story, result: Result, death: Death, root: Path)
     die_and_recover(field.zygote, story, death, root, result)
 
 
-def killed_readers(field: Ground, result: Result, scale: float) -> None:
-    """Kill readers, a few at a time; their sessions, leases and plans must end with them."""
-    source, rng, folder = field.stories["fetch"].source, random.Random(0), field.folder / "readers"
-    folder.mkdir()
+def killed_readers(freeze: bool, field: Ground, result: Result, scale: float) -> None:
+    """Kill readers, a few at a time; their sessions, leases and plans must end with them.
+
+    Args:
+        freeze: stop all of them before, and let all but one go on.
+    """
+    source, rng = field.stories["fetch"].source, random.Random(0)
+    folder = Path(tempfile.mkdtemp(dir=field.folder))
     with Daemon(folder, *FLAGS, capacity=AMPLE, env=source.env, spawn=field.zygote.spawn) as daemon:
         while result.injected < scaled(200, scale):
             readers = [_start_reader(daemon, source, rng.random()) for _ in range(_READERS_AT_ONCE)]
             for reader in readers:
-                for _ in range(rng.randrange(1, 100)):
-                    assert reader.stdout and reader.stdout.readline() == b"reading\n"
+                _hear(reader, source, rng.randrange(1, 100), result)
             rng.shuffle(readers)
+            if freeze:
+                _freeze(readers, daemon, source, result)
             for reader in readers:
                 reader.kill()
                 result.injected += 1
@@ -468,6 +476,33 @@ def killed_readers(field: Ground, result: Result, scale: float) -> None:
             result.fail("untyped", f"a bug shows in the log: {daemon.tail()}")
 
 
+def _hear(reader: subprocess.Popen[bytes], source: Source, count: int, result: Result) -> None:
+    """Have a reader read so many shards, and compare them."""
+    sums = [zlib.crc32(tar) for tar in source.tars.values()]
+    for _ in range(count):
+        assert reader.stdout is not None
+        number, found = map(int, reader.stdout.readline().split())
+        if found != sums[number]:
+            result.fail("wrong", f"a reader got other bytes for shard {number}")
+
+
+def _freeze(readers: list[subprocess.Popen[bytes]], daemon: Daemon, source: Source, result: Result) -> None:
+    """Stop readers, read everything meanwhile, and let all but the first go on with what they hold."""
+    for reader in readers:
+        reader.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, reader.pid, os.WSTOPPED)
+    fetch(daemon, source)
+    if daemon.leases() < len(readers):
+        result.fail("lost", f"stopped readers have lost their leases: {daemon.shards()}")
+    for reader in readers[1:]:
+        assert reader.stdout is not None
+        os.set_blocking(reader.stdout.fileno(), False)
+        reader.stdout.read()  # what it had printed before
+        os.set_blocking(reader.stdout.fileno(), True)
+        reader.send_signal(signal.SIGCONT)
+        _hear(reader, source, 20, result)
+
+
 def _start_reader(daemon: Daemon, source: Source, seed: float) -> subprocess.Popen[bytes]:
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     command = (sys.executable, "-c", _READER, str(daemon.socket), str(seed), *source.tars)
@@ -480,5 +515,6 @@ _QUICK = ("fetch from S3", "verify, evict, count")
 ROWS = (
     *(Row(f"SIGKILL: {name}", partial(killed, name), name not in _QUICK, NEEDS_CC) for name in _STORIES),
     Row("SIGKILL, and again while it recovers", killed_twice, skip=NEEDS_CC),
-    Row("SIGKILL: readers with leases", killed_readers, skip=NEEDS_CC),
+    Row("SIGKILL: readers with leases", partial(killed_readers, False), skip=NEEDS_CC),
+    Row("SIGSTOP: readers with leases, killed as they are or later", partial(killed_readers, True), skip=NEEDS_CC),
 )

@@ -16,7 +16,6 @@ from shardcache.errors import ConfigError, DaemonError
 from shardcache.server.app import listening
 from shardcache.server.connections import Acceptor, Limits
 from support.network.ports import free_port
-from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
@@ -145,12 +144,6 @@ def test_beyond_the_loopback_a_token_is_needed(where: str) -> None:
         pass
 
 
-def test_serve_says_so_and_ends(tmp_path: Path) -> None:
-    """Exit 2, with the remedy; no socket stays behind."""
-    ran = shardcache("serve", "--http", "0.0.0.0:0", "--cache-dir", tmp_path / "c", "--socket", tmp_path / "s.sock")
-    assert ran.code == 2 and "--http-token-file" in ran.err and not (tmp_path / "s.sock").exists()
-
-
 @pytest.mark.parametrize(("text", "mode"), [("short", 0o600), ("", 0o600), (TOKEN, 0o644), (TOKEN, 0o660)])
 def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_file: Path) -> None:
     """One that can be guessed, or that others read or replace."""
@@ -200,18 +193,6 @@ def _listening() -> socket.socket:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     return sock
-
-
-async def test_a_connection_has_its_time() -> None:
-    """An idle client is disconnected after the limit, and its place is free again."""
-    acceptor, sock = Acceptor(asyncio.Protocol, lambda: BRIEF), _listening()
-    with acceptor.accepting(sock):
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection(*sock.getsockname())
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-    assert not acceptor.connections
 
 
 class _Talker(asyncio.Protocol):

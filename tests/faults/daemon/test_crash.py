@@ -16,13 +16,13 @@ import pytest
 
 from shardcache.errors import StoppingError, from_json
 from shardcache_client import ShardDataset, ShardReader, TokenBlocks
-from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, token_tar
-from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
+from support.stores.faulty_s3 import Fault, FaultyS3
 
 PART_BYTES = 64 * 1024
 PARTS = 8
@@ -122,15 +122,6 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
     assert await aside(blocks) == [[1, 2], [3, 4]]
 
 
-async def test_plan_continues_after_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
-    """Shards that could not be fetched ahead while the store was broken are fetched ahead once it works."""
-    for number in range(4):
-        faulty.put(f"{number}.tar", shard(number))
-        faulty.fail(f"{number}.tar", Fault.SERVER_ERROR, method="HEAD", times=4)
-    urls = f"s3://{BUCKET}/{{0..3}}.tar"
-    assert await aside(read, daemon, urls) == samples_of(0, 1, 2, 3)
-
-
 def stalled(store: FaultyS3, key: str = "stalled.tar") -> str:
     """Put a shard whose last part never comes, and return its url."""
     url = store.put(key, shard(0))
@@ -162,15 +153,6 @@ async def test_restart_does_not_disturb_readers(
     assert found == list(samples_of(0, 1, 2))
     lines = [record for record in caplog.records if record.module == "choice"]
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
-
-
-async def test_readers_get_a_goodbye_with_its_own_code(daemon: Daemon, faulty: FaultyS3) -> None:
-    """The goodbye has a code of its own, also for who has just connected and has not said hello."""
-    with RawSession(daemon) as session:
-        stopping = asyncio.create_task(asyncio.to_thread(daemon.stop))
-        with pytest.raises(FarewellError):
-            await aside(session.receive)
-    assert await stopping == 0
 
 
 async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:

@@ -19,7 +19,6 @@ from shardcache.server.connections import Acceptor, Limits
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import HandshakeError
 from support.network.other_user import needs_root, open_folder
-from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, Spawn, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
@@ -100,8 +99,8 @@ def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: P
         with pytest.raises(HandshakeError) as refused:
             RawSession(daemon)
         assert isinstance(from_json(json.loads(refused.value.body)["error"]), ExhaustedError)
-        status = shardcache("status", socket=daemon.socket)
-        assert status.code == 1 and "LimitNOFILE" in status.err
+        code, body = daemon.answer("GET", "/v1/status")
+        assert code == 503 and "LimitNOFILE" in json.loads(body)["error"]["remedy"]
         assert served(session, shard)
         assert "connections refused" in daemon.log.read_text()
 

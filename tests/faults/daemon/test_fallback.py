@@ -4,7 +4,6 @@ import errno
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,9 +57,9 @@ def root() -> Iterator[Path]:
         yield Path(folder)
 
 
-def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, limit_s: float = 60.0) -> Session:
+def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S) -> Session:
     """A session that waits for no daemon of the node, and by itself asks none again."""
-    patience = Patience(limit_s, grace_s=grace_s, retry_s=retry_s)
+    patience = Patience(60.0, grace_s=grace_s, retry_s=retry_s)
     return Session(DaemonChoice(socket, fallback=True), ReaderIdentity("job"), patience, partial_reads=True)
 
 
@@ -97,21 +96,6 @@ def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int
             if key == "000014":
                 daemon.start()
         assert read == KEYS
-
-
-def test_leases_requested_ahead_keep_their_positions(root: Path, plan: Plan) -> None:
-    """Several shards are asked for, the daemon goes, another comes: each lease still gives the shard of its place."""
-    with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as shard_source:
-        shard_source.declare(plan)
-        leases = [shard_source.lease(position) for position in range(4)]
-        given = [shard_source.wait(leases[0])["url"]]
-        daemon.kill()
-        given.append(shard_source.wait(leases[1])["url"])
-        daemon.start()
-        leases.append(shard_source.lease(4))
-        given += [shard_source.wait(lease)["url"] for lease in leases[2:]]
-        assert given == [shard.url for shard in plan.shards[:5]]
-        assert daemon.leases() == 3  # those that the private daemon had not granted
 
 
 def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,18 +195,6 @@ def test_useless_daemon_is_left_and_named(
     with scripted(socket, script):
         assert list(keys(session(socket, grace_s=0.5), plan)) == KEYS
     assert why in caplog.text
-
-
-def test_daemon_that_accepts_no_plan_is_left(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
-    """Frozen before it has heard what will be read, it is read past as well."""
-
-    def script(peer: Peer) -> None:
-        peer.welcome()
-        peer.stay()
-
-    with scripted(root / "s.sock", script):
-        assert list(keys(session(root / "s.sock", limit_s=5.0), plan)) == KEYS
-    assert "did not answer 'plan'" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,12 @@ from campaign.fuzz_targets import TARGETS, kept
 from campaign.harness import Row, rows
 from shardcache import shardlist
 from shardcache.access import checked, join, store_of
-from shardcache.config import Settings
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand_braces, glob_regex
 from shardcache.store.folder import JOURNAL, Layout
 from shardcache.store.partial import Partial
-from shardcache_client.order.rounds import Partition
-from shardcache_client.position.state import ReaderState, find_states, resume
-from shardcache_client.topology import Topology
+from shardcache_client.position.state import find_states
 
 KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
 MAX_BYTES = 8192
@@ -74,13 +71,6 @@ def test_changed_inputs_break_nothing(name: str) -> None:
     check()
 
 
-@given(st.binary(max_size=4096))
-def test_noise_is_a_typed_error(data: bytes) -> None:
-    """Bytes without any form, to all that reads a form."""
-    for name in ("tar", "arriving", "sidecar", "message"):
-        TARGETS[name].check(data)
-
-
 @rows(fuzz.ROWS)
 def test_hostile_input_breaks_nothing(row: Row, tmp_path: Path) -> None:
     """The fuzzer really runs, and finds nothing."""
@@ -119,72 +109,12 @@ def test_any_pattern_is_urls_or_a_typed_error(pattern: str) -> None:
     assert isinstance(join("s3://bucket/folder/index.json", pattern), str)
 
 
-state_fields = st.fixed_dictionaries(
-    {"shardcache": st.just(2)},
-    optional={
-        "dataset": st.just("d") | values,
-        "epoch": st.just(1) | values,
-        "cut": st.just({"world_size": 2, "workers": 1, "even": "pad", "batch_size": 4}) | values,
-        "counted": st.booleans() | values,
-        "phases": st.just([]) | st.lists(st.fixed_dictionaries({"cut": values, "taken": values, "beyond": values})),
-        "reader": st.just(0) | values,
-        "place": st.just({}) | st.dictionaries(st.sampled_from(["time", "taken", "given", "step", "nth"]), values),
-        "beyond": st.just("") | values,
-    },
-)
-
-
-@given(state_fields | values | st.lists(state_fields, max_size=3))
-def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
-    """An accepted state goes through JSON unchanged, and a reader can continue from it or is told why not."""
-    try:
-        states = find_states(data)
-        assert [ReaderState.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states
-        resume(states, Partition(1, 1), Topology(0, 1, 0, 1), 1000)
-    except ConfigError as exn:
-        assert exn.message
-
-
 def test_a_checkpoint_that_holds_itself_is_refused() -> None:
     """Nested without end, as only something unpickled can be."""
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ConfigError, match="nested"):
         find_states(endless)
-
-
-_TOML = [
-    "capacity",
-    "allow",
-    "[[origin]]",
-    "match",
-    "=",
-    '"',
-    "'",
-    "[",
-    "]",
-    "\n",
-    "1",
-    "80%",
-    "true",
-    "\\u0000",
-    "{",
-    "}",
-]
-_TOML += ["part_size", "cache_dir", "socket", "9" * 5000, "nan", "1e400", "-1", "\0", "é", '"s3://x"', "no_such_option"]
-
-
-@given(parts=st.lists(st.sampled_from(_TOML), max_size=16))
-def test_any_config_file_is_settings_or_a_typed_error(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
-) -> None:
-    """A daemon does not start with a config that it half understands, and says what is wrong with it."""
-    path = tmp_path_factory.getbasetemp() / "shardcache.toml"
-    path.write_text(" ".join(parts))
-    try:
-        Settings.load({}, path)
-    except ConfigError as exn:
-        assert exn.message
 
 
 @given(journal=st.binary(max_size=200), title=st.booleans(), part=st.binary(min_size=300, max_size=300))

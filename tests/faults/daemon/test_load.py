@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -64,27 +63,6 @@ def test_need_of_one_shard_is_handled_during_a_wait_for_many(daemon: Daemon, clo
             session.send(type="lease", id=100 + position, position=position)
         session.send(type="need", of=100)
         eventually(lambda: [job["waiting"] for job in daemon.status()["jobs"]] == [1])
-
-
-def test_a_reader_that_dies_waiting_for_many_shards_leaves_nothing(daemon: Daemon, closed: list[str]) -> None:
-    """Its plan ends with it, though not one of the shards that it waits for can come."""
-    session = RawSession(daemon)
-    session.plan(closed, list(range(MANY)))
-    for position in range(MANY):
-        session.send(type="lease", id=100 + position, position=position)
-    session.settle()
-    session.close()
-    eventually(lambda: daemon.sessions() == 0)
-
-
-def test_tasks_and_descriptors_go_with_their_sessions(daemon: Daemon) -> None:
-    """Status tells what the process holds; each session takes at least one of both, and gives it back."""
-    with ExitStack() as sessions:
-        for _ in range(MANY):
-            sessions.enter_context(RawSession(daemon))
-        during = daemon.status()["process"]
-    for kind in ("fds", "tasks"):
-        eventually(lambda kind=kind: daemon.status()["process"][kind] <= during[kind] - MANY)
 
 
 def test_a_job_is_called_something_that_can_be_shown(daemon: Daemon) -> None:

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from shardcache.errors import CacheDirError, ConfigError, DaemonError, NoDaemonError
+from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import locked
 from shardcache_client import ShardReader, cached_paths
 from support.disks.mounts import may_mount
@@ -25,8 +24,6 @@ SHARDS, SAMPLES = 4, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
-NAMESPACE = ("unshare", "--user")
-MAY_MAP = subprocess.run([*NAMESPACE, "--map-user=1000", "true"], capture_output=True, check=False).returncode == 0
 
 # Reads everything, and prints the keys; with an argument, stops for good after the first sample.
 READ = """
@@ -217,16 +214,6 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
         posing.communicate()
 
 
-@pytest.mark.skipif(not MAY_MAP, reason="needs user namespaces")
-def test_user_without_privileges_gets_one(root: Path, home: PrivateHome) -> None:
-    """In a user namespace that has no root, as in a container without privileges."""
-    out, err = start_reader(root, prefix=(*NAMESPACE, "--map-user=1000", "--map-group=1000")).communicate(
-        timeout=GUARD_S
-    )
-    assert out.split() == KEYS, err
-    assert len(home.running()) == 1
-
-
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
 def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
     """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
@@ -283,36 +270,6 @@ def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: P
         assert read(root) == KEYS
     finally:
         job.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-@pytest.mark.parametrize(
-    ("variable", "error", "remedy"),
-    [("XDG_RUNTIME_DIR", DaemonError, "XDG_RUNTIME_DIR"), ("XDG_CACHE_HOME", CacheDirError, "SHARDCACHE_CACHE_DIR")],
-)
-def test_full_disk_names_the_folder_to_choose(
-    root: Path,
-    home: PrivateHome,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    error: type[DaemonError],
-    remedy: str,
-) -> None:
-    """Without space for the first file of a daemon, the error says which folder is full and how to choose another."""
-    small = root / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", small], check=True)
-    try:
-        with suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-        monkeypatch.setenv(variable, str(small))
-        with pytest.raises(error, match="No space left") as refused:
-            read(root)
-        assert f"export {remedy}=" in str(refused.value)
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
 
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from campaign import restarts
 from campaign.harness import QUICK, Row, rows
-from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError, StoppingError
+from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Outage
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -65,12 +64,6 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
         yield read, keys
 
 
-def test_another_cache_folder_costs_nothing_but_time(folder: Path) -> None:
-    """The next daemon knows none of the shards, and fetches those that are still to be read."""
-    with replaced_by(folder, "--cache-dir", str(folder / "other")) as (read, keys):
-        assert read + list(keys) == KEYS
-
-
 def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
     """Where --allow has become narrower, a reader is told which url and whom to ask."""
     with replaced_by(folder, "--allow", "s3://elsewhere/") as (read, keys):
@@ -119,17 +112,3 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
     with scripted(tmp_path / "s.sock", stopping, dies, answers):
         (shard,) = resolve(DaemonChoice(tmp_path / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 60)
     assert shard.url == "s3://bucket/0.tar"
-
-
-def test_job_does_not_wait_where_there_never_was_a_daemon(tmp_path: Path) -> None:
-    """A daemon that was forgotten is an error at once, however patient the job."""
-    waiting = threading.Thread(target=_resolve_nowhere, args=(tmp_path,), daemon=True)
-    waiting.start()
-    waiting.join(60)
-    assert not waiting.is_alive()
-
-
-def _resolve_nowhere(folder: Path) -> None:
-    with pytest.raises(NoDaemonError, match="no daemon listens") as caught:
-        resolve(DaemonChoice(folder / "s.sock"), ReaderIdentity("job"), ["s3://bucket/"], 1e6)
-    assert not isinstance(caught.value, StoppingError)

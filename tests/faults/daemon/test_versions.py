@@ -115,14 +115,6 @@ def test_unknown_fields_mean_nothing_to_the_daemon(daemon: Daemon) -> None:
     assert daemon.leases() == 0
 
 
-def test_unknown_requests_are_refused_and_the_session_continues(daemon: Daemon) -> None:
-    """A request of a later release gets a typed error under its id."""
-    with RawSession(daemon) as session:
-        answer = session.ask("rehearse", **LATER)
-        assert (answer["type"], answer["error"]["code"]) == ("error", "protocol")
-        assert session.ask("resolve", urls=[f"file://{daemon.root}/shard-000000.tar"])["type"] == "manifest"
-
-
 def test_additions_of_a_later_daemon_are_ignored(path: Path) -> None:
     """Fields and messages that this client does not know change nothing of what it does know."""
 

@@ -89,14 +89,6 @@ async def one_round(notes: Notes) -> Scrubber:
     return scrub
 
 
-async def test_a_sound_shard_is_read_to_its_end(tmp_path: Path) -> None:
-    """Every byte is looked at, and none is wrong."""
-    store = open_store(tmp_path)
-    shard = await publish(store, URL, samples=200)
-    assert read_all(store.layout, shard) == shard.size_bytes > 3 * PIECE_BYTES
-    store.close()
-
-
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES + 5, -1])
 async def test_a_byte_changed_anywhere_is_found(tmp_path: Path, at: int) -> None:
     """At the edges of blocks and pieces, and at both ends of the file."""
