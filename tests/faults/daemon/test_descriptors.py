@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from campaign.disks import SHARDS, CacheRig
+from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ExhaustedError, ShardcacheError, from_json
 from shardcache.server.connections import Acceptor, Limits
 from shardcache_client import ShardDataset
@@ -99,8 +100,9 @@ def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: P
         with pytest.raises(HandshakeError) as refused:
             RawSession(daemon)
         assert isinstance(from_json(json.loads(refused.value.body)["error"]), ExhaustedError)
-        code, body = daemon.answer("GET", "/v1/status")
-        assert code == 503 and "LimitNOFILE" in json.loads(body)["error"]["remedy"]
+        with pytest.raises(ExhaustedError) as error:
+            AdminClient(daemon.socket).status()
+        assert "LimitNOFILE" in error.value.remedy
         assert served(session, shard)
         assert "connections refused" in daemon.log.read_text()
 
