@@ -44,7 +44,6 @@ function onLink(connected) {
 /** Draw again, in another theme or size. */
 function redraw() {
   if (last !== null) show(last);
-  rates.draw();
   map.arrange();
 }
 

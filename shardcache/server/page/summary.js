@@ -1,7 +1,7 @@
 // The summary: whether any reader is waiting and for what, warnings, and the key figures; and the traffic: the download
 // rate, and the origins with their connections and counters.
 
-import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
+import { byId, setText, setTexts, sync, table } from "./dom.js";
 import { basename, count, duration, neededIn, number, percent, size } from "./dom.js";
 import { byJob, isLong, isStalled, keyOf } from "./jobs.js";
 
@@ -88,7 +88,6 @@ const CHECKS = [
 // The traffic
 
 const KEPT = 120;
-const MARGIN = 16;
 
 const downloaded = (counters) => counters.origin_bytes + counters.tier_bytes;
 
@@ -112,35 +111,13 @@ export class Rates {
   }
 
   draw() {
-    const area = brush(byId("rate")), most = Math.max(0, ...this.values);
+    const most = Math.max(0, ...this.values), top = ceiling(most), first = KEPT - this.values.length;
+    const line = this.values.map((value, index) => `${first + index},${1 - value / top}`).join(" ");
+    byId("rate-line").setAttribute("points", line);
+    byId("rate-area").setAttribute("points", `${first},1 ${line} ${KEPT - 1},1`);
+    setText(byId("rate-top"), `${size(top)}/s`);
     setText(byId("rate-text"), `now ${size(this.now)}/s, peak ${size(most)}/s in the last ${this.values.length} s`);
-    if (area === null) return;
-    const { context, width, height } = area, top = ceiling(most), room = height - MARGIN;
-    grid(context, width, room, top);
-    const x = (index) => width - ((this.values.length - 1 - index) * width) / (KEPT - 1);
-    const y = (value) => MARGIN + (room - MARGIN) * (1 - value / top);
-    context.beginPath();
-    this.values.forEach((value, index) => context.lineTo(x(index), y(value)));
-    context.strokeStyle = colour("--rate");
-    context.lineWidth = 1.5;
-    context.stroke();
-    context.lineTo(width, room);
-    context.lineTo(x(0), room);
-    context.fillStyle = colour("--rate-area");
-    context.fill();
   }
-}
-
-function grid(context, width, room, top) {
-  context.fillStyle = colour("--quiet");
-  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-  context.fillText(`${size(top)}/s`, 0, MARGIN - 5);
-  context.fillText("2 min ago", 0, room + 13);
-  context.textAlign = "right";
-  context.fillText("now", width, room + 13);
-  context.textAlign = "left";
-  context.fillStyle = colour("--line");
-  for (const share of [0, 0.5, 1]) context.fillRect(0, Math.round(MARGIN + (room - MARGIN) * share), width, 1);
 }
 
 /** The next 1, 2 or 5 times a power of ten, so that the axis rarely changes. */
