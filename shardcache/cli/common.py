@@ -99,11 +99,11 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")(command)
 
 
-def socket_option(command: Command) -> Command:
-    """Add `--socket` as the argument `socket`, None if not given."""
+def query_options(command: Command) -> Command:
+    """Add the options of commands that ask the daemon: `json_option`, and `--socket` as `socket`, None if not given."""
     help_text = "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
     kind = click.Path(path_type=Path, readable=False)  # connecting says more about a socket that one may not use
-    return click.option("--socket", type=kind, help=help_text)(command)
+    return json_option(click.option("--socket", type=kind, help=help_text)(command))
 
 
 def urls_argument(command: Command) -> Command:

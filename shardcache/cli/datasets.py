@@ -72,8 +72,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     type=common.metadata_member,
     help="Keep in that table the JSON object in the member with this extension, or these of its fields.",
 )
-@common.json_option
-@common.socket_option
+@common.query_options
 def index(
     urls: list[str],
     output: Path,

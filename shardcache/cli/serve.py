@@ -135,8 +135,7 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 
 
 @click.command()
-@common.json_option
-@common.socket_option
+@common.query_options
 def stop(as_json: bool, socket: Path | None) -> None:
     """Stop this user's private daemons, or the daemon at a socket.
 

@@ -19,8 +19,7 @@ Json = dict[str, Any]
 
 @click.command()
 @common.urls_argument
-@common.json_option
-@common.socket_option
+@common.query_options
 def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
@@ -34,8 +33,7 @@ def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
 
 @click.command()
 @click.argument("prefix", default="")
-@common.json_option
-@common.socket_option
+@common.query_options
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
@@ -56,8 +54,7 @@ def _show_shards(lines: Iterable[Json]) -> None:
 
 @click.command()
 @common.urls_argument
-@common.json_option
-@common.socket_option
+@common.query_options
 def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Evict shards from the cache; the object store is never modified.
 
@@ -70,8 +67,7 @@ def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
 
 @click.command()
 @click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=common.complete_path)
-@common.json_option
-@common.socket_option
+@common.query_options
 def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned shards.
 
@@ -104,8 +100,7 @@ def _show_pins(lines: Iterable[Json]) -> None:
 
 @click.command()
 @common.urls_argument
-@common.json_option
-@common.socket_option
+@common.query_options
 def unpin(urls: list[str], as_json: bool, socket: Path | None) -> None:
     """Unpin shards, so that they may be evicted.
 
@@ -132,8 +127,7 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
 
 @click.command()
 @click.argument("prefix", default="")
-@common.json_option
-@common.socket_option
+@common.query_options
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 

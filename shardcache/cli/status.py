@@ -28,8 +28,7 @@ _PAUSE_S = 0.2
 
 
 @click.command()
-@common.json_option
-@common.socket_option
+@common.query_options
 def status(as_json: bool, socket: Path | None) -> None:
     """Show the daemon's cache, counters, transfers and jobs."""
     page = AdminClient(socket).status()
@@ -53,8 +52,7 @@ def status(as_json: bool, socket: Path | None) -> None:
     help="Time between updates.",
 )
 @click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
-@common.json_option
-@common.socket_option
+@common.query_options
 def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
     """Show the cache, jobs and transfers live.
 
@@ -79,8 +77,7 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     default=0.0,
     help="Keep asking for this long until the probe passes.  [default: ask once]",
 )
-@common.json_option
-@common.socket_option
+@common.query_options
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
     """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
 
@@ -126,8 +123,7 @@ _CLOSE_S = 0.5
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
 @click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
-@common.json_option
-@common.socket_option
+@common.query_options
 def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
     """Show the dashboard in a browser, until Ctrl-C.
 

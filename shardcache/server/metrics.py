@@ -107,7 +107,7 @@ _JOB = (
 )
 
 
-def told(page: Json) -> Iterator[Metric]:
+def page_metrics(page: Json) -> Iterator[Metric]:
     """Yield the metrics made from the status page."""
     build = {"version": __version__, "python": platform.python_version()}
     yield _family(GAUGE, "build_info", "Release and Python version.", [([*build.values()], 1)], [*build])
@@ -205,7 +205,7 @@ async def metrics(request: web.Request) -> web.Response:
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
 
     def written() -> bytes:
-        families = [*told(page), *measures, *ProcessCollector(registry=None).collect()]
+        families = [*page_metrics(page), *measures, *ProcessCollector(registry=None).collect()]
         return encode(SimpleNamespace(collect=lambda: families))
 
     # In a thread: writing a thousand lines takes too long for the event loop.
