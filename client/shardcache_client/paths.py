@@ -55,7 +55,7 @@ def cached_paths(
     patterns = patterns_from_here(urls)
     manifest = resolve(choice, reader, patterns, timeout_s)
     session = Session(choice, reader, Patience(timeout_s))
-    window = ShardWindow(session, len(manifest), partial=False, handover=None)
+    window = ShardWindow(session, len(manifest), partial=False)
     try:
         session.declare(Plan.of(manifest, 0, range(len(manifest)), ()))
         yield [_next_path(window, number) for number in range(len(manifest))]

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -28,28 +28,21 @@ from shardcache.store.store import Reservation, footprint_bytes
 log = structlog.get_logger()
 
 
+@dataclass(eq=False, repr=False)
 class Fetcher:
     """Fetches shards on behalf of `Transfers`."""
 
-    def __init__(
-        self,
-        health: Health,
-        origins: Origins,
-        downloader: Downloader,
-        history: History,
-        indexers: Indexers,
-        part_bytes: int,
-    ) -> None:
-        self._health = health
-        self._residency = health.residency
-        self._store = health.residency.store
-        self._planner = health.residency.planner
-        self._origins = origins
-        self._downloader = downloader
-        self._history = history
-        self._indexers = indexers
-        self._part_bytes = part_bytes
-        self._inflating: KeyClaim | None = None
+    _health: Health
+    _origins: Origins
+    _downloader: Downloader
+    _history: History
+    _indexers: Indexers
+    _part_bytes: int
+    _inflating: KeyClaim | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._residency = self._health.residency
+        self._store, self._planner = self._residency.store, self._residency.planner
 
     async def fetch(self, transfer: Transfer) -> Shard:
         """Return the published shard. Raises PostponedError if the disk has failed and no reader waits for it."""

@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -62,24 +62,20 @@ class RetryGate:
         return again - {name}
 
 
+@dataclass(eq=False, repr=False)
 class Transfers:
     """Transfers in progress, by shard name. They belong to the cache and outlive the request that started them."""
 
-    def __init__(
-        self,
-        fetch: Callable[[Transfer], Awaitable[Shard]],
-        reconsider: Callable[[], None],
-        residency: Residency,
-        group: asyncio.TaskGroup,
-    ) -> None:
-        self._fetch = fetch
-        self._reconsider = reconsider  # called when a transfer has become more urgent
-        self._planner = residency.planner
-        self._changed = residency.changed
-        self._measures = residency.counters.measures
-        self._group = group
-        self._by_name: dict[str, Transfer] = {}
-        self.failures = RetryGate()  # shards that are not worth prefetching for now
+    _fetch: Callable[[Transfer], Awaitable[Shard]]
+    _reconsider: Callable[[], None]  # called when a transfer has become more urgent
+    _residency: Residency
+    _group: asyncio.TaskGroup
+    _by_name: dict[str, Transfer] = field(default_factory=dict, init=False)
+    failures: RetryGate = field(default_factory=RetryGate, init=False)  # shards not worth prefetching for now
+
+    def __post_init__(self) -> None:
+        self._planner, self._changed = self._residency.planner, self._residency.changed
+        self._measures = self._residency.counters.measures
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name

@@ -319,8 +319,8 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
         lambda: _tier_of(**options),
         node or socket.gethostname().partition(".")[0],
         tuple(files),
-        say=lambda message: tell("message", message),
-        ready=ready,
+        lambda message: tell("message", message),
+        ready,
     )
     if status := tier.run(stopping):
         raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")

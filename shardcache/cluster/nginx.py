@@ -167,30 +167,20 @@ def _path(path: Path) -> str:
     return text
 
 
+@dataclass(eq=False, repr=False)
 class NodeTier:
-    """nginx of one node, with a configuration that follows its sources.
+    """nginx of one node, with a configuration that follows its sources."""
 
-    Args:
-        read: returns the current tier; called again whenever a file in `watched` has changed.
-        name: name or address of this node in it.
-        watched: files whose change has the configuration written again and nginx reload it.
-        say: called with each message for the operator.
-        ready: called with a line about the tier, once nginx listens, and after each change.
-    """
+    _read: Callable[[], Tier]  # returns the current tier; called again whenever a file in `_watched` has changed
+    _name: str  # name or address of this node in it
+    _watched: tuple[Path, ...]  # files whose change has the configuration written again and nginx reload it
+    _say: Callable[[str], object]  # called with each message for the operator
+    _ready: Callable[[str], object]  # called with a line about the tier, once nginx listens, and after each change
 
-    def __init__(
-        self,
-        read: Callable[[], Tier],
-        name: str,
-        watched: tuple[Path, ...],
-        *,
-        say: Callable[[str], object],
-        ready: Callable[[str], object],
-    ) -> None:
-        self._read, self._name, self._watched, self._say, self._ready = read, name, watched, say, ready
+    def __post_init__(self) -> None:
         self._seen = self._stamps()  # first: what changes later is read again
-        self._tier = read()
-        self._node = self._tier.node(name)
+        self._tier = self._read()
+        self._node = self._tier.node(self._name)
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
         self._config = self._run / "nginx.conf"
         self._figures, self._started_s = Figures(), time.time()

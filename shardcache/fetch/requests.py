@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -217,19 +217,21 @@ class _SlowOwnerError(Exception):
     """The owner has been slow before, and is slow again."""
 
 
+@dataclass(eq=False, repr=False)
 class _TierRequests:
     """Requests to the tier for one span, one after the other: by the owner, past its cache, or by another owner."""
 
+    _requests: Requests
+    _span: RequestSpan
+    _origin: Deferred
+    _tier: TierState
     # of the request in flight
-    _route: Route
-    _read: PausableRead
-    _asked_s: float  # its reading time when its owner was last asked whether it lives
+    _route: Route = field(init=False)
+    _read: PausableRead = field(init=False)
+    _asked_s: float = field(init=False)  # its reading time when its owner was last asked whether it lives
 
-    def __init__(self, requests: Requests, span: RequestSpan, origin: Deferred, tier: TierState) -> None:
-        self._requests = requests
-        self._span = span
-        self._origin = origin
-        self._tier = tier
+    def __post_init__(self) -> None:
+        requests, span = self._requests, self._span
         self._hedging, self._counters = requests.scheduler.origin(span.claim.origin).hedging, requests.counters
         self._stall_timeout_s, self._size_bytes = requests.stall_timeout_s, span.parts.size_bytes
 

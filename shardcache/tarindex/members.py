@@ -7,6 +7,7 @@ Reads only the headers, to the end, and rejects any damage. Formats: POSIX.1-200
 import re
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from zlib import adler32
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
@@ -125,31 +126,23 @@ Read = Callable[[int, int, int], bytes]
 offset on; fewer only at the end of the tar."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tar:
     """A tar of known size, not necessarily complete yet.
 
     Iterating yields its members in order. As in tarfile, the first block of zeros ends the archive; unlike in tarfile,
     the rest of the file must be zeros, and nothing else ends the archive. A member is yielded as soon as its header has
     been read, and until the archive ends, `read` is never required to return more than the next header.
-
-    Args:
-        read: source of the tar's bytes; its exceptions pass through.
-        size_bytes: size of the whole tar.
-        url: url for error messages.
-        require_end: reject a file that ends between two members, without a block of zeros.
-        ignore_trailing_data: do not read beyond the first block of zeros.
     """
 
-    def __init__(
-        self, read: Read, size_bytes: int, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False
-    ) -> None:
-        self._source = read
-        self._size_bytes = size_bytes
-        self._url = url
-        self._require_end = require_end
-        self._ignore_trailing_data = ignore_trailing_data
-        self._window = b""
-        self._window_start = 0
+    _source: Read  # its exceptions pass through
+    _size_bytes: int  # of the whole tar
+    _url: str  # for error messages
+    _: KW_ONLY
+    require_end: bool = True  # reject a file that ends between two members, without a block of zeros
+    ignore_trailing_data: bool = False  # do not read beyond the first block of zeros
+    _window: bytes = field(default=b"", init=False)
+    _window_start: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[Member]:
         """Yield each regular file.
@@ -205,7 +198,7 @@ class Tar:
             raise self._not_a_tar(rest)
         if rest:
             raise self._truncated(f"inside the tar header that begins at byte {at}")
-        if self._require_end:
+        if self.require_end:
             raise self._truncated(
                 "after a complete member but without an end-of-archive block, so members may be missing",
                 remedy="write and upload the shard again; if its writer never writes end-of-archive blocks, set "
@@ -215,7 +208,7 @@ class Tar:
     def _check_tail(self, end: int) -> None:
         """Raise TrailingDataError unless only zeros follow the block of zeros at byte `end`."""
         at = end + BLOCK_BYTES
-        while not self._ignore_trailing_data and (piece := self._source(at, 1, _TAIL_BYTES)):
+        while not self.ignore_trailing_data and (piece := self._source(at, 1, _TAIL_BYTES)):
             if data := piece.lstrip(b"\0"):
                 raise TrailingDataError(
                     f"a block of zeros at byte {end} ends the tar, but data follows at byte "

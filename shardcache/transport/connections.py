@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -249,22 +249,19 @@ class HttpConnection:
         return has_plaintext or bool(poller.poll(0))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pool:
     """Idle connections, most recently used first; all of them are distrusted once one stays silent."""
 
-    def __init__(
-        self,
-        report: Callable[[float], None] = lambda asked_s: None,
-        *,
-        silence_s: float = SILENCE_S,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        self._report = report  # called with the time of a request that got no answer: other processes are affected, too
-        self._silence_s, self._idle_s = silence_s, idle_s
-        self._answered_s = 0.0  # time of the latest answer over a reused connection
-        self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
-        self._trusted_from_s = 0.0
-        self._lock = threading.Lock()
+    # Called with the time of a request that got no answer: other processes are affected, too.
+    _report: Callable[[float], None] = lambda asked_s: None
+    _: KW_ONLY
+    silence_s: float = SILENCE_S
+    idle_s: float = IDLE_S
+    _answered_s: float = field(default=0.0, init=False)  # time of the latest answer over a reused connection
+    _idle: dict[Server, list[HttpConnection]] = field(default_factory=lambda: defaultdict(list), init=False)
+    _trusted_from_s: float = field(default=0.0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def take(self, server: Server) -> HttpConnection | None:
         """Return an idle connection that may still work, or None."""
@@ -274,7 +271,7 @@ class Pool:
                 connection = idle.pop() if idle else None
             if connection is None:
                 return None
-            if connection.is_readable or (connection.heard_s or 0.0) < time.monotonic() - self._idle_s:
+            if connection.is_readable or (connection.heard_s or 0.0) < time.monotonic() - self.idle_s:
                 connection.close()
                 continue
             return connection
@@ -292,7 +289,7 @@ class Pool:
         There is none for `idle_s` after a connection stayed silent: all that were idle then have been closed, so if
         another one is silent, the origin is slow.
         """
-        return None if time.monotonic() < self._trusted_from_s else self._silence_s
+        return None if time.monotonic() < self._trusted_from_s else self.silence_s
 
     def answered(self) -> None:
         """Record an answer over a reused connection."""
@@ -310,12 +307,12 @@ class Pool:
 
     def distrust(self, before_s: float) -> None:
         """Close the connections that have been idle since before `before_s`."""
-        self._trusted_from_s = time.monotonic() + self._idle_s
+        self._trusted_from_s = time.monotonic() + self.idle_s
         self._drop(before_s)
 
     def expire(self) -> None:
         """Close the connections that have been idle for `idle_s`."""
-        self._drop(time.monotonic() - self._idle_s)
+        self._drop(time.monotonic() - self.idle_s)
 
     def _drop(self, before_s: float) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
@@ -46,31 +47,16 @@ class StaleError(Exception):
     """A reused connection has been closed, or stays silent."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request and its answer. Runs in a thread of its own; blocks.
+    """One request and its answer. Runs in a thread of its own; blocks."""
 
-    Args:
-        held: called when a held body has arrived.
-        progress: called when the body begins and when its byte credit is used up.
-        prompt: call it for every MiB that is written, too.
-    """
-
-    def __init__(
-        self,
-        request: messages.Request,
-        body: messages.Body | None,
-        gate: connections.Gate,
-        held: Callable[[], None],
-        progress: Callable[[], None],
-        *,
-        prompt: bool = False,
-    ) -> None:
-        self._request = request
-        self._body = body
-        self._gate = gate
-        self._held = held
-        self._progress = progress
-        self._prompt = prompt
+    _request: messages.Request
+    _body: messages.Body | None
+    _gate: connections.Gate
+    _held: Callable[[], None]  # called when a held body has arrived
+    _progress: Callable[[], None]  # called when the body begins and when its byte credit is used up
+    prompt: bool = field(default=False, kw_only=True)  # True to call that for every MiB that is written, too
 
     def run(self, pool: connections.Pool) -> messages.Answer:
         """Return the answer; its body is in the file if the answer is as expected.
@@ -211,7 +197,7 @@ class Exchange:
             with self._gate.writing():
                 writer.write(block)
             self._gate.written_bytes += len(block)
-            if self._prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
+            if self.prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
                 self._progress()
 
     def _fill(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardcache_client.position.state import ReaderState, find_states, find_turn
@@ -288,30 +288,25 @@ def _count(notes: Notes, iteration: Iteration) -> None:
         del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
 
 
+@dataclass(eq=False, repr=False)
 class RankPosition:
     """The states of a rank's workers after the batches that the training loop has taken from them."""
 
-    def __init__(
-        self,
-        states: Sequence[ReaderState],
-        left: Callable[[ReaderState], int],
-        ends_together: Callable[[], bool],
-        turn: int,
-        batching: tuple[int, bool],
-        *,
-        in_order: bool,
-    ) -> None:
-        self.epoch = states[0].epoch
-        self._states = list(states)  # of all workers, first those at the start of the iteration
-        self._left = left  # returns the number of samples that a worker has left after a state
-        self._ends_together = ends_together  # returns True if all ranks end after the same number of batches
-        self._next_worker = turn
-        self._batching = batching  # size of the loader's batches, and True if it drops short ones
-        self._in_step = in_order or len(states) == 1  # else, workers' batches come as they are ready
-        self._ended = False
+    _states: list[ReaderState]  # of all workers, first those at the start of the iteration
+    _left: Callable[[ReaderState], int]  # returns the number of samples that a worker has left after a state
+    _ends_together: Callable[[], bool]  # returns True if all ranks end after the same number of batches
+    _next_worker: int
+    _batching: tuple[int, bool]  # size of the loader's batches, and True if it drops short ones
+    in_order: bool = field(kw_only=True)  # else, batches of several workers come as they are ready
+    _ended: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read."""
+        return self._states[0].epoch
 
     def note(self, state: ReaderState) -> None:
         """Note the state of the worker that has made the batch just taken."""
@@ -326,7 +321,8 @@ class RankPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the states of all workers, and the worker whose turn is next, as a JSON object."""
         over = self.is_read and self._ends_together()
-        states = [replace(state, over=over, in_step=self._in_step and state.in_step) for state in self._states]
+        in_step = self.in_order or len(self._states) == 1
+        states = [replace(state, over=over, in_step=in_step and state.in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from weakref import WeakMethod
@@ -23,42 +24,31 @@ if TYPE_CHECKING:
 _TRIES = 5
 
 
+@dataclass(eq=False, repr=False)
 class LeasedShard:
     """Reads a shard from the sample it has reached, each time from the current grant: of an arriving file, of the whole
     one, or of either from the next daemon.
 
     Every error names the samples of the shard that had already been yielded. The lease is owned by this object.
-
-    Args:
-        count: number of samples according to the manifest; None if unknown.
-        span: range of samples to read in order, with None as the end for all; no span to read samples by number.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        lease: LeaseRequest,
-        *,
-        count: int | None = None,
-        span: tuple[int, int | None] | None = None,
-        handover: Handover | None = None,
-        view: View = WHOLE,
-    ) -> None:
-        self._session = session
-        self._lease = lease
-        self._count = count
-        self._start, self._stop = span or (0, None)
-        self._in_order = span is not None
-        self._handover = handover
-        self._view = view
+    _session: Session
+    _lease: LeaseRequest
+    _: KW_ONLY
+    count: int | None = None  # number of samples according to the manifest; None if unknown
+    span: tuple[int, int | None] | None = None  # to read in order, with None as the end for all; None to read by number
+    handover: Handover | None = None
+    view: View = WHOLE
+
+    def __post_init__(self) -> None:
+        self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
         self._cut: Callable[[int], Sample] | None = None
         self._version: str | None = None
         self.number = self._start  # of the next sample; without a span, of those read before all had arrived
         self._bad = 0  # number of samples that could not be yielded
         self._last_key = ""
-        self._tried_again = False
-        self._was_arriving = False
+        self._tried_again = self._was_arriving = False
 
     def __repr__(self) -> str:
         return f"LeasedShard(position={self._lease.position}, yielded={self._yielded}, {self._shard!r})"
@@ -197,14 +187,14 @@ class LeasedShard:
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
         if grant["type"] == "arriving":
             self._was_arriving = True
-            last = None if self._count is None else self._count - 1
+            last = None if self.count is None else self.count - 1
             more = WeakMethod(self._more)  # a cycle would keep the session of a reader that is gone
-            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self._view.reads)  # type: ignore[misc]
+            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self.view.reads)  # type: ignore[misc]
         leased = cast(Leased, grant)
-        if self._view.blocks is None:
+        if self.view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])
-        paths = Path(leased["path"]), Path(leased["index_path"])
-        shard = MappedShard(*paths, leased["url"], in_order=self._in_order, handover=self._handover, view=self._view)
+        place, in_order = (Path(leased["path"]), Path(leased["index_path"]), leased["url"]), self.span is not None
+        shard = MappedShard(*place, in_order=in_order, handover=self.handover, view=self.view)
         try:
             self._check_count(len(shard), "blocks of tokens", leased["url"])
         except errors.CountMismatchError:
@@ -213,8 +203,8 @@ class LeasedShard:
         return shard
 
     def _check_count(self, count: int, unit: str, url: str) -> None:
-        if self._count not in (None, count):
-            raise errors.CountMismatchError(f"it holds {count} {unit}, but the manifest says {self._count}", url=url)
+        if self.count not in (None, count):
+            raise errors.CountMismatchError(f"it holds {count} {unit}, but the manifest says {self.count}", url=url)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)
@@ -240,7 +230,7 @@ class LeasedShard:
             if self._yielded:
                 exn.yielded = self._yielded
                 first = f"its first {self._yielded} samples, up to key {self._last_key!r},"
-                exn.message += f"; {first if self._in_order else f'{self._yielded} samples'} had already been yielded"
+                exn.message += f"; {first if self.span else f'{self._yielded} samples'} had already been yielded"
             raise
 
     def _close_shard(self) -> None:
@@ -249,28 +239,23 @@ class LeasedShard:
             self._shard = self._cut = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ShardWindow:
     """Takes the shards of a declared plan one after another and releases them in any order."""
 
-    def __init__(
-        self,
-        session: Session,
-        reads: int,
-        *,
-        partial: bool | None,
-        handover: Handover | None,
-        view_of: Callable[[int], View] | None = None,
-    ) -> None:
-        self._session = session
-        self._reads = reads  # number of positions of the plan that belong to this epoch
-        self._partial = partial  # True if a shard's beginning will do; None: the session's default
-        self._handover = handover
-        self._view_of = view_of  # returns the view of a shard, given its number in the manifest; None for the whole
-        self._ahead: deque[LeaseRequest] = deque()
-        self._asked = 0
-        self._taken: list[LeasedShard] = []
-        self._leaving: list[LeasedShard] = []
-        session.on_wait = self.let_go  # while we wait, others may be waiting for space that this frees
+    _session: Session
+    _reads: int  # number of positions of the plan that belong to this epoch
+    _: KW_ONLY
+    partial: bool | None  # True if a shard's beginning will do; None: the session's default
+    handover: Handover | None = None
+    view_of: Callable[[int], View] = lambda number: WHOLE  # given the number of a shard in the manifest
+    _ahead: deque[LeaseRequest] = field(default_factory=deque, init=False)
+    _asked: int = field(default=0, init=False)
+    _taken: list[LeasedShard] = field(default_factory=list, init=False)
+    _leaving: list[LeasedShard] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._session.on_wait = self.let_go  # while we wait, others may be waiting for space that this frees
 
     def __repr__(self) -> str:
         return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={self._asked}/{self._reads})"
@@ -278,16 +263,15 @@ class ShardWindow:
     def ask(self, ahead: int) -> None:
         """Request shards ahead until there are `ahead` of them, earlier requests included."""
         while len(self._ahead) < ahead and self._asked < self._reads:
-            self._ahead.append(self._session.lease(self._asked, partial=self._partial))
+            self._ahead.append(self._session.lease(self._asked, partial=self.partial))
             self._asked += 1
 
     def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
         """Return the next shard, whose number in the manifest is given, to be opened."""
         self.ask(1)
         self.let_go()
-        view = WHOLE if self._view_of is None else self._view_of(number)
-        lease, handover = self._ahead.popleft(), self._handover
-        leased_shard = LeasedShard(self._session, lease, count=count, span=span, handover=handover, view=view)
+        lease, view = self._ahead.popleft(), self.view_of(number)
+        leased_shard = LeasedShard(self._session, lease, count=count, span=span, handover=self.handover, view=view)
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)
         return leased_shard
@@ -312,8 +296,8 @@ class ShardWindow:
 
     def let_go(self) -> None:
         """Release the shards given back whose samples have been received by every process they were sent to."""
-        if self._handover is not None:
-            self._handover.settle()  # including those of earlier epochs
+        if self.handover is not None:
+            self.handover.settle()  # including those of earlier epochs
         for leased_shard in [each for each in self._leaving if each.settled]:
             self._leaving.remove(leased_shard)
             leased_shard.close()

@@ -82,6 +82,7 @@ class _HeldPiece:
     cut: Callable[[int], Sample]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SampleReader:
     """Reads parts of a share through one window of shards.
 
@@ -89,13 +90,10 @@ class SampleReader:
     too, so the lanes take their shards in the order of the plan, whatever happens.
     """
 
-    def __init__(
-        self, manifest: Manifest | None, shard_window: ShardWindow, position: Position, skipped: Skipped
-    ) -> None:
-        self._manifest = manifest  # the dataset's, if samples are dealt; else None
-        self._shard_window = shard_window
-        self._position = position
-        self._skip = skipped.skip
+    _manifest: Manifest | None  # the dataset's, if samples are dealt; else None
+    _shard_window: ShardWindow
+    _position: Position
+    _skip: Callable[[Exception], None]
 
     def samples(self, part: Part) -> Generator[Sample | None]:
         """Yield the sample of each place of a part, None in place of a skipped one."""
@@ -454,7 +452,7 @@ class EpochStream:
         drawn = manifest.choices is not None or any(segment.mixed for segment in share.segments)
         early, handover = False if drawn else None, self._settings.handover
         window = ShardWindow(session, plan.reads, partial=early, handover=handover, view_of=view_of)
-        reader = SampleReader(self._settings.counted, window, self.position, self._skipped)
+        reader = SampleReader(self._settings.counted, window, self.position, self._skipped.skip)
         try:
             for segment in share.segments:
                 yield from reader.samples(segment)

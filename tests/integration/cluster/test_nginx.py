@@ -269,7 +269,7 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
             file.write(f"{line}\n")
 
     def run() -> None:
-        NodeTier(read, "one", (nodes,), say=say, ready=lambda line: say(f"ready: {line}")).run(stopping)
+        NodeTier(read, "one", (nodes,), say, lambda line: say(f"ready: {line}")).run(stopping)
 
     context = multiprocessing.get_context("fork")  # nginx ends with the process that runs it
     stopping: Any = context.Event()
