@@ -43,20 +43,15 @@ def train(socket: str, urls: str, method: str) -> list[list[str]]:
     return [[sample["__key__"] for sample in loader] for _ in range(2)]
 
 
-def look(socket: str, urls: str, scenario: str) -> dict[str, Any]:
-    """Train in step with the other rank, of which rank 0 looks at samples alone.
-
-    Scenarios: `look`, rank 0 looks before the other begins, and while they read, through the dataset and loaders;
-    `own`, so it does while both read through the dataset's own loader.
-    """
+def look(socket: str, urls: str) -> dict[str, Any]:
+    """Train in step with the other rank; rank 0 looks at samples alone, through the dataset and loaders."""
     warned: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shardcache").addHandler(handler)
     meet()
     rank, dataset = dist.get_rank(), shuffled(urls, socket, timeout_s=60)
-    plain: Any = DataLoader(dataset, batch_size=BATCH, num_workers=rank, collate_fn=keys)
-    loader = dataset.loader(num_workers=rank, collate_fn=keys) if scenario == "own" else plain
+    loader: Any = DataLoader(dataset, batch_size=BATCH, num_workers=rank, collate_fn=keys)
 
     def glance() -> None:
         if not rank:
@@ -110,13 +105,11 @@ def listed(
 ) -> dict[str, Any]:
     """Read one rank's share, or return its error.
 
-    When: `early`, torch.distributed is initialised before the dataset is made; `late`, after; `alone`, before, and only
-    the last rank makes a dataset; `drawn`, before, and the seed is drawn; `split`, before, and all read the same part
-    of a split; `astray`, before, and each splits by a seed of its own.
+    When: `early`, once torch.distributed is initialised, as ever; `alone`, only the last rank makes a dataset; `drawn`,
+    the seed is drawn; `split`, all read the same part of a split; `astray`, each splits by a seed of its own.
     """
     told: dict[str, Any] = {"keys": None, "error": None}
-    if when != "late":
-        meet(init_method, rank, world_size)
+    meet(init_method, rank, world_size)
     try:
         if when == "alone" and int(rank) < int(world_size) - 1:
             return told
@@ -124,8 +117,6 @@ def listed(
         ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60, **options)
         if when in ("split", "astray"):
             ds = ds.split(0.5, 0.5, seed=int(rank) if when == "astray" else 0)[0]
-        if when == "late":
-            meet(init_method, rank, world_size)
         method = {} if workers == "none" else {"num_workers": 2, "multiprocessing_context": workers}
         told["keys"] = [sample["__key__"] for sample in DataLoader(ds, batch_size=None, **method)]
     except ShardcacheError as exn:
@@ -141,12 +132,9 @@ def accelerated(socket: str, urls: str) -> dict[str, dict[str, Any]]:
     Accelerator(cpu=True)
     everything = {"rank": 0, "world_size": 1}
     cases: dict[str, Callable[[], list[int]]] = {
-        "sharded": lambda: prepared(make()),
         "sharded, with a worker": lambda: prepared(make(), num_workers=1),
         "dispatched": lambda: prepared(make(), dispatch=True),
-        "dispatched, with a worker": lambda: prepared(make(), dispatch=True, num_workers=1),
         "dispatched, spawned": lambda: prepared(make(), dispatch=True, num_workers=1, multiprocessing_context="spawn"),
-        "every rank reads all, sharded": lambda: prepared(make(**everything)),
         "every rank reads all, dispatched": lambda: prepared(make(**everything), dispatch=True, num_workers=1),
         "not prepared, gathered": lambda: gathered(make()),
     }

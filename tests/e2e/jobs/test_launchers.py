@@ -133,10 +133,9 @@ def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, 
         assert told["alone"] == told["handed over"] == read[:1]
 
 
-@pytest.mark.parametrize("scenario", ["look", "own"])
-def test_a_rank_that_looks_on_its_own(scenario: str, train: str, daemon: Daemon) -> None:
+def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon) -> None:
     """Rank 0 looks before the others begin, and at each batch: every sample comes once an epoch, and no rank waits."""
-    for rank, told in enumerate(torchrun(look, daemon.socket, train, scenario)):
+    for rank, told in enumerate(torchrun(look, daemon.socket, train)):
         assert list(map(sorted, told["read"])) == list(map(sorted, epochs(dataset(train, daemon, rank), 2)))
         assert told["warned"] == []
 

@@ -78,19 +78,6 @@ def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path) 
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
 
-@pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("tcp", "spawn")])
-def test_ranks_that_listed_before_they_met_are_compared(
-    init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
-) -> None:
-    """With torch.distributed initialised later, one of two ranks is told which shard differs, and none waits."""
-    told = run(tmp_path, [node.socket for node in nodes], "late", workers, init, f"file://{source}/")
-    errors = [rank["error"] for rank in told if rank["error"]]
-    assert len(errors) == 1
-    assert "ManifestMismatchError" in errors[0]
-    assert "shard 4 is" in errors[0]
-    assert f"shard-{SHARDS:06d}.tar" in errors[0]
-
-
 def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
     url = write_index(tmp_path, [SAMPLES] * SHARDS, f"{source}/shard-{{:06d}}.tar")
@@ -98,7 +85,7 @@ def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], sourc
     told = run(tmp_path, sockets, "split", "none", "env", url)
     assert [rank["error"] for rank in told] == [None] * 2
     assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
-    told = run(tmp_path, sockets, "astray", "fork", "env", url)
+    told = run(tmp_path, sockets, "astray", "fork", "tcp", url)
     errors = [rank["error"] for rank in told if rank["error"]]
     assert len(errors) == 1
     assert "ManifestMismatchError" in errors[0] and "has selected other samples than rank" in errors[0]

@@ -53,18 +53,6 @@ def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
     assert (loader.epoch, loader.remaining) == (1, len(loader))
 
 
-def test_a_loader_resumes_exactly_after_a_second_resume(make: Make) -> None:
-    """A state taken after a resume, before each worker has sent a batch, knows all workers' places and turns."""
-    whole = list(load(make(), 3))
-    state = state_after(load(make(), 3), 4)
-    for taken in (0, 2):
-        again = load(make(), 3)
-        again.load_state_dict(state)
-        last = load(make(), 3)
-        last.load_state_dict(state_after(again, taken))
-        assert list(last) == whole[4 + taken :]
-
-
 def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
     """The workers' own states know how far they are; no count is needed, and no torchdata."""
     pattern = f"file://{folder}/train/{{0..{len(COUNTS) - 1}}}.tar"
@@ -126,32 +114,6 @@ def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: 
     assert (loader.remaining, list(loader)) == (12, epochs[0])
     loader.set_epoch(2)
     assert list(loader) == epochs[2]
-
-
-def test_iterator_from_before_a_state_was_loaded_in_the_dataset_does_not_move_the_position(make: Make) -> None:
-    """However many iterations the dataset has begun itself."""
-    dataset = make()
-    loader = load(dataset, 0)
-    old = iter(loader)
-    next(old)
-    dataset.load_state_dict(state_after(load(make(), 0), 5))
-    new = iter(loader)
-    next(new)
-    next(new)
-    next(old)
-    assert (loader.epoch, loader.remaining) == (0, len(loader) - 7)
-    next(old)
-    assert len(list(new)) == len(loader) - 7
-    assert loader.epoch == 1
-
-
-def test_nothing_remains_of_an_epoch_that_is_resumed_at_its_end(make: Make) -> None:
-    """If it is set again: the first iteration of it yields nothing, and those after it are whole."""
-    loader = load(make(), 0)
-    loader.load_state_dict(state_after(load(make(), 0), len(loader)))
-    assert (loader.epoch, loader.remaining) == (1, len(loader))
-    loader.set_epoch(0)
-    assert (loader.remaining, list(loader), loader.remaining) == (0, [], len(loader))
 
 
 def read_to_its_end(loader: ShardLoader[list[str]], answers: Any) -> None:
@@ -246,26 +208,6 @@ def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool
         assert {*children(os.getpid())} == before
     finally:
         gc.enable()
-
-
-def test_a_state_is_not_taken_by_a_worker_of_an_iteration_given_up(make: Make) -> None:
-    """Not even if that worker is so slow that it begins after the state was loaded; that iteration can be read on."""
-    whole = list(load(make(), 2))
-    begun = load(make(), 2)
-    list(islice(begun, 5))
-    state, gate = begun.state_dict(), multiprocessing.Event()
-
-    def wait(worker: int) -> None:
-        if worker == 1:
-            gate.wait(GUARD_S)
-
-    loader = load(make(), 2, worker_init_fn=wait)
-    given_up = iter(loader)
-    assert next(given_up) == whole[0]
-    gate.set()
-    loader.load_state_dict(state)
-    assert list(loader) == whole[5:]
-    assert list(given_up) == whole[1:]
 
 
 def test_ranks_out_of_step_need_the_states_of_all(make: Make) -> None:

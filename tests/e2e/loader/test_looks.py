@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
@@ -41,26 +40,6 @@ def resumed(make: Make, state: Any, workers: int = 0) -> ShardLoader[Batch]:
     loader = load(make(), workers)
     loader.load_state_dict(state)
     return loader
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_look_in_the_middle_of_an_epoch_leaves_loop_and_state(make: Make, workers: int) -> None:
-    """Before it, at its first batch and later: the epoch is whole, a state is that of the loop, and so is the next."""
-    whole = load(make(), workers)
-    epochs = [list(whole), list(whole)]
-    loader = load(make(), workers)
-    assert next(iter(loader)) == epochs[0][0]
-    assert loader.state_dict() == load(make(), workers).state_dict()
-    read = []
-    for step, batch in enumerate(loader):
-        read.append(batch)
-        if step in (0, 3):
-            assert next(iter(loader)) == epochs[0][0]
-            left = resumed(make, saved(loader), workers)
-            assert (left.epoch, left.remaining) == (0, len(loader) - step - 1)
-    assert read == epochs[0]
-    assert list(left) == epochs[0][4:]
-    assert (loader.epoch, list(loader)) == (1, epochs[1])
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
@@ -108,17 +87,6 @@ def test_a_look_at_the_dataset_leaves_its_iteration(make: Make) -> None:
     assert [[first["__key__"], second["__key__"]] for first, second in zip(again, again, strict=True)] == [
         [key, key] for key in whole
     ]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_look_through_a_stateful_loader_takes_nothing_from_the_dataset(make: Make, workers: int) -> None:
-    """Which epoch follows, and that a loop reads it whole, does not depend on it."""
-    loader: Any = StatefulDataLoader(make(batch_size=1), batch_size=1, num_workers=workers, collate_fn=keys_of)
-    next(iter(loader))
-    assert [sorted(chain(*loader)), sorted(chain(*loader))] == [KEYS, KEYS]
-    ds = make(batch_size=1)
-    next(iter(StatefulDataLoader(ds, batch_size=1, num_workers=workers, collate_fn=keys_of)))
-    assert ds.epoch == 0
 
 
 class Naive:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache.errors import ConfigError, DecodeError
+from shardcache.errors import ConfigError
 from shardcache_client import Mixture, ShardDataset, ignore_and_continue
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
@@ -215,20 +215,6 @@ def test_a_reader_of_a_mixture_has_one_plan(make: Make, daemon: Daemon) -> None:
     next(samples)
     (job,) = [job for job in daemon.status()["jobs"] if job["name"] == "one plan"]
     assert (job["sessions"], job["shards_planned"]) == (1, sum(map(len, COUNTS.values())))
-
-
-def test_each_source_has_its_own_decode(daemon: Daemon, indexes: dict[str, str]) -> None:
-    """And may have none; the sample tells where it is from before it is decoded."""
-    sources = {
-        "web": ShardDataset(indexes["web"], decode=lambda sample: sample["__source__"], socket=daemon.socket),
-        "code": ShardDataset(indexes["code"], socket=daemon.socket),
-    }
-    made = list(Mixture(sources))
-    assert made.count("web") == SAMPLES["web"]
-    assert Counter(sample["__key__"] for sample in made if sample != "web") == Counter(KEYS["code"])
-    sources["web"] = ShardDataset(indexes["web"], decode=lambda sample: sample["png"], socket=daemon.socket)
-    with pytest.raises(DecodeError, match=f"{Path(__file__).name}:"):
-        list(Mixture(sources))
 
 
 def test_each_source_has_its_own_members_and_stages(daemon: Daemon, tmp_path: Path) -> None:

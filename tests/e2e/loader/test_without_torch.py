@@ -86,11 +86,3 @@ next(samples)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     eventually(lambda: daemon.leases() == 0)
-
-
-def test_the_package_lists_what_it_exports() -> None:
-    """`dir()` has what is imported at its first use, too."""
-    import shardcache_client
-
-    assert set(shardcache_client.__all__) <= set(dir(shardcache_client))
-    assert all(getattr(shardcache_client, name) is not None for name in shardcache_client.__all__)

@@ -16,19 +16,6 @@ from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_shards
 
 
-def open_fds() -> int:
-    """Count this process's descriptors."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None:
-    """The bytes are those that were packed, in the shards' order, under the original url."""
-    samples = list(iter(ShardDataset(urls, socket=daemon.socket)))
-    packed = [sample for first in range(0, 200, 25) for sample in random_samples(25, first=first)]
-    assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in samples] == packed
-    assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
-
-
 def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: Path) -> None:
     """Not at the end of an epoch, by a collective that waits: the error names what makes them equal."""
     (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
@@ -97,20 +84,6 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
     eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
     assert daemon.leases() == 0
     assert keys_of(ds) == keys
-
-
-def test_no_descriptor_is_left(daemon: Daemon, urls: str) -> None:
-    """Datasets, iterators and workers that are gone have closed what they opened."""
-    ShardDataset(urls, socket=daemon.socket)
-    before = open_fds()
-    for _ in range(3):
-        ds = ShardDataset(urls, socket=daemon.socket)
-        list(iter(ds))
-        next(iter(ds))
-        list(DataLoader(ds, batch_size=None, num_workers=2))
-        del ds
-    # DataLoader's queues close theirs from threads of their own.
-    eventually(lambda: open_fds() <= before)
 
 
 def test_a_fork_does_not_keep_its_parents_session(daemon: Daemon, urls: str) -> None:

@@ -1,6 +1,6 @@
 """Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,6 @@ def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, key
         assert batches[0] == keys_of(islice(iter(alone), 11))[:10], "the first worker begins where one process would"
     dataset.set_epoch(1)
     assert list(loader) == epochs[1]
-
-
-def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
-    """Shards enter one after another; a reader never has more of them in hand than the window, nor in its mix."""
-    ds = ShardDataset(index, shuffle=True, shuffle_window=3, socket=daemon.socket)
-    shards, leases = [], []
-    for number, sample in enumerate(ds):
-        shards.append(sample["__url__"])
-        if number % 10 == 0:
-            leases.append(daemon.leases())
-    assert max(leases) == 3
-    assert len(set(shards[:8])) == 1, "the first samples wait for one shard alone"
-    spans = [(shards.index(shard), 199 - shards[::-1].index(shard)) for shard in set(shards)]
-    assert max(sum(first <= at <= last for first, last in spans) for at in range(200)) == 3
-    assert len(list(groupby(shards))) > 80
 
 
 COUNTS = (5, 0, 3, 8, 1, 6)

@@ -75,14 +75,6 @@ def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
         assert all("png" not in sample for sample in samples)
 
 
-def test_members_are_chosen_of_a_shard_that_is_still_arriving(pictures: str, folder: Path) -> None:
-    """The first samples of a cold epoch have the same members as all others."""
-    (folder / "cold").mkdir()
-    with Daemon(folder / "cold") as cold:
-        dataset = ShardDataset(pictures, members="png", socket=cold.socket)
-        assert all(set(sample) == {"__key__", "__url__", "png"} for sample in dataset)
-
-
 def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon: Daemon) -> None:
     """An error goes to the handler; skipped samples are replaced like any other, so that ranks stay equal."""
     with pytest.raises(MissingMemberError, match="'000005' has no member 'cls'"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client import Mixture, ShardDataset, ShardReader
+from shardcache_client import Mixture, ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -97,20 +97,6 @@ def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
         make(shuffle=True, seed=3).split(0.5, 0.5)[0].load_state_dict(state)
 
 
-def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
-    """A mixture of a selection and a whole dataset has the samples of both; of a mixture, none can be chosen."""
-    mixture = Mixture({"captions": make(shuffle=True), "all": ShardDataset(train, socket=daemon.socket)})
-    found = Counter((sample["__source__"], sample["__key__"]) for sample in mixture)
-    every = [f"{number:06d}" for number in range(TOTAL)]
-    assert found == Counter([("captions", key) for key in CHOSEN] + [("all", key) for key in every])
-    halves = ShardDataset(train, socket=daemon.socket).split(0.5, 0.5)
-    with pytest.raises(ConfigError, match="from another dataset"):
-        Mixture({"one": halves[0].subset([0])}).load_state_dict(Mixture({"one": halves[0].subset([1])}).state_dict())
-    for choose in (lambda: mixture.select(bool), lambda: mixture.split(0.5, 0.5), lambda: mixture.subset([0])):
-        with pytest.raises(ConfigError, match="samples of a mixture"):
-            choose()
-
-
 def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
     """Of one member of each sample, as the table keeps it; no shard is read for it, and none without a selected sample
     is fetched. Older tables name the command.
@@ -141,19 +127,6 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
     assert "index.json --samples --metadata json" in (caught.value.remedy or "")
 
 
-def test_selected_samples_by_number(make: Make, train: str, daemon: Daemon) -> None:
-    """The numbers of a selection are its own; subsets and splits go on from them."""
-    with make(shuffle=True).indexed() as samples:
-        assert keys_of(samples) == CHOSEN
-        assert keys_of([samples[-1], samples[0]]) == [CHOSEN[-1], CHOSEN[0]]
-        assert keys_of(samples.subset([3, -1, 3])) == [CHOSEN[3], CHOSEN[-1]]
-        parts = [keys_of(part) for part in samples.split(0.7, 0.2, 0.1, seed=1)]
-        assert [len(part) for part in parts] == [round(len(CHOSEN) * end) for end in (0.7, 0.2, 0.1)]
-        assert sorted(key for part in parts for key in part) == CHOSEN
-    with ShardReader(train, socket=daemon.socket).indexed() as everything, pytest.raises(IndexError):
-        everything.subset([TOTAL])
-
-
 @pytest.mark.parametrize("by", ["samples", "shards"])
 def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daemon, by: Any) -> None:
     """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
@@ -172,7 +145,7 @@ def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daem
 
 
 def test_impossible_selections_say_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:
-    """No index, no table, the table of another index, no sample left, samples that were never counted."""
+    """No index, no table, the table of another index, no sample left, samples never counted, those of a mixture."""
     source = folder / "select"
     with pytest.raises(ConfigError, match="needs a table of the samples") as caught:
         ShardDataset(f"{source}/*.tar", socket=daemon.socket).select(bool)
@@ -194,3 +167,7 @@ def test_impossible_selections_say_why(make: Make, train: str, folder: Path, dae
     for choose in (lambda dataset: dataset.split(0.5, 0.5), lambda dataset: dataset.subset([0])):
         with pytest.raises(ConfigError, match="1 of 1 shards were never counted"):
             choose(ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket))
+    mixture = Mixture({"captions": make()})
+    for choose in (lambda dataset: dataset.select(bool), lambda dataset: dataset.split(0.5, 0.5)):
+        with pytest.raises(ConfigError, match="samples of a mixture"):
+            choose(mixture)

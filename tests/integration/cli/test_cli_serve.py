@@ -1,13 +1,10 @@
 """Start, refusal to start, and end of `shardcache serve`."""
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.programs.cli import Ran, clean_environment, shardcache
+from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually, spawn
 
 
@@ -92,17 +89,3 @@ def test_socket_and_cache_dir_in_use_are_refused(tmp_path: Path) -> None:
             ran = shardcache("serve", "--socket", socket, "--cache-dir", folder)
             assert ran.code == 1 and str(daemon.socket if socket == daemon.socket else folder) in ran.err
         assert shardcache("status", socket=daemon.socket).code == 0
-
-
-def test_ctrl_c_drains_and_exits_0(tmp_path: Path) -> None:
-    """It ends the daemon in order, as SIGTERM does: exit 0, its socket is gone, and its last line says so."""
-    where = ("--socket", str(tmp_path / "s.sock"), "--cache-dir", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "shardcache", "serve", *where]
-    with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("ready" in line for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        last = process.stderr.readlines()[-1]
-        assert process.wait() == 0
-    assert " stopped " in last and " took=" in last and " shards=0 " in last, last
-    assert not (tmp_path / "s.sock").exists()

@@ -310,14 +310,6 @@ def parquet(tmp_path: Path) -> Path:
     return folder
 
 
-def test_rows_become_samples(parquet: Path, tmp_path: Path) -> None:
-    """Each column by its type, images by their first bytes; nulls are left out; shards keep to the limit."""
-    ran = shardcache("write", parquet, tmp_path / "out", *ROW_SIZE)
-    assert ran.code == 0, ran.err
-    assert list(samples(tmp_path / "out").items()) == list(EXPECTED.items())
-    assert len(rows(tmp_path / "out")) > 5 and max(row["filesize"] for row in rows(tmp_path / "out")) <= 50_000
-
-
 def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     """`--columns` takes those alone, under the extension given; one that does not exist is refused with the others."""
     ran = shardcache("write", parquet, tmp_path / "out", "--columns", "image=img,label=cls")

@@ -153,16 +153,6 @@ def test_a_snapshot_of_an_earlier_moment_is_refused() -> None:
     assert "older" in caught.value.message
 
 
-def test_each_reader_resumes_where_it_was() -> None:
-    """The same job again: everyone finds its own place, given its own state or those of all."""
-    places = [Position(3, (), 0, 8 * reader + 8, 8 * reader + 4, reader, 3) for reader in range(4)]
-    crew = [state_of(reader, position=place) for reader, place in enumerate(places)]
-    for reader, place in enumerate(places):
-        topology = Topology(reader // 2, 2, reader % 2, 2)
-        assert resume([crew[reader]], TWO_BY_TWO, topology, SAMPLES) == place
-        assert resume(crew, TWO_BY_TWO, topology, SAMPLES) == place
-
-
 def test_a_worker_whose_state_is_missing() -> None:
     """Without it nobody knows what is left, and the error says what to load."""
     with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):

@@ -6,12 +6,11 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch.distributed
 import torch.testing._internal.distributed.fake_pg  # registers a backend of one process
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.protocol import ShardRef
@@ -119,19 +118,6 @@ def test_a_server_of_another_kind_is_no_store() -> None:
     """A peer that accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RanksError):
         KeyValueStore.connect(StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S)
-
-
-@pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_a_store_in_our_words(kind: str, server: TCPStore, tmp_path: Path) -> None:
-    """Set, get and remove; what is not there is None after the time; the first value stays."""
-    store = KeyValueStore(server if kind == "tcp" else FileStore(str(tmp_path / "store"), 1), kind)
-    assert not store.has("a")
-    assert store.get("a", 0.1) is None
-    store.set("a", "1")
-    assert store.get("a", 5) == "1"
-    assert [store.first("b", "2"), store.first("b", "3")] == ["2", "2"]
-    store.delete("a")
-    assert not store.has("a")
 
 
 def test_jobs_of_other_names_do_not_meet(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,14 +242,6 @@ def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None
             shared(server, rank, resolve)
     assert shared(server, 0, manifest) == manifest()
     assert shared(server, 1, refuse) == manifest()
-
-
-def test_same_shards_are_sent_once(server: TCPStore) -> None:
-    """A dataset made anew for each epoch does not fill the store: one small value each."""
-    shared(server, 0, manifest)
-    before = server.num_keys()
-    shared(server, 0, manifest, "train/1")
-    assert server.num_keys() == before + 1
 
 
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:

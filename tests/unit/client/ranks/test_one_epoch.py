@@ -1,6 +1,5 @@
 """torch_group.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
 
-import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -179,9 +178,3 @@ def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -
     """Four processes read two shares: a loop that all leave early goes on to the next epoch, without a wait."""
     job = [Rank(server, process // 2, process=process, processes=4, world_size=2) for process in range(4)]
     assert [at_once([rank.begin for rank in job]) for _ in range(3)] == [[number] * 4 for number in range(3)]
-
-
-def test_each_rank_counts_for_itself_without_a_shared_store(server: TCPStore) -> None:
-    """As the same loop on each rank did before."""
-    assert "MASTER_ADDR" not in os.environ
-    assert OneEpoch("train/0", MeetingPlace(), partial(Topology, 0, WORLD), int, PATIENT_S).follows(5, 4) == 5

@@ -3,7 +3,6 @@
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.ranks.group import given_ranks
 from shardcache_client.topology import Topology, job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
@@ -41,15 +40,6 @@ def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
     """A rank that is no number, or not below the world size, is not guessed around."""
     with pytest.raises(ConfigError):
         ranks_of_environment(env)
-
-
-def test_explicit_ranks_come_in_pairs() -> None:
-    """Both arguments or neither: one alone would silently read the wrong share."""
-    assert given_ranks(None, None, None) is None
-    assert given_ranks(None, 1, 2) == Topology(1, 2)
-    for rank, world_size in ((1, None), (None, 2), (2, 2), (-1, 2)):
-        with pytest.raises(ConfigError):
-            given_ranks(None, rank, world_size)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import io
 import mmap
 import operator
-import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache.tarindex.tables import Samples
-from shardcache_client.sharing.handover import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
+from shardcache_client.sharing.handover import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on
 
 CONTENT = bytes(range(256)) * 64
 
@@ -39,7 +38,9 @@ def mapped(tmp_path: Path) -> mmap.mmap:
 @pytest.fixture
 def value(mapped: mmap.mmap) -> Buffer:
     """A slice of it, as a sample has it."""
-    return a_slice(Buffer.over(mapped), 512, 1536)
+    value = Buffer.over(mapped)[512:1536]
+    assert type(value) is Buffer
+    return value
 
 
 @pytest.fixture
@@ -48,13 +49,6 @@ def collating() -> Iterator[None]:
     default_collate_fn_map[Buffer] = pass_on
     yield
     del default_collate_fn_map[Buffer]
-
-
-def a_slice(whole: Buffer, start: int, stop: int) -> Buffer:
-    """Cut, and say to the type checker what it is."""
-    value = whole[start:stop]
-    assert type(value) is Buffer
-    return value
 
 
 @read_only_is_fine
@@ -166,38 +160,6 @@ def test_buffers_are_read_only(value: Buffer) -> None:
             array.flags.writeable = True
 
 
-def test_slices_are_buffers_of_the_same_file(mapped: mmap.mmap) -> None:
-    """However often it is cut, each knows the whole and where in it it lies."""
-    whole = Buffer.over(mapped)
-    once = a_slice(whole, 512, 1536)
-    twice = a_slice(once, 100, 200)
-    assert bytes(twice) == CONTENT[612:712]
-    for part, start, stop in (
-        (whole, 0, len(CONTENT)),
-        (once, 512, 1536),
-        (twice, 612, 712),
-        (a_slice(once, 5, 5), 0, 0),
-    ):
-        place = span(part)
-        assert place is not None
-        assert place[0] is whole
-        assert place[1:] == (start, stop)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(lambda value: value[::2], id="every other"),
-        pytest.param(lambda value: value[::-1], id="backwards"),
-        pytest.param(lambda value: value[None], id="another dimension"),
-    ],
-)
-def test_non_contiguous_views_have_no_offset_in_the_file(value: Buffer, made: Any) -> None:
-    """Such a view must not be mistaken for the bytes it spans; pickled, it is right."""
-    assert span(made(value)) is None
-    assert np.array_equal(pickle.loads(pickle.dumps(made(value))), made(np.asarray(value)))
-
-
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize(
     "made",
@@ -218,30 +180,6 @@ def test_results_are_plain_numpy(value: Buffer, made: Any) -> None:
     assert type(result) is np.ndarray
     assert np.array_equal(result, made(np.frombuffer(bytes(value), np.uint8)), equal_nan=result.dtype.kind == "f")
     assert type(default_convert(result)) is torch.Tensor
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickled_it_carries_its_bytes(value: Buffer, tmp_path: Path, protocol: int) -> None:
-    """The result is a read-only Buffer that needs no file, and not the bytes around it."""
-    data = pickle.dumps(value, protocol)
-    (tmp_path / "shard.tar").unlink()
-    again = pickle.loads(data)
-    assert type(again) is Buffer
-    assert bytes(again) == CONTENT[512:1536]
-    assert not again.flags.writeable
-    assert len(data) < 2 * len(value) + 200
-
-
-def test_the_map_stays_as_long_as_any_value(mapped: mmap.mmap) -> None:
-    """A slice of a slice, a plain view and a memoryview each keep it open; with the last, it can be closed."""
-    value = a_slice(Buffer.over(mapped), 512, 1536)
-    holders: list[Any] = [value[5:10], np.asarray(value), memoryview(value)]
-    del value
-    while holders:
-        with pytest.raises(BufferError):
-            mapped.close()
-        holders.pop()
-    mapped.close()
 
 
 @pytest.mark.usefixtures("collating")

@@ -111,17 +111,6 @@ def keys(leased_shard: LeasedShard) -> list[Any]:
     return [sample["__key__"] for sample in leased_shard.samples()]
 
 
-def test_samples_are_read_from_the_first_bytes_to_the_last(socket: Path, folder: Folder) -> None:
-    """Samples come from the beginning while the rest arrives, then by the index: each once, in order, whole."""
-    script = begun(folder.arriving(7, FOUR_READY), folder.arriving(7, FOUR_READY + 600), folder.whole(7))
-    with passing(socket, script) as (leased_shard, heard):
-        samples = list(leased_shard.samples())
-    assert samples == [{**sample, "__url__": "s3://bucket/a.tar"} for sample in random_samples(6, {"bin": 1000})]
-    assert [message["type"] for message in heard[2:5]] == ["lease", "more", "more"]
-    questions = [(message["lease"], message["beyond"]) for message in heard[3:5]]
-    assert questions == [(7, FOUR_READY + 1535), (7, FOUR_READY + 1535)], "the header behind the fifth sample"
-
-
 def test_bad_samples_are_errors_in_their_places(socket: Path, folder: Folder) -> None:
     """A bad sample in the beginning and one in the rest raise once; those around them come."""
     tar = pack([(f"{n}.x", b"") for n in range(2)] + [("2.x", b"")] * 2 + [("3.x", b"")] * 2 + [("4.x", b"")])
@@ -165,18 +154,6 @@ def test_a_part_of_a_shard(socket: Path, folder: Folder, span: tuple[int, int]) 
     whole = [folder.whole(7, samples=len(KEYS))] if span[1] > 4 else []
     with passing(socket, begun(folder.arriving(7, FOUR_READY), *whole), count=6, span=span) as (leased_shard, _):
         assert keys(leased_shard) == KEYS[slice(*span)]
-
-
-def test_bad_samples_are_not_counted_as_given(socket: Path, folder: Folder) -> None:
-    """`yielded` is what the reader got: a sample that was skipped is none of it."""
-    tar = pack([("a.x", b""), ("b.x", b""), ("b.x", b""), ("c.x", b""), ("d.x", b"")])
-    script = begun(folder.arriving(7, len(tar), tar), refused(CorruptShardError("damaged")))
-    with passing(socket, script) as (leased_shard, _):
-        with pytest.raises(SampleError):
-            keys(leased_shard)
-        with pytest.raises(CorruptShardError, match="its first 2 samples, up to key 'c'") as caught:
-            keys(leased_shard)
-    assert caught.value.yielded == 2
 
 
 @pytest.mark.parametrize(
@@ -238,16 +215,6 @@ def test_another_version_is_not_read_on(socket: Path, folder: Folder) -> None:
         leased_shard.close()
         eventually(lambda: heard[-1] == {"type": "release", "lease": 5})
     assert caught.value.yielded == 4
-
-
-def test_another_version_of_what_was_not_read_yet(socket: Path, folder: Folder) -> None:
-    """Where no sample had been given, bad ones not counted, the new version is simply read from its beginning."""
-    bad = pack([("a.x", b"")] * 2 + [("b.x", b"")] * 2)
-    again = begun(folder.whole(5, make_tar(random_samples(3, first=100)), version="v2"))
-    with passing(socket, dying(folder.arriving(7, len(bad), bad)), again) as (leased_shard, _):
-        with pytest.raises(SampleError, match="'a' has two"):
-            keys(leased_shard)
-        assert keys(leased_shard) == ["000100", "000101", "000102"]
 
 
 def test_a_daemon_that_stays_away_in_the_middle(socket: Path, folder: Folder) -> None:

@@ -93,10 +93,3 @@ def test_a_damaged_file_names_the_shard(shard: tuple[Path, Path], truncated: int
         MappedShard(*shard, URL)
     assert caught.value.url == URL
     assert open_files() == before
-
-
-def test_a_shard_without_samples_is_empty(tmp_path: Path) -> None:
-    """An archive without members is no error."""
-    with closing(MappedShard(*published(tmp_path / "shard.tar", make_tar([]), URL), URL)) as reader:
-        assert len(reader) == 0
-        assert list(reader.samples()) == []

@@ -24,14 +24,6 @@ def in_a_process(kept: Callable[[int, int], int], freed_bytes: int, value_bytes:
 
 @glibc_only
 @pytest.mark.slow
-@pytest.mark.parametrize("value_bytes", [100_000, 10 * MB])
-def test_freed_memory_is_kept(value_bytes: int) -> None:
-    """Values of any usual size: 90 MB are kept whole."""
-    assert 85 * MB < in_a_process(kept_when_tuned, 90 * MB, value_bytes) < 95 * MB
-
-
-@glibc_only
-@pytest.mark.slow
 def test_freed_memory_is_kept_up_to_a_limit() -> None:
     """Of 250 MB at most 128 MiB; by default less than 90 MB of as many."""
     assert in_a_process(kept_bytes, 90 * MB, 100_000) < 70 * MB

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
+from shardcache.errors import DaemonError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -132,18 +132,6 @@ def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCapt
     assert "retrying for up to" in caplog.text
 
 
-def test_a_new_daemons_numbers_are_the_ones_that_count(path: Path) -> None:
-    """A shard that is still held when another daemon takes over is given back by the number which that one gave it."""
-    scripts = begun(granted(7), Peer.hear, stays=False), begun(granted(32), granted(31))
-    with session_with(path, *scripts) as (session, heard):
-        held, ahead = session.lease(0), session.lease(1)
-        session.wait(held)
-        session.wait(ahead)
-        assert session.wait(held)["lease"] == 31
-        session.release(held)
-        eventually(lambda: heard[-1] == {"type": "release", "lease": 31})
-
-
 def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
     """A daemon that does not come back is NoDaemonError once the time is over."""
     session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(limit_s=0.4))
@@ -173,17 +161,6 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     assert "timeout_s" in caught.value.remedy
     assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
-
-
-def test_an_error_ends_its_lease_alone(path: Path) -> None:
-    """The daemon's error for one shard is raised as it is; the next shard comes over the same connection."""
-    error = AccessDeniedError("403", url=SHARDS[0].url)
-    script = begun(refused(error), granted(1, url=SHARDS[1].url))
-    with session_with(path, script) as (session, heard):
-        with pytest.raises(AccessDeniedError):
-            session.wait(session.lease(0))
-        assert session.wait(session.lease(1))["url"] == SHARDS[1].url
-    assert kinds(heard) == ["hello", "plan", "lease", "lease"]
 
 
 def test_a_plan_that_is_refused(path: Path) -> None:
