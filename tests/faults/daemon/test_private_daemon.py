@@ -131,17 +131,18 @@ def test_idle_daemon_ends_and_stays_while_it_is_used(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends after its last session, without a trace but the cache and its log, and is started again when needed."""
-    monkeypatch.setenv("SHARDCACHE_IDLE_EXIT_S", "0.5")
+    monkeypatch.setenv("SHARDCACHE_IDLE_EXIT_S", "1")  # long enough for a slow reader to connect
     samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S, epochs=1))
     next(samples)
     (socket,) = home.running()
     log = socket.with_suffix(".log")
     with pytest.raises(TimeoutError):
-        eventually(lambda: not home.running(), limit_s=1.5)
+        eventually(lambda: not home.running(), limit_s=2.0)
     assert [sample["__key__"] for sample in samples] == KEYS[1:]
     del samples
     eventually(lambda: not socket.exists())
     eventually(lambda: "stopped" in log.read_text())
+    monkeypatch.delenv("SHARDCACHE_IDLE_EXIT_S")
     assert read(root) == KEYS
 
 
