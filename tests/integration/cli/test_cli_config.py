@@ -48,15 +48,6 @@ def test_each_value_has_its_source(file: Path) -> None:
     assert options(env={"SHARDCACHE_CONFIG": str(file)})["max_transfers"]["value"] == 7
 
 
-def test_the_values_are_those_of_the_daemon(file: Path) -> None:
-    """Every option of `serve` is there, as pydantic took it: the same flags lead to the same daemon."""
-    from shardcache.config import Settings
-
-    found = options("--config", file, "--part-size", "8MB")
-    assert list(found) == list(Settings.model_fields)
-    assert found["part_size"]["value"] == Settings.load({"part_size": "8MB"}, file).part_size != 8_000_000
-
-
 def test_no_secret_is_shown(file: Path) -> None:
     """Passwords in urls and values of storage_options are redacted, their names are not."""
     for flags in ((), ("--json",)):

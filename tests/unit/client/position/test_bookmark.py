@@ -116,23 +116,6 @@ def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> N
         assert begin(forked(bookmark), epoch) == starts
 
 
-def test_last_loaded_state_holds(bookmark: Bookmark) -> None:
-    """A state takes the place of the epoch that was set before, and of an earlier state."""
-    bookmark.set_epoch(7)
-    load(bookmark, [saved(0, epoch=9), saved(1, epoch=9)])
-    assert bookmark.next_epoch == 9
-    load(bookmark, [saved(0), saved(1)])
-    assert begin(forked(bookmark), 17) == IN_THE_MIDDLE
-
-
-def test_a_loaded_state_is_used_once(bookmark: Bookmark) -> None:
-    """A loop that names the same epoch before every pass, as for validation, reads the rest and then whole passes."""
-    load(bookmark, [saved(0), saved(1)])
-    for starts in (IN_THE_MIDDLE, from_the_beginning(EPOCH), from_the_beginning(EPOCH)):
-        bookmark.set_epoch(EPOCH)
-        assert begin(forked(bookmark), 17) == starts
-
-
 def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
     """A training loop that names another epoch is obeyed, whoever loads later."""
     bookmark.set_epoch(EPOCH + 3)

@@ -173,14 +173,6 @@ def test_a_shard_that_fails_is_requested_once_more(
         assert keys(leased_shard) == KEYS
 
 
-def test_a_failure_before_the_first_sample_is_as_ever(socket: Path, folder: Folder) -> None:
-    """Where nothing had been given, nothing is said of it; the second failure stands."""
-    script = begun(folder.arriving(7, 100), *[refused(OriginUnavailableError("503"))] * 2)
-    with passing(socket, script) as (leased_shard, _), pytest.raises(OriginUnavailableError) as caught:
-        keys(leased_shard)
-    assert caught.value.message == "503"
-
-
 def test_damage_that_the_reader_meets_itself_names_what_was_given(socket: Path, folder: Folder) -> None:
     """So does damage in what has arrived; the lease goes back then, for the daemon knows nothing of it yet."""
     damaged = bytearray(TAR)
