@@ -1,10 +1,15 @@
-"""The table of checks, and its runner."""
+"""The table of checks, its runner, and the report."""
 
 from asyncio import timeout
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
-from shardcache.cli.common import in_thread
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardcache.cli import common
 from shardcache.cli.doctor import node, stores
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
@@ -35,6 +40,9 @@ CHECKS: Sequence[Check] = (
     ("origin.reach", stores.probe),
 )
 
+# A sign and a word: not everybody sees colours.
+SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("-", "dim")}
+
 # Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.
 _LIMIT_S = 30.0
 
@@ -52,7 +60,7 @@ async def examine(context: Context, checks: Sequence[Check] = CHECKS, *, limit_s
             continue
         try:
             async with timeout(limit_s):
-                outcome = await in_thread(partial(check, context))
+                outcome = await common.in_thread(partial(check, context))
             if isinstance(outcome, Awaitable):
                 outcome = await outcome
             found = [outcome] if isinstance(outcome, Finding) else outcome or ()
@@ -71,3 +79,30 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
         cause = f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
         return failed(found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")
     return failed(found, str(error), "sudo shardcache doctor")
+
+
+def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
+    """Print the findings by family and url, below each problem its cause and fix, and a summary."""
+    console = common.make_console()
+    for (family, subject), group in groupby(findings, _heading):
+        console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
+        for finding in group:
+            sign, style = SIGNS[finding.state]
+            line = Table.grid(padding=(0, 1))
+            for width in (None, 7, 13):
+                line.add_column(no_wrap=True, width=width)
+            line.add_column(overflow="fold")
+            name = finding.check.partition(".")[2].replace("_", " ")
+            line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
+            if finding.cause:
+                line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
+            if finding.remedy:
+                # Wrapped by the terminal, so that it can be copied as one command.
+                console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
+    failures = f"{common.count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
+    console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
+
+
+def _heading(finding: Finding) -> tuple[str, str]:
+    return ("store" if finding.subject else finding.check.partition(".")[0], finding.subject)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ async def test_doctor_names_what_the_daemon_or_its_clients_would_fail_at(
     flags = {} if "socket" in text else {"socket": tmp_path / "s.sock", "cache_dir": tmp_path / "cache"}
     found = await look(tmp_path / "conf.toml", **flags)
     assert found[check].state == state
-    assert all(each.format(tmp_path) in json.dumps(found[check].to_json()) for each in says), found[check]
+    assert all(each.format(tmp_path) in json.dumps(asdict(found[check])) for each in says), found[check]
 
 
 async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> None:
