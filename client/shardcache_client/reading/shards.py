@@ -77,9 +77,8 @@ class MappedShard:
     @property
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self.index
-        return files.chosen(
-            files.as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.reads
-        )
+        columns = files.as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index)
+        return files.chosen(columns, self._view.reads)
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
@@ -163,9 +162,8 @@ class ArrivingShard:
             if not self._is_whole(number):
                 return
             tables = self._grouping.samples
-            self._columns += files.chosen(
-                files.as_bytes(tables.extensions[len(self._columns) :], self._map), self._reads
-            )
+            new = tables.extensions[len(self._columns) :]
+            self._columns += files.chosen(files.as_bytes(new, self._map), self._reads)
             yield from files.cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:
