@@ -395,7 +395,7 @@ _QUICK_CALLS = ("ENOSPC at each call that changes a file, once", "EIO from each 
 
 ROWS = (
     *(Row(call.name, partial(failing_calls, call), call.name not in _QUICK_CALLS, _NEEDS_CC) for call in CALLS),
-    Row("cache folder deleted", removed),
+    Row("cache folder deleted", removed, slow=True),
     Row("cache folder replaced and put back", replaced),
     Row("a byte flipped in a published shard", flipped),
     *(

@@ -178,7 +178,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize(
     ("examples", "options"),
     [
-        (30, {}),
+        (15, {}),
         pytest.param(8, {"workers": 2, "persistent_workers": True}, marks=pytest.mark.slow),
         pytest.param(8, {"workers": 2, "persistent_workers": False}, marks=pytest.mark.slow),
     ],

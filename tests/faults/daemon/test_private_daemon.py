@@ -84,6 +84,7 @@ def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) 
     assert home.pids() == [daemon]
 
 
+@pytest.mark.slow
 def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, home: PrivateHome) -> None:
     """No sample is lost or repeated, and the next daemon finds the cache of the one before."""
     samples = iter(ShardReader(f"{root}/data/", timeout_s=GUARD_S))
@@ -96,6 +97,7 @@ def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, ho
     assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
 
 
+@pytest.mark.slow
 def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither socket nor cache folder is shared between credentials, and no name or log of theirs has any of them."""
     assert read(root) == KEYS
@@ -127,6 +129,7 @@ def test_variables_that_grant_no_access_do_not_divide_daemons(
     assert shardcache("warm", f"{root}/data/").code == 0
 
 
+@pytest.mark.slow
 def test_idle_daemon_ends_and_stays_while_it_is_used(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def test_folder_that_could_be_of_another_user_is_refused(
     assert not list(home.runtime.glob("*.sock")) and not list(folder.glob("*.sock"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
 def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
     """A process of another user that listens at this user's socket, however it came there, is not talked to."""
@@ -215,6 +219,7 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
         posing.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
 def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
     """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""

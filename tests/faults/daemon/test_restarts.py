@@ -74,6 +74,7 @@ def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
     assert "--allow" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_a_daemon_too_small_for_this_says_so(folder: Path) -> None:
     """Where the capacity has become smaller than a shard, the error has both sizes."""
     with replaced_by(folder, "--cache-dir", str(folder / "other"), capacity="70kB") as (read, keys):

@@ -123,6 +123,7 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
         assert names == {"shards", "partial", "quarantine", "catalogue", "format"}, lose
 
 
+@pytest.mark.slow
 def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls: list[str]) -> None:
     """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
     daemon.start()

@@ -59,6 +59,7 @@ def test_another_objects_bytes_under_the_right_headers_are_noticed(place: StoreP
     place.recover(result, failures)
 
 
+@pytest.mark.slow
 def test_dripping_store_is_an_error_in_the_end(place: StorePlace, result: Result) -> None:
     """Bytes that come one by one, for hours if allowed to, do not keep a reader waiting."""
     place.proxy.fail(Mischief.DRIP)

@@ -94,6 +94,7 @@ def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> Non
         assert not path.exists()
 
 
+@pytest.mark.slow
 async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
     tmp_path: Path, urls: str, handed: socket.socket
 ) -> None:

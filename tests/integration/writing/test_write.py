@@ -162,6 +162,7 @@ def start(*args: Path | str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     """kill -9: its processes end, no half shard lies under its name; the next run keeps what was complete."""
     last, out = photos / "dog" / "zzz.jpg", tmp_path / "out"

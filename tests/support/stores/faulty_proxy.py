@@ -96,6 +96,7 @@ class FaultyProxy:
         self._rules: tuple[Rule, ...] = ()
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._forgotten: set[asyncio.StreamWriter] = set()
+        self.connections = 0  # so far
         self.swallowed = 0  # requests that came over forgotten connections
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
@@ -161,6 +162,7 @@ class FaultyProxy:
         task = asyncio.current_task()
         assert task is not None
         self._clients[writer] = task
+        self.connections += 1
         try:
             while request := await _read_request(reader, writer):
                 if writer in self._forgotten:
