@@ -49,7 +49,7 @@ def name_of(ref: ShardRef) -> str:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Checked:
     """The origin's answer for a name: when it was last checked, and the size of the object."""
 
     checked_at_s: float = _NEVER_S
@@ -66,7 +66,7 @@ class Planner:
         self._remembered = remembered
         self._alias: dict[str, str] = {}
         self._aliases: dict[str, set[str]] = {}
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _Checked] = {}
         self._schedule: Schedule[Holder] = Schedule(self)
 
     def __repr__(self) -> str:
@@ -123,10 +123,10 @@ class Planner:
             if name in self._answers:
                 self._answers[name].checked_at_s = _NEVER_S
 
-    def _answer(self, name: str) -> _Answer:
+    def _answer(self, name: str) -> _Checked:
         answer = self._answers.get(name)
         if answer is None:
-            answer = self._answers[name] = _Answer()
+            answer = self._answers[name] = _Checked()
             self._bound()
         return answer
 

@@ -98,7 +98,7 @@ async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
     keys = await asyncio.to_thread(_draw, folder / "images")
     with _s3_server() as endpoint:
         say(f"starting an S3 server at {endpoint}, and writing them to it as tar shards: shardcache write")
-        node = _Node(folder, endpoint)
+        node = _DemoNode(folder, endpoint)
         dataset = await node.write(folder / "images")
         say("starting a daemon with an empty cache")
         async with node.daemon():
@@ -109,7 +109,7 @@ async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
     return Outcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
 
 
-async def _train(node: _Node, urls: str) -> list[Epoch]:
+async def _train(node: _DemoNode, urls: str) -> list[Epoch]:
     import asyncio
 
     async def first() -> list[list[Any]]:
@@ -177,7 +177,7 @@ def _s3_server() -> Iterator[str]:
         server.stop()
 
 
-class _Node:
+class _DemoNode:
     """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:

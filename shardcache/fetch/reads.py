@@ -24,7 +24,7 @@ _BURST_GRANTS = 5
 
 
 @dataclass(slots=True, eq=False)
-class _Order:
+class _CreditRequest:
     claim: Claim
     size_bytes: float
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -43,7 +43,7 @@ class Bandwidth:
         self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
         self._left_bytes: float = _BURST_GRANTS * self._grant_bytes  # negative after reads without credit
         self._counted_s = math.inf
-        self._orders: list[_Order] = []
+        self._orders: list[_CreditRequest] = []
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
 
@@ -54,7 +54,7 @@ class Bandwidth:
         """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
         if self._bytes_per_s is None:
             return math.inf
-        order = _Order(claim, min(wanted_bytes, self._grant_bytes))
+        order = _CreditRequest(claim, min(wanted_bytes, self._grant_bytes))
         self._orders.append(order)
         if self._timer is None:
             self._hand_out(self._bytes_per_s)
@@ -90,7 +90,7 @@ class Bandwidth:
             if not order.granted.cancelled():
                 order.granted.set_result(None)
 
-    def _rank(self, order: _Order) -> tuple[int, int, float, int]:
+    def _rank(self, order: _CreditRequest) -> tuple[int, int, float, int]:
         priority = order.claim.priority()
         return priority.klass, self._round_robin.last(priority.client), priority.deadline_s, order.claim.arrival
 

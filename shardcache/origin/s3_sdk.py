@@ -63,7 +63,7 @@ _DENIED = (
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class _OpenSession:
     fs: S3FileSystem
     client: Any
     users: int = 0
@@ -88,12 +88,12 @@ class SdkSessions:
         self._attempts = attempts
         self._profile = self._options.pop("profile", table.profile)
         self._starting = asyncio.Lock()
-        self._present: _Session | None = None
+        self._present: _OpenSession | None = None
 
     @asynccontextmanager
     async def use(self, url: str) -> AsyncIterator[S3FileSystem]:
         """Provide the filesystem for one request, and translate every foreign exception of the block."""
-        session: _Session | None = None
+        session: _OpenSession | None = None
         try:
             session = await self._borrow()
             yield session.fs
@@ -117,7 +117,7 @@ class SdkSessions:
             session.users += 1
             await self._give_back(session)
 
-    async def _borrow(self) -> _Session:
+    async def _borrow(self) -> _OpenSession:
         async with self._starting:
             session = self._present
             if session is None:
@@ -127,11 +127,11 @@ class SdkSessions:
                 client = await fs.set_session()
                 for operation in ("GetObject", "HeadObject"):
                     client.meta.events.register_first(f"choose-signer.s3.{operation}", keep_signature_v4)
-                session = self._present = _Session(fs, client)
+                session = self._present = _OpenSession(fs, client)
         session.users += 1
         return session
 
-    async def _give_back(self, session: _Session) -> None:
+    async def _give_back(self, session: _OpenSession) -> None:
         session.users -= 1
         if session.retired and not session.users:
             await session.client.close()

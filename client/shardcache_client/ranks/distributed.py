@@ -28,7 +28,7 @@ if torch.distributed.is_available():
 log = logging.getLogger("shardcache")
 
 _CONNECT_TIMEOUT_S = 60.0
-_SHORT_CONNECT_S = 10.0  # for uses that can do without the store
+_SHORT_CONNECT_S = 30.0  # for uses that can do without it: torch's server lets some connections wait for 5 s, or 10
 _ALONE = Topology()
 
 

@@ -12,7 +12,7 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.stores import aws_env
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 @pytest.fixture(scope="module")
