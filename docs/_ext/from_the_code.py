@@ -27,7 +27,7 @@ from shardcache.cli.main import app as shardcache
 from shardcache.cli.serve import serve
 from shardcache.errors import ShardcacheError
 from shardcache.metrics import Histogram, Measures
-from shardcache.server.metrics import measured, told
+from shardcache.server.metrics import measured, page_metrics
 
 DOCS = Path(__file__).parents[1]
 
@@ -165,7 +165,11 @@ class Metrics(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return a table of names, types, labels and help."""
         page = defaultdict(lambda: defaultdict(float), origins=[], jobs=[], tiers=[], transfers=[])
-        families = [*told(page), *measured(Measures(), Histogram(())), *ProcessCollector(registry=None).collect()]
+        families = [
+            *page_metrics(page),
+            *measured(Measures(), Histogram(())),
+            *ProcessCollector(registry=None).collect(),
+        ]
         rows = (
             f"| `{family.name}{'_total' * (family.type == 'counter')}` | {family.type} "
             f"| {', '.join(f'`{name}`' for name in family._labelnames)} | {family.documentation} |"

@@ -200,6 +200,7 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
 
     with forked(tmp_path, nodes, listed, front=front, owner_port=port) as log:
         eventually(lambda: log.exists() and "ready: 1 node" in log.read_text())
+        eventually((tmp_path / "run" / "status.json").exists)  # the figures follow soon after
         nodes.write_text(TWO)
         eventually(lambda: status()["stale"] == "the node two has no address")
         (report,) = await ask(parse(ONE), port, None)
