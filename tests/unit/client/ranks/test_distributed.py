@@ -183,7 +183,7 @@ def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> 
     """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
     places = [MeetingPlace(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
     for _ in range(2):
-        readers = [Agreement("replicas", Topology(process // 2, 2), PATIENT_S, places[process]) for process in range(4)]
+        readers = [Agreement("replicas", Topology(process // 2, 2), 30.0, places[process]) for process in range(4)]
         for number in range(2):
             values = (3, 3, 7 + number, 7 + number)
             calls = [ask(reader, f"round {number}", value) for reader, value in zip(readers, values, strict=True)]
