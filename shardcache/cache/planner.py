@@ -1,4 +1,4 @@
-"""What is known of shards: the names and keys that plans use, the schedule as of now, versions and sample counts.
+"""Facts known about shards: the names and keys that plans use, the schedule as of now, versions and sample counts.
 
 A plan names a shard by its cache key if the manifest gave the version, otherwise by its url. If the origin then
 reports a different version, an alias maps the name to that version's key.

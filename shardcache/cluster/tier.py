@@ -1,4 +1,4 @@
-"""What the nodes of one cluster have in common: the list of them, the ring of who owns what, `Tier`, its stores."""
+"""Configuration shared by the nodes of a cluster: the list of them, the ring of owners, `Tier`, its stores."""
 
 import hashlib
 import ipaddress

@@ -1,4 +1,4 @@
-"""What all of the server's handlers share: the cache, who asks, the audit log, and the load of the process."""
+"""State shared by the server's handlers: the cache, the client's identity, the audit log, the load of the process."""
 
 import asyncio
 import math

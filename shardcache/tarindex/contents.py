@@ -1,4 +1,4 @@
-"""What shardcache reads of samples itself: tokens, metadata, and tables for choosing samples without their bytes.
+"""Contents of samples that shardcache reads: tokens, metadata, and tables for choosing samples without their bytes.
 
 A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the number of the shard
 in the index file, and its `version`; `samples`, the number of samples in the shard; `first`, the number of the first

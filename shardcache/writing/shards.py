@@ -1,4 +1,4 @@
-"""What a shard is made of, and how a dataset is cut into shards: samples, their bytes in a tar, cuts, names. Pure."""
+"""Samples, their bytes in a tar, and the cuts and names by which a dataset becomes shards. Pure."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which daemon serves a reader, the node's or a private one of this user, and how long a reader waits for it."""
+"""Choice of the daemon that serves a reader, the node's or this user's private one, and the patience with it."""
 
 import json
 import logging

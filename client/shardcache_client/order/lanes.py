@@ -386,7 +386,7 @@ class Strided(Slice):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one reader reads: segments one after another, of so many samples (None if they are not counted)."""
+    """Reading of one reader: segments one after another, and their number of samples (None if not counted)."""
 
     segments: tuple[Part, ...]
     samples: int | None

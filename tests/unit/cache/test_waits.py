@@ -1,4 +1,4 @@
-"""What of an arriving shard can be read, how urgent its download is, and turns of long computations."""
+"""The readable part of an arriving shard, how urgent its download is, and turns of long computations."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the daemon writes and measures of itself: the audit log's epochs, histograms, the loop's lag, collections."""
+"""Records and measurements of the daemon itself: the audit log's epochs, histograms, the loop's lag, collections."""
 
 import asyncio
 import gc
