@@ -4,9 +4,11 @@ A new store is a module in `origin/` and a row of the table.
 """
 
 import enum
+import grp
 import ipaddress
 import os
 import posixpath
+import pwd
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -17,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from shardcache.config import AllowRule
-from shardcache.errors import ConfigError, NotAllowedError, ShardcacheError
+from shardcache.errors import ConfigError, NotAllowedError, ShardcacheError, did_you_mean
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 INDEX_SUFFIX = ".json"
@@ -307,6 +308,53 @@ class Peer:
     def is_trusted(self) -> bool:
         """True for the daemon's own user and root, who have its permissions anyway."""
         return self.uid in (0, os.getuid())
+
+
+_RULE_KEYS = ("prefix", "users", "groups")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """One entry of `allow`: urls that begin with `prefix` may be fetched for the users and groups, or for everyone."""
+
+    prefix: str
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, entry: object) -> "AllowRule":
+        """Parse a prefix, or a table of `prefix`, `users` and `groups`; users and groups by name or number.
+
+        Raises ValueError for anything else, and for a user or group unknown to this system.
+        """
+        match entry:
+            case AllowRule():
+                return entry
+            case str(prefix) if prefix:
+                return cls(prefix)
+            case {**keys} if unknown := next(iter(keys.keys() - _RULE_KEYS), None):
+                raise ValueError(f"unknown key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
+            case {"prefix": str(prefix), **others} if prefix:
+                users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
+                if others and not users and not groups:
+                    raise ValueError(f"the rule for {prefix} applies to nobody")
+                return cls(prefix, users, groups)
+        raise ValueError("an entry must be a url prefix, or a table with prefix and, optionally, users and groups")
+
+
+def _ids(names: object, kind: str) -> frozenset[int]:
+    if not isinstance(names, (list, tuple)):
+        raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004  # pydantic ignores TypeError
+    return frozenset(_id(name, kind) for name in names)
+
+
+def _id(name: object, kind: str) -> int:
+    if type(name) is int and name >= 0:
+        return name
+    try:
+        return pwd.getpwnam(str(name)).pw_uid if kind == "users" else grp.getgrnam(str(name)).gr_gid
+    except (KeyError, ValueError):
+        raise ValueError(f"{name!r} is not among this system's {kind}") from None
 
 
 class _Rule:

@@ -5,9 +5,7 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 """
 
 import difflib
-import grp
 import os
-import pwd
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
+from shardcache.access import AllowRule
 from shardcache.errors import ConfigError, did_you_mean
 from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.units import size
@@ -130,53 +129,6 @@ def _whole_blocks(value: ByteSize) -> ByteSize:
 
 def _per_second(text: object) -> object:
     return text.strip().removesuffix("/s") if isinstance(text, str) else text
-
-
-_RULE_KEYS = ("prefix", "users", "groups")
-
-
-@dataclass(frozen=True, slots=True)
-class AllowRule:
-    """One entry of `allow`: urls that begin with `prefix` may be fetched for the users and groups, or for everyone."""
-
-    prefix: str
-    uids: frozenset[int] = frozenset()
-    gids: frozenset[int] = frozenset()
-
-    @classmethod
-    def parse(cls, entry: object) -> "AllowRule":
-        """Parse a prefix, or a table of `prefix`, `users` and `groups`; users and groups by name or number.
-
-        Raises ValueError for anything else, and for a user or group unknown to this system.
-        """
-        match entry:
-            case AllowRule():
-                return entry
-            case str(prefix) if prefix:
-                return cls(prefix)
-            case {**keys} if unknown := next(iter(keys.keys() - _RULE_KEYS), None):
-                raise ValueError(f"unknown key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
-            case {"prefix": str(prefix), **others} if prefix:
-                users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
-                if others and not users and not groups:
-                    raise ValueError(f"the rule for {prefix} applies to nobody")
-                return cls(prefix, users, groups)
-        raise ValueError("an entry must be a url prefix, or a table with prefix and, optionally, users and groups")
-
-
-def _ids(names: object, kind: str) -> frozenset[int]:
-    if not isinstance(names, (list, tuple)):
-        raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004  # pydantic ignores TypeError
-    return frozenset(_id(name, kind) for name in names)
-
-
-def _id(name: object, kind: str) -> int:
-    if type(name) is int and name >= 0:
-        return name
-    try:
-        return pwd.getpwnam(str(name)).pw_uid if kind == "users" else grp.getgrnam(str(name)).gr_gid
-    except (KeyError, ValueError):
-        raise ValueError(f"{name!r} is not among this system's {kind}") from None
 
 
 def _address(text: str | None) -> str | None:

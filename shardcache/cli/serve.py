@@ -212,7 +212,8 @@ def _json(value: object) -> Any:
     """Return an option's value as JSON, without secrets; sizes in bytes, or as written if they are a share."""
     from pydantic import BaseModel
 
-    from shardcache.config import AllowRule, Amount
+    from shardcache.access import AllowRule
+    from shardcache.config import Amount
 
     match value:
         case Amount():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from campaign import access
 from campaign.harness import QUICK, Row, rows
-from shardcache.access import AllowList
-from shardcache.config import AllowRule, OriginTable
+from shardcache.access import AllowList, AllowRule
+from shardcache.config import OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, is_key, shard_key

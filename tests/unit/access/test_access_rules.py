@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.access import AllowList, Peer
-from shardcache.config import AllowRule
+from shardcache.access import AllowList, AllowRule, Peer
 from shardcache.errors import NotAllowedError
 
 ME = Peer(os.getuid())

@@ -13,8 +13,8 @@ import pytest
 
 import shardcache_client
 from shardcache import errors
+from shardcache.access import AllowRule
 from shardcache.cli.main import app
-from shardcache.config import AllowRule
 from shardcache.errors import ShardcacheError
 from support.programs.guard import GUARD_S
 
