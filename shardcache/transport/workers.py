@@ -29,9 +29,7 @@ Received: TypeAlias = Callable[[int], None]
 # Threads of one process share its interpreter lock, which over TLS changes hands for every 16 KiB.
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
-_MAX_WORKERS = 8
-# A first request of a job comes alone, those of a command sixteen at a time.
-_PREPARED = 2
+_MIN_WORKERS, _MAX_WORKERS = 2, 8
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
 _START_LIMIT_S = 60.0
 # A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has longer.
@@ -93,7 +91,7 @@ class Workers:
     def __init__(self, maximum: int | None = None, *, silence_s: float = 20.0) -> None:
         cores = len(os.sched_getaffinity(0))
         self._ping_s = max(_SHORTEST_PING_S, silence_s / (_PINGS + 1))
-        self._maximum = maximum or max(_PREPARED, min(_MAX_WORKERS, cores // _CORES_A_WORKER))
+        self._maximum = maximum or max(_MIN_WORKERS, min(_MAX_WORKERS, cores // _CORES_A_WORKER))
         self._workers: list[_WorkerProcess] = []
         self._starting = asyncio.Lock()
         self._growing: asyncio.Task[None] | None = None
@@ -102,10 +100,8 @@ class Workers:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
 
     async def prepare(self) -> None:
-        """Start workers, one after the other, before the first requests need them. Raises CacheError."""
+        """Start a worker before the first requests need it. Raises CacheError."""
         await self._start_first()
-        for _ in range(_PREPARED - 1):
-            await self._grow()
 
     async def ask(self, request: Request) -> Answer:
         """Return the answer to a request, without its body.

@@ -510,11 +510,10 @@ def _start_reader(daemon: Daemon, source: Source, seed: float) -> subprocess.Pop
 
 
 _STORIES = ("first start", "take over", "pin", "fetch", "fetch from S3", "resume and evict", "verify, evict, count")
-_QUICK = ("fetch from S3",)
 
 ROWS = (
-    *(Row(f"SIGKILL: {name}", partial(killed, name), name not in _QUICK, NEEDS_CC) for name in _STORIES),
-    Row("SIGKILL, and again while it recovers", killed_twice, slow=True, skip=NEEDS_CC),
-    Row("SIGKILL: readers with leases", partial(killed_readers, False), slow=True, skip=NEEDS_CC),
-    Row("SIGSTOP: readers with leases, killed as they are or later", partial(killed_readers, True), True, NEEDS_CC),
+    *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in _STORIES),
+    Row("SIGKILL, and again while it recovers", killed_twice, skip=NEEDS_CC),
+    Row("SIGKILL: readers with leases", partial(killed_readers, False), skip=NEEDS_CC),
+    Row("SIGSTOP: readers with leases, killed as they are or later", partial(killed_readers, True), skip=NEEDS_CC),
 )

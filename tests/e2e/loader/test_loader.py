@@ -41,6 +41,7 @@ def state_after(loader: ShardLoader[list[str]], batches: int) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
+@pytest.mark.slow
 def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
     """`drop_last` holds for batches, length and the end of the epoch; without it every sample comes, once."""
     whole, loader = load(make(), 2), load(make(), 2, drop_last=True)
@@ -53,6 +54,7 @@ def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
     assert (loader.epoch, loader.remaining) == (1, len(loader))
 
 
+@pytest.mark.slow
 def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
     """The workers' own states know how far they are; no count is needed, and no torchdata."""
     pattern = f"file://{folder}/train/{{0..{len(COUNTS) - 1}}}.tar"

@@ -43,6 +43,7 @@ def resumed(make: Make, state: Any, workers: int = 0) -> ShardLoader[Batch]:
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
+@pytest.mark.slow
 def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, options: dict[str, Any]) -> None:
     """Before the loop and during it: the epoch is whole, and the next one follows."""
 

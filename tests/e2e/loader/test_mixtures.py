@@ -96,6 +96,7 @@ def test_readers_read_the_samples_that_a_mixture_assigns(make: Make, weights: An
 
 
 @pytest.mark.parametrize(("workers", "steps"), [(0, (0, 1, 7, 17)), (2, (0, 7))])
+@pytest.mark.slow
 def test_mixture_resumes_exactly(make: Make, workers: int, steps: tuple[int, ...]) -> None:
     """After any number of batches the rest is what would have come, and so is the next epoch."""
     whole = loader(make({"web": 2, "code": 1}), workers)

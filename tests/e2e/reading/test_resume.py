@@ -49,7 +49,7 @@ def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
         (own, 3, {"persistent_workers": False}, [7]),
         pytest.param(own, 2, {"multiprocessing_context": "spawn"}, [3], marks=pytest.mark.slow),
         (stateful, 0, {}, [0, 5, 11, 12]),
-        (stateful, 2, {}, [0, 7]),
+        pytest.param(stateful, 2, {}, [0, 7], marks=pytest.mark.slow),
         pytest.param(stateful, 2, {"persistent_workers": True}, [5], marks=pytest.mark.slow),
         pytest.param(stateful, 2, {"snapshot_every_n_steps": 3}, [5], marks=pytest.mark.slow),
     ],

@@ -56,6 +56,7 @@ def index(folder: Path) -> str:
     steps=st.integers(0, 6),
     shuffle=st.booleans(),
 )
+@pytest.mark.slow
 def test_ranks_read_each_block_once_and_resume_on_others(
     folder: Path,
     daemon: Daemon,

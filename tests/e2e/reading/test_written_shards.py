@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy
+import pytest
 
 from shardcache.writing import ShardWriter
 from shardcache_client import ShardDataset
@@ -15,6 +16,7 @@ from support.stores.buckets import Bucket
 LINES = 300
 
 
+@pytest.mark.slow
 def test_lines_are_read_back_in_any_order(folder: Path, moto: Bucket) -> None:
     """From an object store: the length is exact before anything is fetched, and every line comes once, unchanged."""
     lines = [json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False) for number in range(LINES)]

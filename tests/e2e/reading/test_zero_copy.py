@@ -29,6 +29,7 @@ def large(folder: Path) -> str:
     return f"file://{source}/{{0..{SHARDS - 1}}}.tar"
 
 
+@pytest.mark.slow
 def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, large: str) -> None:
     """Mixed from several shards, by two workers: every sample once, large members as Buffers, small ones as bytes."""
     urls, keys = large, [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
@@ -63,6 +64,7 @@ def test_only_the_chosen_members_are_views(daemon: Daemon, described: str, chose
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
 )
+@pytest.mark.slow
 def test_a_hungry_cache_takes_no_shard_that_is_on_its_way(large: str, method: str) -> None:
     """With room for fewer shards than there are, evicted as they are read, two epochs arrive whole.
 

@@ -140,6 +140,7 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
     await origins.close()
 
 
+@pytest.mark.slow
 async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, canary: Canary) -> None:
     """A store that answers 301 or 307 with another place is an error; nobody else is asked with our signature."""
     credentials = {"key": "k", "secret": "s", "endpoint_url": server.url("")}
@@ -265,6 +266,7 @@ def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None
     assert all(path.stem.isalnum() for path in (daemon.cache_dir / "shards").rglob("*.tar"))
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Daemon) -> None:
     """Neither rich's markup in a url, nor a terminal's commands in a job's name or in what a server says."""
     (tmp_path / "[red]a[link=x].tar").write_bytes(make_tar(random_samples(2)))

@@ -77,6 +77,7 @@ def without_what_was_asked(text: str) -> list[str]:
     return [json.dumps(row) for row in rows if row.get("event") != "shard"]
 
 
+@pytest.mark.slow
 def test_no_secret_shows_anywhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
     """Log, status, listings, errors, process list, and every file of the cache, after successes and failures."""
     said = exercise(daemon, server)
@@ -155,6 +156,7 @@ def _is_set(keywords: list[ast.keyword], name: str) -> bool:
     return any(word.arg == name and getattr(word.value, "value", False) is True for word in keywords)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_run() -> None:
     """No pickle, no marshal, no eval, no yaml, no shell in either package, but for the named exceptions."""
     bad = _DANGEROUS | _CALLS | {".".join(names) for names in _METHODS} | {"shell=True"}

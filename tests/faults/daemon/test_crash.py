@@ -77,6 +77,7 @@ async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
 
 
 @pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
+@pytest.mark.slow
 async def test_finished_parts_outlive_the_daemon(
     daemon: Daemon, faulty: FaultyS3, end: Callable[[Daemon], object]
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     assert len(first_bytes(faulty, "a.tar")) == PARTS
 
 
+@pytest.mark.slow
 async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
     """The index file that was read last is used while the store is away, and has all that blocks of tokens need."""
     faulty.put("0.tar", token_tar([[1, 2, 3], [4]]))
@@ -136,6 +138,7 @@ async def begun(daemon: Daemon, url: str) -> asyncio.Task[Ran]:
     return warming
 
 
+@pytest.mark.slow
 async def test_restart_does_not_disturb_readers(
     daemon: Daemon, faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,6 +158,7 @@ async def test_restart_does_not_disturb_readers(
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 
+@pytest.mark.slow
 async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:
     """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
     url = stalled(faulty)
@@ -170,6 +174,7 @@ async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, f
     assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3) -> None:
     """One that has stopped to read its socket, with megabytes of answers before it, hears no goodbye and is left."""
     with RawSession(daemon) as session:
@@ -179,6 +184,7 @@ async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3
         assert await aside(daemon.stop) == 0
 
 
+@pytest.mark.slow
 async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faulty: FaultyS3) -> None:
     """Health tells that it drains; sessions and errands get an error that says what to do."""
     warming = await begun(daemon, stalled(faulty))
@@ -192,6 +198,7 @@ async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faul
     assert (await warming).code == 3
 
 
+@pytest.mark.slow
 async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3) -> None:
     """A daemon over the same socket and folder waits for one that drains, and a job that comes then for both."""
     warming = await begun(daemon, stalled(faulty))
@@ -211,6 +218,7 @@ async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 async def test_a_second_signal_ends_it_at_once(daemon: Daemon, faulty: FaultyS3, second: signal.Signals) -> None:
     """A second signal ends the drain at once; the next daemon starts with the folder as it is."""
     warming = await begun(daemon, stalled(faulty))

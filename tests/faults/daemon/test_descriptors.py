@@ -75,6 +75,7 @@ def connect(daemon: Daemon, count: int, stack: ExitStack) -> tuple[list[RawSessi
     return sessions, refusals
 
 
+@pytest.mark.slow
 def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_path: Path, shard: Path) -> None:
     """Of twice as many readers as files, the refusals are typed, and a place that is given back is taken again."""
     files = 256
@@ -91,6 +92,7 @@ def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_pa
         eventually(lambda: len(list(ShardDataset([f"file://{shard}"], socket=daemon.socket))) == 4)
 
 
+@pytest.mark.slow
 def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: Path) -> None:
     """Those beyond the limit are refused at once, and their number takes no descriptor that the daemon needs."""
     with Daemon(tmp_path, spawn=limited(256)) as daemon, RawSession(daemon) as session, ExitStack() as stack:
@@ -108,6 +110,7 @@ def test_silent_connections_stop_no_established_session(tmp_path: Path, shard: P
 
 
 @needs_root
+@pytest.mark.slow
 def test_silent_connections_of_one_user_stop_no_other_user(shard: Path) -> None:
     """A user's connections are limited to half of them, and another user connects and reads."""
     with open_folder() as folder, Daemon(folder, spawn=limited(256)) as daemon:

@@ -54,7 +54,9 @@ def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
     return mutate
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "session")) for name in TARGETS]
+)
 def test_changed_inputs_break_nothing(name: str) -> None:
     """Where no coverage guides, too: the kept inputs, changed by chance a few times."""
     target, seeds = TARGETS[name], [path.read_bytes() for kind, path in KEPT if kind == name]

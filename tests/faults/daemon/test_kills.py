@@ -32,6 +32,7 @@ def lived(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPath
     return Ground(zygote, kills.stories(zygote, moto_server, folder), folder)
 
 
+@pytest.mark.slow
 @rows(kills.ROWS)
 def test_killed_daemon_loses_nothing_published(row: Row, lived: Ground) -> None:
     """Published shards are served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
@@ -52,6 +53,7 @@ def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
     assert kinds == {"lost", "wrong"}
 
 
+@pytest.mark.slow
 def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) -> None:
     """The next daemon may write the same files: killed while a part is written, none leaves a writer behind."""
     source, shim = lived.stories["fetch from S3"].source, Shim(tmp_path / "shim", tmp_path / "cache")
@@ -112,6 +114,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @rows(power.ROWS)
 def test_power_cut_leaves_only_right_shards_visible(row: Row, lived: Ground) -> None:
     """Whatever of the unflushed reached the disk: shards that are visible are right, flushed ones are there."""

@@ -41,6 +41,7 @@ def test_rude_readers_leave_nothing(tmp_path: Path) -> None:
             row.check(results)
 
 
+@pytest.mark.slow
 def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon) -> None:
     """A reader that never listens has one answer waiting for it, not hundreds, and others are answered meanwhile."""
     with RawSession(daemon, "other") as other, RawSession(daemon, "deaf") as deaf:

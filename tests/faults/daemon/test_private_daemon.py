@@ -63,6 +63,7 @@ def start_reader(root: Path, *arguments: str, prefix: tuple[str, ...] = (), **op
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_one_daemon(root: Path, home: PrivateHome) -> None:
     """Each of six processes reads everything; one has started the daemon, and says where it is and how to stop it."""
     readers = [start_reader(root) for _ in range(6)]
@@ -73,6 +74,7 @@ def test_processes_that_start_at_once_share_one_daemon(root: Path, home: Private
     assert len(home.running()) == 1
 
 
+@pytest.mark.slow
 def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) -> None:
     """After kill -9 of the whole process group, the next job finds the same daemon and what it has cached."""
     reader = start_reader(root, "stop", start_new_session=True)
@@ -112,6 +114,7 @@ def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, mon
     )
 
 
+@pytest.mark.slow
 def test_variables_that_grant_no_access_do_not_divide_daemons(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def test_idle_daemon_ends_and_stays_while_it_is_used(
     assert read(root) == KEYS
 
 
+@pytest.mark.slow
 def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
     """`shardcache stop` waits for their end; without any, its exit code is that of a missing daemon."""
     assert shardcache("stop").code == 3
@@ -298,6 +302,7 @@ def test_caches_of_bygone_credentials_are_removed(
     assert lately.exists()
 
 
+@pytest.mark.slow
 def test_scheduler_names_the_folder_of_the_cache(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +357,7 @@ def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: P
     assert not home.running()
 
 
+@pytest.mark.slow
 def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: PrivateHome) -> None:
     """Everything that opens a session finds it, also where the argument asks for it although the node has a daemon."""
     with cached_paths(f"{root}/data/") as paths:

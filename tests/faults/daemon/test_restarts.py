@@ -64,6 +64,7 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
         yield read, keys
 
 
+@pytest.mark.slow
 def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
     """Where --allow has become narrower, a reader is told which url and whom to ask."""
     with replaced_by(folder, "--allow", "s3://elsewhere/") as (read, keys):

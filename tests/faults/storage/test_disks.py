@@ -113,6 +113,7 @@ def test_verify_sets_aside_what_the_disk_cannot_read(two: tuple[CacheRig, Shim],
 
 @needs_cc
 @pytest.mark.parametrize("suffix", [TAR, SIDECAR])
+@pytest.mark.slow
 def test_lack_of_resources_condemns_no_shard(two: tuple[CacheRig, Shim], suffix: str) -> None:
     """Errors of the process or the system say nothing about the file that it wanted to open."""
     rig, shim = two
@@ -183,6 +184,7 @@ def stages(rig: CacheRig) -> list[str]:
 
 @needs_mounts
 @pytest.mark.parametrize("how", ["fill", "use_up_inodes", "turn_read_only"])
+@pytest.mark.slow
 def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, how: str) -> None:
     """A restart in the middle of the trouble makes nothing worse, and loses no sample count."""
     with Tmpfs(tmp_path / "cache", size_bytes=8_000_000, inodes=600) as disk, CacheRig(tmp_path) as rig:
@@ -282,6 +284,7 @@ def test_every_cause_has_its_class_and_its_remedy(tmp_path: Path, number: int, k
     assert caught.value.retryable
 
 
+@pytest.mark.slow
 def test_full_disk_under_the_log_ends_no_process(tmp_path: Path) -> None:
     """Lines that cannot be written are lost, and nothing else."""
     with CacheRig(tmp_path) as rig:

@@ -79,6 +79,7 @@ def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path,
     assert after["evictions"] - before["evictions"] >= SHARDS - 2
 
 
+@pytest.mark.slow
 def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """A shard fetched once is counted in the manifest for ever, and an index of such shards reads not one byte.
 
@@ -145,6 +146,7 @@ def test_a_table_of_other_versions_is_not_kept() -> None:
         check_same(before, before[:1])
 
 
+@pytest.mark.slow
 def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Given as a url, also to a daemon that knows nothing: only the shard that was replaced is read.
 
@@ -169,6 +171,7 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
     assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, SAMPLES, 3, SAMPLES, SAMPLES]
 
 
+@pytest.mark.slow
 async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Path) -> None:
     """A plan by an index gets the versions named there, or an error with the url and what to do, from any store."""
 
@@ -202,6 +205,7 @@ async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Pa
     await asyncio.to_thread(steps)
 
 
+@pytest.mark.slow
 def test_sizes_in_a_listing_are_not_asked_again(moto: Bucket, tmp_path: Path) -> None:
     """Once counts are known, an index of a thousand shards in a bucket costs one listing."""
     for number in range(3):

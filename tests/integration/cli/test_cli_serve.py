@@ -22,6 +22,7 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err and not (tmp_path / "s.sock").exists()
 
 
+@pytest.mark.slow
 def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
     """The modules that S3 needs are imported in the background, before a reader asks for them."""
     with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:

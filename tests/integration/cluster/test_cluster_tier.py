@@ -81,6 +81,7 @@ def cluster(certificate: Certificate) -> Iterator[Cluster]:
             yield Cluster(store, nodes, etags)
 
 
+@pytest.mark.slow
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     """The ring computes the owner to which nginx sends the requests for each of many shards."""
     nodes, tier = cluster.nodes, cluster.nodes.tier
@@ -141,6 +142,7 @@ def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
     assert cluster.part(name, 2).body == BODIES[name][:100_000]
 
 
+@pytest.mark.slow
 def test_no_signature_is_logged(cluster: Cluster) -> None:
     """Neither refusals nor damage nor successes leave a signature in a log, or on disk."""
     name, folder = SHARDS[3], cluster.nodes.folder
@@ -314,6 +316,7 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate
         assert names.asked == {DOMAIN, f"data.{DOMAIN}", "store.invalid"}
 
 
+@pytest.mark.slow
 def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, certificate: Certificate, tmp_path: Path) -> None:
     """Versions and listings over TLS from the store, parts from the tier, which alone fetched them, once."""
     stores = by_name(cluster.store)

@@ -107,6 +107,7 @@ def node(tmp_path: Path) -> Iterator[NodeRun]:
 
 
 @needs_nginx
+@pytest.mark.slow
 def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     """It starts nginx, says so, publishes figures, uses a list that the kubelet replaces, and ends cleanly.
 

@@ -146,6 +146,7 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> None:
     """What it sends too slowly comes from the origin, and then everything from another owner."""
     obj = await tiered.put()
@@ -164,6 +165,7 @@ async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> Non
     assert tiered.gets(tiered.far) == 2
 
 
+@pytest.mark.slow
 async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_time(tiered: TieredRig) -> None:
     """That part alone, and once; one that was refused, from the cache."""
     obj = await tiered.put()
@@ -211,6 +213,7 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
     assert tiered.tier.to_json()["failing"]
 
 
+@pytest.mark.slow
 async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
     """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
     obj = await tiered.put()

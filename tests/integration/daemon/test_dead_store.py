@@ -31,6 +31,7 @@ def attempt(port: int) -> str:
     return rf"attempt \d of {ATTEMPTS}: connection refused by 127\.0\.0\.1:{port}"
 
 
+@pytest.mark.slow
 def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None:
     """Status, the reader's explanation, and the log."""
     url, rows = f"http://127.0.0.1:{port}/a.tar", list[dict[str, Any]]()

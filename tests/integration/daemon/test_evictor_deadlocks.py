@@ -136,6 +136,7 @@ def test_compressed_shard_that_is_not_needed_yet_gives_way(
         eventually(lambda: [shard["url"] for shard in daemon.shards() if shard["url"] == compressed[0]] != [])
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_each_other_get_a_deadlock_error(
     tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_shards_without_room_because_of_pins_say_so(daemon: Daemon, urls: list[s
 
 
 @needs_root
+@pytest.mark.slow
 def test_only_a_pins_users_and_root_may_unpin() -> None:
     """Only what one may have fetched; only one's own pins come off, but for root; others' urls are not told."""
     owner, other = OtherUser(12345), OtherUser(12346)
@@ -193,6 +194,7 @@ def test_only_a_pins_users_and_root_may_unpin() -> None:
             assert unpin(daemon, urls)["unpinned"] == urls[:2], "root takes back everybody's"
 
 
+@pytest.mark.slow
 def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     """They tell what is pinned and what is not, list it, and exit 1 where nothing is taken back."""
     ran = shardcache("pin", *urls[:2], socket=daemon.socket)

@@ -70,6 +70,7 @@ def names(pid: int) -> set[bytes]:
     return {row.split(b"=")[0] for row in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
 
 
+@pytest.mark.slow
 def test_service_manager_is_notified_of_the_daemons_state(tmp_path: Path) -> None:
     """READY comes first and means that one may connect; the watchdog hears of life, and the stop is announced."""
     path, options = tmp_path / "s.sock", ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
@@ -116,6 +117,7 @@ async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
         assert found + await rest == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 
+@pytest.mark.slow
 def test_activated_sockets_remain_the_managers(tmp_path: Path, handed: socket.socket) -> None:
     """Sockets and variables reach no further process, TCP answers by the same rules, and the socket's name stays."""
     with (

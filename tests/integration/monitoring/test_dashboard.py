@@ -157,6 +157,7 @@ def test_contents_need_the_token(tmp_path: Path) -> None:
             Page(events_of(answer.raw)).hear()
 
 
+@pytest.mark.slow
 def test_a_stopping_daemon_ends_the_streams(tmp_path: Path) -> None:
     """It does not wait for pages, and says nothing of it in its log."""
     daemon = Daemon(tmp_path)

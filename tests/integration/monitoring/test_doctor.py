@@ -54,6 +54,7 @@ def by_check(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in report["findings"]}
 
 
+@pytest.mark.slow
 def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
     """Exit 0; the daemon's own folder and limits, speeds of its disk and of a store that it has read from."""
     ran = CliRunner().invoke(app, ["doctor", "--json", "--socket", str(daemon.socket)])
@@ -79,6 +80,7 @@ def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.slow
 def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon: Daemon) -> None:
     """A user outside of the group is told which one that is; so is a member who may not read the files."""
     os.chown(daemon.socket, 0, 45_678)
@@ -97,6 +99,7 @@ _CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache;
 
 
 @needs_mounts
+@pytest.mark.slow
 def test_doctor_names_the_closed_folder_of_the_default_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's daemon at the default socket: `--socket` leaves it alone; without, the closed folder is named."""
     user = OtherUser(STRANGER.uid, within=("unshare", "--mount", "sh", "-c", _CLOSED, "sh"))
@@ -138,6 +141,7 @@ async def test_doctor_names_variables_that_differ_from_the_daemons(
 
 
 @needs_root
+@pytest.mark.slow
 def test_doctor_skips_a_config_that_the_user_may_not_read() -> None:
     """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
     with open_folder() as folder:
@@ -274,6 +278,7 @@ def works(finding: Finding) -> bool:
     return finding.state in ("ok", "warning")
 
 
+@pytest.mark.slow
 async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> None:
     """Where the credentials come from, the time to the first byte and the rate."""
     url = moto.put("a-000000.tar", BODY)
@@ -287,6 +292,7 @@ async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> N
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)
 
 
+@pytest.mark.slow
 async def test_stores_of_cached_shards_are_tried_with_the_daemons_credentials(
     seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +311,7 @@ async def test_stores_of_cached_shards_are_tried_with_the_daemons_credentials(
     assert "the daemon's, run as" in found["origin.credentials"].found
 
 
+@pytest.mark.slow
 async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(seaweedfs: Bucket, tmp_path: Path) -> None:
     """They fail next to a user whose own are right; their source is named, and what to do."""
     url = seaweedfs.put("a.tar", BODY)

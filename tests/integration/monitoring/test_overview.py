@@ -42,6 +42,7 @@ async def test_a_slow_shard_shows_what_has_come_of_it(tmp_path: Path, faulty: Fa
         await asyncio.get_running_loop().run_in_executor(thread, shown)
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_the_network(tmp_path: Path) -> None:
     """Status and dashboard say for which shard it waits, and that nothing is ahead; afterwards, how long it did."""
     with GatedStore() as store, Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon, live(daemon) as events:

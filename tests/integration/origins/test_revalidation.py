@@ -48,6 +48,7 @@ def read(session: RawSession, position: int) -> bytes:
     return body
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_holds_back_no_cached_shard(moto: Bucket, proxy: FaultyProxy, tmp_path: Path) -> None:
     """All are served while it answers nothing, and it is asked one question at a time, not one for each of them.
 
@@ -184,6 +185,7 @@ class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise LookupError(path)
 
 
+@pytest.mark.slow
 async def test_unexpected_error_ends_no_daemon(asking: Asking) -> None:
     """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
     register_implementation("odd", OddFileSystem, clobber=True)

@@ -127,6 +127,7 @@ def run(module: str, *args: str | Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_pypi_would_accept_and_show_them(dist: Path) -> None:
     """Twine finds no fault with the metadata and the README of either."""
     packages = sorted(path.name for path in dist.iterdir())

@@ -51,6 +51,7 @@ async def ask(*questions: Callable[[], Awaitable[object]]) -> list[object]:
     return await asyncio.gather(*(question() for question in questions for _ in range(CONNECTIONS)))
 
 
+@pytest.mark.slow
 async def test_connections_that_died_silently_cost_one_wait(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
     """Each question is answered at its first try, over a new connection, though all idle ones swallow what is sent."""
     asked = Questions(moto, proxy.endpoint_url, origins).all
@@ -99,6 +100,7 @@ async def test_the_slower_of_two_requests_casts_no_doubt(moto: Bucket, proxy: Fa
     assert proxy.connections == connections
 
 
+@pytest.mark.slow
 async def test_a_silent_first_address_is_passed_over(
     moto: Bucket, proxy: FaultyProxy, origins: Origins, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def refused(session: RawSession, url: str) -> str:
     return str(error["message"])
 
 
+@pytest.mark.slow
 def test_killed_processes_are_replaced_or_named(moto: Bucket, tmp_path: Path) -> None:
     """Killed while they are idle, as the kernel does when memory is short: others take their place.
 

@@ -92,26 +92,29 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
 
 
 async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time limit, or when its start is cancelled; the others take the requests meanwhile."""
+    """After the time limit, or when the daemon stops; the other takes the requests meanwhile."""
     silent = tmp_path / "python"
     silent.write_text("#!/bin/sh\nexec sleep 1000 # $*\n")
     silent.chmod(0o755)
-    with ScriptedServer(answer(DATA)) as server:
-        await rig.ask(server)
+    with ScriptedServer(HANGS) as server:
+        tasks = [asyncio.create_task(rig.ask(server)) for _ in range(4)]
+        await server.asked(4)
         (first,) = rig.pids()
         monkeypatch.setattr(sys, "executable", str(silent))
-        monkeypatch.setattr(workers, "_START_LIMIT_S", 0.1)
         before = set(children(os.getpid()))
-        await rig.workers.prepare()
-        assert set(children(os.getpid())) == before
-        monkeypatch.setattr(workers, "_START_LIMIT_S", 1000.0)
-        preparing = asyncio.create_task(rig.workers.prepare())
-        await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) > before)
-        await rig.ask(server)
-    assert rig.pids() == {first}
-    preparing.cancel()
-    await asyncio.wait([preparing])
-    assert set(children(os.getpid())) == before
+        for limit_s in (0.5, 1000.0):
+            monkeypatch.setattr(workers, "_START_LIMIT_S", limit_s)
+            tasks.append(asyncio.create_task(rig.ask(server)))
+            await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) > before)
+            await server.asked(len(tasks))
+            assert rig.pids() == {first}
+            if limit_s < 1:
+                await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) == before)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await rig.workers.close()
+    assert set(children(os.getpid())) == before - {first}
 
 
 async def test_requests_for_one_file_share_a_worker(rig: Rig) -> None:
@@ -140,6 +143,7 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
         assert rig.pids() != {pid}
 
 
+@pytest.mark.slow
 async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests fail as after a lost connection; another process answers the next one.
 

@@ -75,6 +75,7 @@ def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Path) -> None:
     """Not on the number of workers, the place or the time; a seed shuffles, and does so the same way again."""
     copy = tmp_path / "elsewhere" / "photos"
@@ -93,6 +94,7 @@ def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Pa
     assert samples(tmp_path / "seed") == samples(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_lines_become_samples_by_number(tmp_path: Path) -> None:
     """Each line unchanged as json, or one of its fields as txt; counted through all files, blank ones included."""
     lines = [json.dumps({"id": number, "text": f"größer {number}"}, ensure_ascii=False) for number in range(100)]
@@ -129,6 +131,7 @@ def test_lines_are_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags", [pytest.param(("--field", "text"), id="field"), pytest.param(("--pack", "--shard-size", "4kB"), id="pack")]
 )
+@pytest.mark.slow
 def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """As their plain text does, by each codec, whatever the worker that reads a stretch of them."""
     pieces = [
@@ -322,6 +325,7 @@ def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     assert shardcache("write", parquet, tmp_path / "other", "--columns", "picture").code == USAGE
 
 
+@pytest.mark.slow
 def test_rows_are_shuffled_by_a_seed(parquet: Path, tmp_path: Path) -> None:
     """Row groups and the rows in each: another order, the same samples, the same bytes for the same seed."""
     for name, seed, workers in (("a", "7", "1"), ("b", "7", "2"), ("c", "8", "1")):

@@ -57,6 +57,7 @@ def write(lines: Path, url: str, *flags: str, **env: str) -> Any:
     return shardcache("write", lines, url, "--shard-size", "104000", "--workers", "1", "--json", *flags, env=env)
 
 
+@pytest.mark.slow
 def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Path) -> None:
     """The index names each with version and count; the same command again uploads what is missing or was replaced."""
     url, drafts = f"{moto.url}/train", tmp_path / "drafts"
@@ -73,6 +74,7 @@ def test_shards_are_uploaded_and_resumed(moto: Bucket, lines: Path, tmp_path: Pa
     assert "input:" in write(lines, url).err
 
 
+@pytest.mark.slow
 def test_large_shards_are_uploaded_in_parts(seaweedfs: Bucket) -> None:
     """Of a real server, as whose ETag shows; the index has that version."""
     with ShardWriter(f"{seaweedfs.url}/train/", shard_size_bytes=40 * MIB) as shards:
@@ -82,6 +84,7 @@ def test_large_shards_are_uploaded_in_parts(seaweedfs: Bucket) -> None:
     assert [row["nsamples"] for row in rows] == [4, 2] and "-" in rows[0]["etag"]
 
 
+@pytest.mark.slow
 def test_an_upload_is_repeated_after_errors(moto: Bucket, lines: Path) -> None:
     """503, 500 and resets cost attempts, not shards."""
     with FaultyProxy(moto.server.endpoint_url) as proxy:

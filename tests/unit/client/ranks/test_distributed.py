@@ -168,6 +168,7 @@ def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
     assert all("rank 1 asks for round 2 of steps, but rank 0 for round 1" in str(end) for end in ends)
 
 
+@pytest.mark.slow
 def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) -> None:
     """A greeting and a value that nobody took, left by readers that are gone, do not reach those who come after."""
     with pytest.raises(RankTimeoutError):
@@ -255,6 +256,7 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
             first.compare(manifest(last_version="c"), counted=True)
 
 
+@pytest.mark.slow
 def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
     """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
     detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Topology(1, WORLD), [url], 5.0)
@@ -322,6 +324,7 @@ def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, ur
         third.compare(manifest(), counted=True)
 
 
+@pytest.mark.slow
 def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
     first, second, _ = datasets(url)

@@ -134,6 +134,7 @@ def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPS
         assert job[0]._one.follows(epoch + 1, epoch) == epoch + 1
 
 
+@pytest.mark.slow
 def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
     """As for the shape of a batch: at once, or one rank while the others have yet to begin. None waits in vain."""
     job = ranks(server)
