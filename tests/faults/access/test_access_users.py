@@ -15,7 +15,7 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import Canary
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.slow]
 
 GROUP = grp.getgrnam("users")
 STRANGER = OtherUser(54321)
@@ -76,7 +76,6 @@ def seen(user: OtherUser, daemon: Daemon) -> set[str]:
     return {line["url"] for line in lines}
 
 
-@pytest.mark.slow
 def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> None:
     """Socket and cache are closed to everybody else by the kernel, whatever the umask."""
     assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
@@ -92,7 +91,6 @@ def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> 
     assert not (MEMBER.may_read(database) or STRANGER.may_read(database))
 
 
-@pytest.mark.slow
 def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -> None:
     """By uid, by a supplementary group, for nobody else; what somebody else had fetched is not handed out either."""
     urls = {name: server.url(f"/{name}/a.tar") for name in ("public", "alice", "models")}
@@ -103,7 +101,6 @@ def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -
         assert root.plan(list(urls.values()), [0, 1, 2])["type"] == "ok"
 
 
-@pytest.mark.slow
 def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(daemon: Daemon, server: Canary) -> None:
     """`ls`, `status`, `verify` and `evict` know nothing of it."""
     public, hers = server.url("/public/a.tar"), server.url("/alice/a.tar")
@@ -115,7 +112,6 @@ def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(daemon: Dae
     assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
 
 
-@pytest.mark.slow
 def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> None:
     """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))

@@ -24,6 +24,8 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, token_tar
 from support.stores.faulty_s3 import Fault, FaultyS3
 
+pytestmark = pytest.mark.slow
+
 PART_BYTES = 64 * 1024
 PARTS = 8
 SAMPLES = 10
@@ -77,7 +79,6 @@ async def daemon(tmp_path: Path, faulty: FaultyS3) -> AsyncIterator[Daemon]:
 
 
 @pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
-@pytest.mark.slow
 async def test_finished_parts_outlive_the_daemon(
     daemon: Daemon, faulty: FaultyS3, end: Callable[[Daemon], object]
 ) -> None:
@@ -108,7 +109,6 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     assert len(first_bytes(faulty, "a.tar")) == PARTS
 
 
-@pytest.mark.slow
 async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
     """The index file that was read last is used while the store is away, and has all that blocks of tokens need."""
     faulty.put("0.tar", token_tar([[1, 2, 3], [4]]))
@@ -138,7 +138,6 @@ async def begun(daemon: Daemon, url: str) -> asyncio.Task[Ran]:
     return warming
 
 
-@pytest.mark.slow
 async def test_restart_does_not_disturb_readers(
     daemon: Daemon, faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +157,6 @@ async def test_restart_does_not_disturb_readers(
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 
-@pytest.mark.slow
 async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, faulty: FaultyS3) -> None:
     """A store that stalls, a warm that waits for it and readers that answer nothing: it ends with status 0."""
     url = stalled(faulty)
@@ -174,7 +172,6 @@ async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, f
     assert "Traceback" not in daemon.log.read_text()
 
 
-@pytest.mark.slow
 async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3) -> None:
     """One that has stopped to read its socket, with megabytes of answers before it, hears no goodbye and is left."""
     with RawSession(daemon) as session:
@@ -184,7 +181,6 @@ async def test_a_frozen_reader_does_not_keep_it(daemon: Daemon, faulty: FaultyS3
         assert await aside(daemon.stop) == 0
 
 
-@pytest.mark.slow
 async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faulty: FaultyS3) -> None:
     """Health tells that it drains; sessions and errands get an error that says what to do."""
     warming = await begun(daemon, stalled(faulty))
@@ -198,7 +194,6 @@ async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faul
     assert (await warming).code == 3
 
 
-@pytest.mark.slow
 async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3) -> None:
     """A daemon over the same socket and folder waits for one that drains, and a job that comes then for both."""
     warming = await begun(daemon, stalled(faulty))
@@ -218,7 +213,6 @@ async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.slow
 async def test_a_second_signal_ends_it_at_once(daemon: Daemon, faulty: FaultyS3, second: signal.Signals) -> None:
     """A second signal ends the drain at once; the next daemon starts with the folder as it is."""
     warming = await begun(daemon, stalled(faulty))

@@ -15,6 +15,8 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_s3 import Fault, FaultyS3
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 3
 SAMPLES = 5
 
@@ -111,7 +113,6 @@ WHILE_IT_RUNS = (_delete, _empty_folder, _overwritten(b""), _overwritten(b"\x00g
 LOSSES = (*WHILE_IT_RUNS, _truncated, _a_file_in_its_place, _a_folder_in_its_place, _another_schema)
 
 
-@pytest.mark.slow
 def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> None:
     """Versions and counts of cached shards come back from their sidecars: nothing is fetched or counted again."""
     for lose in LOSSES:
@@ -124,7 +125,6 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
         assert names == {"shards", "partial", "quarantine", "catalogue", "format"}, lose
 
 
-@pytest.mark.slow
 def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls: list[str]) -> None:
     """It continues serving and fetching, also what it had not seen before, and a restart finds all of it."""
     daemon.start()
@@ -142,7 +142,6 @@ def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls
         assert daemon.status()["counters"]["origin_bytes"] == 0, lose
 
 
-@pytest.mark.slow
 async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Path, faulty: FaultyS3) -> None:
     """A cached shard's version is known from its sidecar, though the origin does not say."""
     urls = [faulty.put("0.tar", tar(0))]
@@ -155,7 +154,6 @@ async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Pa
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
 
 
-@pytest.mark.slow
 def test_counts_of_what_is_no_longer_cached_are_lost_with_it(daemon: Daemon, urls: list[str]) -> None:
     """They live in the catalogue alone: kept after an eviction, gone with the catalogue."""
     with daemon:

@@ -22,6 +22,8 @@ from support.programs.daemon import Daemon, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 
+pytestmark = pytest.mark.slow
+
 
 class Environment:
     """An empty virtual environment, into which `install` puts a package and its requirements, and nothing else.
@@ -127,7 +129,6 @@ def run(module: str, *args: str | Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
 def test_pypi_would_accept_and_show_them(dist: Path) -> None:
     """Twine finds no fault with the metadata and the README of either."""
     packages = sorted(path.name for path in dist.iterdir())
@@ -156,7 +157,6 @@ def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
     assert {"shardcache/py.typed", "shardcache_client/py.typed"} <= names
 
 
-@pytest.mark.slow
 def test_a_daemon_and_a_training_image_need_no_more_than_they_declare(
     environment: Environment, wheel: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import yaml
 Json = dict[str, Any]
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
-INSTALL = "needs helm and kubectl: python tests/platforms/get_helm.py /usr/local/bin"
+INSTALL = "needs helm and kubectl: https://helm.sh/docs/intro/install and https://kubernetes.io/docs/tasks/tools"
 _LIMIT_S = 120
 _CONTENT = re.compile(r"\b(shardcache-config)-[0-9a-z]{10}\b")
 
