@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 # Each process would compile all modules anew where Python is told to keep no bytecode.
 test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed-dev  ## run the tests, in six minutes on two quiet cores
+test: $(VENV)/.installed-dev  ## run the tests, in four minutes on two quiet cores
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random

@@ -83,7 +83,10 @@ class S3Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
+        assert self._runner is not None and self._runner.server is not None
+        for connection in self._runner.server.connections:  # unsent bytes would keep it open beyond the loop's end
+            if connection.transport is not None:
+                connection.transport.abort()
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
