@@ -48,10 +48,10 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-# Store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows one
-# does not allow the other.
+_GCS = "shardcache.origin.stores:GcsOrigin"
+# Other store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows
+# one does not allow the other.
 _STORES = {
-    "gcsfs": ("gs", "gcs"),
     "adlfs": ("az", "abfs", "abfss", "adl"),
     "huggingface_hub": ("hf",),
     "ossfs": ("oss",),
@@ -64,6 +64,7 @@ _TABLE = (
     S3,
     *(UrlProtocol((name,), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin") for name in ("http", "https")),
     UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
+    *(UrlProtocol((name,), PlaceKind.STORE, _GCS, "gcsfs") for name in ("gs", "gcs")),
     *(UrlProtocol((n,), PlaceKind.STORE, package=package) for package, names in _STORES.items() for n in names),
     UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
     *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),

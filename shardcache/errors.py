@@ -118,8 +118,8 @@ class AccessDeniedError(OriginError, PermissionError, code="access_denied"):
     """The object store rejects the daemon's credentials."""
 
     default_remedy = (
-        "give the daemon credentials that can read this url (AWS_PROFILE, an instance role, or `profile` "
-        "in an [[origin]] table of its config), or `anon = true` for public data"
+        "give the daemon credentials that can read this url (AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, an instance "
+        "role, or an [[origin]] table of its config), or `anon = true` for public data"
     )
 
 
@@ -137,6 +137,8 @@ class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", re
     """All retries failed with timeouts, connection resets, 5xx responses or throttling."""
 
     default_remedy = "check the network path from this node to the object store, and the store's own health; then retry"
+    retry_after_s = 0
+    """Seconds that the object store asks to wait before the next attempt."""
 
 
 class OriginBusyError(OriginUnavailableError, code="origin_busy"):

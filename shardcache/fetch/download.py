@@ -41,6 +41,7 @@ _MAX_ANSWERS = 10_000
 # the error goes to the reader.
 _VERSIONS = 3
 _MAX_DOUBTED = 1024
+_MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Retry:
                         raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
                     self.counters.retries += 1
                     self._failed(url, FailedAttempt(number, self.attempts, exn.message))
-                await asyncio.sleep(self.backoff.pause_s(number, random.random()))
+                    asked_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
+                await asyncio.sleep(asked_s + self.backoff.pause_s(number, random.random()))
         except OriginError as exn:
             self.counters.measures.given_up[exn.code] += 1
             raise

@@ -1,4 +1,4 @@
-"""fsspec filesystems: gs, az, hf and more, and local files."""
+"""fsspec filesystems: local files, and all others that have no module of their own."""
 
 import asyncio
 import os
@@ -25,12 +25,13 @@ from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
 
 # Fields that identify the content, most specific first; failing those, fields that date it, combined with the size.
-_IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "sha", "md5Hash", "content_md5", "checksum")
+_IDENTITIES = ("ETag", "etag", "e_tag", "blob_id", "sha256", "sha", "content_md5", "checksum")
 _DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "modify", "modificationTime", "created")
 # Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
 _FOREIGN = {
     "aiohttp": "ClientError",
     "gcsfs.retry": "HttpError",
+    "google.auth.exceptions": "GoogleAuthError",
     "azure.core.exceptions": "AzureError",
     "httpx": "HTTPError",
 }
@@ -59,7 +60,7 @@ class FsspecOrigin(Origin):
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`."""
         await self._check(url)
-        with _translated(url):
+        with translated(url):
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
@@ -68,7 +69,7 @@ class FsspecOrigin(Origin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
         await self._check(obj.url)
-        with _translated(obj.url):
+        with translated(obj.url):
             path = self._path(obj.url)
             await flow.ready()
             span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
@@ -85,7 +86,7 @@ class FsspecOrigin(Origin):
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"
         await self._check(folder)
-        with _translated(prefix):
+        with translated(prefix):
             self._fs.invalidate_cache()
             found: Mapping[str, Any] = await self._call("find", root, detail=True)
             received(len(found))
@@ -98,7 +99,7 @@ class FsspecOrigin(Origin):
         folder, _, name = target.rpartition("/")
         draft = target if self._is_atomic else f"{folder}/.{name}.part"
         try:
-            with _translated(url):
+            with translated(url):
                 if draft != target:
                     await self._call("makedirs", folder, exist_ok=True)
                 await self._call("put_file", str(path), draft)
@@ -127,9 +128,17 @@ class FsspecOrigin(Origin):
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
         if info["type"] == "directory":
             raise _is_folder(url)
-        version, size_bytes = _version(info), size_of(info.get("size"), url)
+        version, size_bytes = self._version(info, url), size_of(info.get("size"), url)
         # With nothing but the size to tell versions apart, several reads could be of several.
         return RemoteObject(url, version, size_bytes, ranges=version != str(size_bytes), guarded=False)
+
+    def _version(self, info: Mapping[str, Any], _url: str) -> str:
+        """Return the version of an object that the filesystem describes."""
+        for name in _IDENTITIES:
+            if info.get(name):
+                return str(info[name]).strip('"')
+        dates = [_stamp(info[name]) for name in _DATES if info.get(name)][:1]
+        return "-".join([str(info["size"]), *dates, *([str(info["ino"])] if "ino" in info else [])])
 
 
 class LocalOrigin(FsspecOrigin):
@@ -145,7 +154,7 @@ class LocalOrigin(FsspecOrigin):
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """As `Origin.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
-        with _translated(url):
+        with translated(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
         return await self.stat(url)
 
@@ -177,7 +186,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSy
     asynchronous = {"asynchronous": True} if cls.async_impl else {}
     try:
         return cls(**options, **asynchronous, skip_instance_cache=True)
-    except (TypeError, ValueError, OSError) as exn:
+    except _foreign(TypeError) as exn:
         raise errors.ConfigError(
             f"{protocol}:// cannot be opened with these storage_options: {exn}",
             remedy="correct the [[origin]] table in the daemon's config",
@@ -193,20 +202,12 @@ def _implementation(protocol: str) -> type[fsspec.AbstractFileSystem]:
         raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
 
 
-def _version(info: Mapping[str, Any]) -> str:
-    for name in _IDENTITIES:
-        if info.get(name):
-            return str(info[name]).strip('"')
-    dates = [_stamp(info[name]) for name in _DATES if info.get(name)][:1]
-    return "-".join([str(info["size"]), *dates, *([str(info["ino"])] if "ino" in info else [])])
-
-
 def _stamp(date: Any) -> str:
     return str(date.timestamp() if isinstance(date, datetime) else date)
 
 
 @contextmanager
-def _translated(url: str) -> Iterator[None]:
+def translated(url: str) -> Iterator[None]:
     """Translate what a filesystem raises in the block."""
     try:
         yield
@@ -216,9 +217,9 @@ def _translated(url: str) -> Iterator[None]:
         raise _error(exn, url) from exn
 
 
-def _foreign() -> tuple[type[Exception], ...]:
+def _foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
     loaded = [getattr(sys.modules[module], name) for module, name in _FOREIGN.items() if module in sys.modules]
-    return OSError, ValueError, *loaded
+    return OSError, ValueError, *loaded, *more
 
 
 def _missing(kind: str, url: str) -> errors.NotFoundError:

@@ -1,20 +1,42 @@
-"""HTTP as S3 and web servers share it: ranges, errors by status, proxies."""
+"""HTTP as object stores and web servers share it: requests, ranges, errors by status, proxies."""
 
+import os
 import re
-from collections.abc import Awaitable, Callable
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shardcache import errors
 from shardcache.access import WEB, protocol_of
 from shardcache.origin.base import RemoteObject
-from shardcache.transport.messages import number_in
+from shardcache.transport.messages import Answer, Request, number_in
+from shardcache.transport.parts import Parts
 from shardcache.transport.workers import Flow
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 _READ_BYTES = 256 * 1024
 
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
+
+
+def request(
+    method: str, url: str, headers: Mapping[str, str], *, proxy: str | None = None, far_only: bool = False
+) -> Request:
+    """Return a request as programs other than the S3 SDK make it: the environment names CA file and proxy.
+
+    Raises ConfigError for a proxy that cannot be used.
+    """
+    ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+    proxy = proxy or proxy_of(url)
+    if proxy is not None and not proxy.startswith("http://"):
+        raise errors.ConfigError(
+            f"unsupported proxy: {proxy}", remedy="use a proxy that speaks plain HTTP, as http://host:port"
+        )
+    return Request(method, url, headers, proxy, ca_file, far_only)
 
 
 def range_header(start: int, stop: int) -> str:
@@ -77,7 +99,20 @@ def wrong_length(count: int, url: str) -> errors.OriginUnavailableError:
 
 def no_version(url: str) -> errors.OriginUnavailableError:
     """Return the error for an answer without a version."""
-    return errors.OriginUnavailableError("the origin sent no ETag", url=url)
+    return errors.OriginUnavailableError("the origin sent no version of the object", url=url)
+
+
+def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoReturn:
+    """Raise the error for an answer of some version that was not written."""
+    if answer.status >= 300:
+        what = f"the origin answered a ranged read with status {answer.status}"
+        raise error_of(answer.status, what, obj.url, answer.headers)
+    check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+    if not version:
+        raise no_version(obj.url)
+    if version != obj.version:
+        raise errors.ShardChangedError("the origin sent a different version than requested", url=obj.url)
+    raise wrong_length(parts.size_bytes, obj.url)
 
 
 def size_of(stated: object, url: str) -> int:
@@ -110,6 +145,7 @@ _MEANING: dict[int, type[errors.OriginError]] = {
 }
 
 
+_NONE: Mapping[str, str] = {}
 _ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
 _DENIED = (
     "if the url is signed, sign it again; else give the daemon a header that the server accepts "
@@ -117,12 +153,29 @@ _DENIED = (
 )
 
 
-def error_of(status: int, message: str, url: str) -> errors.OriginError:
-    """Return the error for a status other than 200, 206 and 304."""
+def error_of(status: int, message: str, url: str, headers: Mapping[str, str] = _NONE) -> errors.OriginError:
+    """Return the error for a status other than 200, 206 and 304; of the answer's headers, Retry-After matters."""
     default = errors.OriginUnavailableError if status >= 500 else errors.OriginError
     denied = _MEANING.get(status) is errors.AccessDeniedError and protocol_of(url) in WEB
     remedy = _ELSEWHERE if 300 <= status < 400 else _DENIED if denied else None
-    return _MEANING.get(status, default)(message, url=url, remedy=remedy)
+    error = _MEANING.get(status, default)(message, url=url, remedy=remedy)
+    if isinstance(error, errors.OriginUnavailableError):
+        error.retry_after_s = number_in(headers.get("retry-after")) or 0
+    return error
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Translate the exceptions of the transport into shardcache's."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as exn:
+        raise certificate_error(exn, url) from exn
+    except errors.ShardcacheError as exn:  # NotFoundError is also an OSError
+        exn.url = exn.url or url
+        raise
+    except OSError as exn:
+        raise connection_error(str(exn), url) from exn
 
 
 def connection_error(reason: str, url: str) -> errors.OriginError:
@@ -136,7 +189,7 @@ def certificate_error(exn: Exception, url: str) -> errors.OriginError:
     return errors.OriginError(
         f"the server's certificate is not trusted: {exn}",
         url=url,
-        remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for web servers), or check the "
+        remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for all others), or check the "
         "host name and this machine's clock",
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from botocore.auth import S3SigV4QueryAuth
@@ -128,7 +128,7 @@ class S3Origin(Origin):
         if answer is None:
             return None
         if answer.sums is None:
-            _judge(answer, obj, parts)
+            http_semantics.judge(answer, answer.headers.get("etag", "").strip('"'), obj, parts)
         del self._refusals[bucket]
         return answer.sums
 
@@ -185,7 +185,8 @@ class S3Origin(Origin):
         sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)
         if answer.status >= 300:
-            raise http_semantics.error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
+            what = f"the origin answered a HEAD with status {answer.status}"
+            raise http_semantics.error_of(answer.status, what, url, answer.headers)
         if not answer.headers.keys() >= _NEEDED:
             raise RefusedError
         return answer.headers
@@ -416,20 +417,6 @@ def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
         "etag": (f'"{obj.version}"', obj.version),
     }
     return Body(parts, 206, expected, held=held)
-
-
-def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:
-    """Raise the error for an answer that was not written."""
-    if answer.status >= 300:
-        raise http_semantics.error_of(
-            answer.status, f"the origin answered a ranged read with status {answer.status}", obj.url
-        )
-    http_semantics.check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
-    if not (version := answer.headers.get("etag", "").strip('"')):
-        raise http_semantics.no_version(obj.url)
-    if version != obj.version:
-        raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
-    raise http_semantics.wrong_length(parts.size_bytes, obj.url)
 
 
 def _ca_file(fs: Any) -> str | None:

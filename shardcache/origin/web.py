@@ -4,12 +4,9 @@ Each redirect is checked against the redirect guard before it is followed.
 """
 
 import http.client
-import os
 import re
-import ssl
 from calendar import timegm
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate
 from http.cookies import SimpleCookie
@@ -19,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from yarl import URL
 
 from shardcache.access import WEB
-from shardcache.errors import ConfigError, OriginError, ShardcacheError, ShardChangedError
+from shardcache.errors import ConfigError, OriginError, ShardChangedError
 from shardcache.origin import http_semantics
 from shardcache.origin.base import Origin, RemoteObject, Route, Setup
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
@@ -29,7 +26,6 @@ from shardcache.transport.workers import Commit, Flow, Received
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
-_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 # Of a Location; its bytes beyond ASCII are sent back as they came.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
@@ -64,7 +60,7 @@ class HttpOrigin(Origin):
 
         Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
         """
-        with _translated(url):
+        with http_semantics.translated(url):
             answer = await self._get(url, {"Range": "bytes=0-0"})
         assert answer is not None
         _check(answer, url)
@@ -80,7 +76,7 @@ class HttpOrigin(Origin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
         headers, body = _ask_for(obj, parts, held=commit is not None)
-        with _translated(obj.url):
+        with http_semantics.translated(obj.url):
             answer = await self._get(obj.url, headers, body, flow, commit)
         if answer is None or answer.sums is not None:
             return None if answer is None else answer.sums
@@ -97,7 +93,7 @@ class HttpOrigin(Origin):
         if not (obj.ranges and obj.version.startswith('"')):
             return None
         headers, body = _ask_for(obj, parts, held=False)
-        with _translated(obj.url):
+        with http_semantics.translated(obj.url):
             request = self._request(_parsed(obj.url), {**headers, **route.headers}, at_home=True)
             request = replace(request, via=route.address, proxy=None, far_only=False)
             return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
@@ -139,15 +135,8 @@ class HttpOrigin(Origin):
         if at_home and self._params:
             query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
             target = _verbatim(target, target.raw_path, query)
-        ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
-        proxy = self._proxy or http_semantics.proxy_of(str(target))
-        if proxy is not None and not proxy.startswith("http://"):
-            raise ConfigError(
-                f"unsupported proxy for web servers: {proxy}",
-                remedy="use a proxy that speaks plain HTTP, as http://host:port",
-            )
         far_only = self._redirect_guard is not None and self._redirect_guard.far_only
-        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, far_only)
+        return http_semantics.request("GET", str(target), {**own, **headers}, proxy=self._proxy, far_only=far_only)
 
 
 def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
@@ -159,27 +148,14 @@ def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, 
     return headers, Body(parts, 206 if obj.ranges else 200, expected, held=held, encoded_chunks=False)
 
 
-@contextmanager
-def _translated(url: str) -> Iterator[None]:
-    """Translate the client's exceptions into shardcache's."""
-    try:
-        yield
-    except ssl.SSLCertVerificationError as exn:
-        raise http_semantics.certificate_error(exn, url) from exn
-    except ShardcacheError as exn:  # NotFoundError is also an OSError
-        exn.url = exn.url or url
-        raise
-    except OSError as exn:
-        raise http_semantics.connection_error(str(exn), url) from exn
-
-
 def _check(answer: Answer, url: str) -> None:
     """Raise the error for an answer without bytes of the file."""
     # The requested byte is missing from an empty file.
     is_empty = answer.status == 416 and http_semantics.total_bytes(answer.headers.get("content-range")) == 0
     if answer.status >= 300 and not is_empty:
         reason = http.client.responses.get(answer.status, "")
-        raise http_semantics.error_of(answer.status, f"the server answered {answer.status} {reason}", url)
+        what = f"the server answered {answer.status} {reason}"
+        raise http_semantics.error_of(answer.status, what, url, answer.headers)
     _check_encoding(answer, url)
 
 

@@ -136,8 +136,8 @@ class Needy(MemoryFileSystem):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("url", "error", "message", "remedy"),
     [
-        ("gs://b/a.tar", MissingPackageError, "gcsfs", "pip install gcsfs"),
-        ("abfs://c/a.tar", MissingPackageError, "adlfs", "pip install adlfs"),
+        ("oci://c/a.tar", MissingPackageError, "ocifs", "pip install ocifs"),
+        ("tos://b/a.tar", MissingPackageError, "tosfs", "pip install tosfs"),
         ("oss://b/a.tar", MissingPackageError, "ossfs", "pip install ossfs"),
         ("needy://a.tar", MissingPackageError, r"a Python package \(get the frobnicator\)", "install the package"),
         ("s4://b/a.tar", ConfigError, "no filesystem for s4://.*did you mean 's3'", ""),

@@ -1,5 +1,6 @@
 """Downloads: which errors are followed by another attempt, checksums of wholes from their parts, ETags as MD5s."""
 
+import asyncio
 import subprocess
 import sys
 import zlib
@@ -15,6 +16,7 @@ from shardcache.errors import (
     AccessDeniedError,
     CorruptShardError,
     NotFoundError,
+    OriginBusyError,
     OriginUnavailableError,
     ShardcacheError,
     ShardChangedError,
@@ -68,6 +70,20 @@ async def test_unavailable_origins_are_requested_again(
             await attempts
         assert (failed.value.url, failed.value.remedy) == (failures[0].url, failures[0].remedy)
     assert (script.calls, counters.retries) == (calls, calls - 1)
+
+
+async def test_time_that_the_store_asks_for_passes_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is at least that of Retry-After, and a minute at most."""
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asked = [OriginBusyError("busy", url=URL) for _ in range(3)]
+    asked[0].retry_after_s, asked[1].retry_after_s = 7, 86400
+    assert await Retry(4, Counters(), Backoff(base_s=0, cap_s=0)).call(URL, Script(*asked)) == "done"
+    assert pauses == [7, 60, 0]
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True), st.floats(0.001, 10), st.floats(0.001, 100))

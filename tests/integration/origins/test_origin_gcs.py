@@ -1,0 +1,165 @@
+"""Google Cloud Storage: generations, CRC32Cs, tokens that are renewed, refusals; listing and upload by gcsfs."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.checksums import crc32c
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+from shardcache.origin.base import Checksum, Origin
+from shardcache.origin.registry import Origins
+from shardcache.transport.workers import nothing
+from support.stores.buckets import read_range, read_whole
+from support.stores.object_servers import GoogleServer, Refusal
+
+pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'shardcache[gcs]'")
+
+DATA = bytes(range(256)) * 400
+URL = "gs://bucket/train/a b+c%20#?.tar"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleServer]:
+    """A server with one object."""
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with GoogleServer() as server:
+        server.put("/bucket/train/a b+c%20#?.tar", DATA)
+        yield server
+
+
+@pytest.fixture
+async def origins(server: GoogleServer, tmp_path: Path) -> AsyncIterator[Origins]:
+    """Origins that reach the server with a service account."""
+    origins = origins_of(server, token=server.service_account(tmp_path))
+    yield origins
+    await origins.close()
+
+
+def origins_of(server: GoogleServer, **options: Any) -> Origins:
+    """Return origins with these `storage_options` for gs://."""
+    table = {"match": "gs://", "endpoint_url": server.endpoint_url, "anon": not options, "storage_options": options}
+    return Origins([OriginTable.model_validate(table)], max_connections=16)
+
+
+@pytest.fixture
+def origin(origins: Origins) -> Origin:
+    """The origin of the object."""
+    return origins.origin(URL)
+
+
+async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin) -> None:
+    """Any key's bytes come exactly, with the store's CRC32C; another generation is a changed shard."""
+    obj = await origin.stat(URL)
+    assert (obj.size_bytes, obj.checksum) == (len(DATA), Checksum("crc32c", crc32c(DATA, 0)))
+    assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
+    assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+    server.put("/bucket/train/a b+c%20#?.tar", DATA[::-1])
+    with pytest.raises(ShardChangedError, match="412"):
+        await read_range(origin, obj, 0, 10)
+    assert (await origin.stat(URL)).version != obj.version
+
+
+async def test_object_that_was_stored_compressed_comes_as_it_is_stored(server: GoogleServer, origin: Origin) -> None:
+    """Google would inflate it on the way, and ignore the range."""
+    stored = gzip.compress(DATA)
+    server.put("/bucket/z.tar", stored)
+    server.encodings["/bucket/z.tar"] = "gzip"
+    obj = await origin.stat("gs://bucket/z.tar")
+    assert b"".join(await read_whole(origin, obj, 500)) == stored
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "retried"),
+    [
+        (304, OriginError, False),
+        (308, OriginError, False),
+        (403, AccessDeniedError, False),
+        (404, NotFoundError, False),
+        (412, ShardChangedError, False),
+        (429, OriginBusyError, True),
+        (500, OriginUnavailableError, True),
+        (503, OriginBusyError, True),
+    ],
+)
+async def test_refusals_are_typed(
+    status: int, error: type[OriginError], retried: bool, server: GoogleServer, origin: Origin
+) -> None:
+    """The time that the store asks to wait comes with the error; a redirect is not followed, credentials stay."""
+    obj = await origin.stat(URL)
+    elsewhere = {"Location": "http://127.0.0.1:1/", "Retry-After": "7"}
+    for request in (origin.stat(URL), read_range(origin, obj, 0, 10)):
+        server.refusals = [Refusal(status, elsewhere)]
+        with pytest.raises(error) as refused:
+            await request
+        assert type(refused.value) is error
+        assert isinstance(refused.value, OriginUnavailableError) == retried
+        if isinstance(refused.value, OriginUnavailableError):
+            assert refused.value.retry_after_s == 7
+
+
+async def test_buckets_and_missing_objects_are_not_found(origin: Origin) -> None:
+    """A bucket's url is not a shard's, nor read as one."""
+    for url in ("gs://bucket", "gs://bucket/", "gs://bucket/no.tar"):
+        with pytest.raises(NotFoundError):
+            await origin.stat(url)
+
+
+async def test_token_is_requested_once_for_all_and_again_if_refused(server: GoogleServer, origin: Origin) -> None:
+    """Sixty-four requests at the same time, before the first token and after one that was revoked, need one each."""
+    for issued in (1, 2):
+        await asyncio.gather(*(origin.stat(URL) for _ in range(64)))
+        assert server.issued == issued
+        server.valid.clear()
+    server.lifetime_s = 0
+    with pytest.raises(AccessDeniedError):
+        server.refusals = [Refusal(401)] * 2
+        await origin.stat(URL)
+
+
+async def test_token_of_a_short_life_is_used_for_half_of_it(server: GoogleServer, origin: Origin) -> None:
+    """It is not requested for each request, though five minutes before its end it would have to be renewed."""
+    server.lifetime_s = 60
+    for _ in range(3):
+        await origin.stat(URL)
+    assert server.issued == 1
+
+
+async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -> None:
+    """Without credentials no header is sent that proves any; the project that pays is named with each request."""
+    server.public.add("bucket")
+    anonymous = origins_of(server)
+    assert (await anonymous.origin(URL).stat(URL)).size_bytes == len(DATA)
+    server.payers["bucket"] = "payer"
+    with pytest.raises(OriginError, match="400"):
+        await anonymous.origin(URL).stat(URL)
+    paying = origins_of(server, token=server.service_account(tmp_path), requester_pays="payer")
+    obj = await paying.origin(URL).stat(URL)
+    assert await read_range(paying.origin(URL), obj, 5, 50) == DATA[5:50]
+    await anonymous.close()
+    await paying.close()
+
+
+@pytest.mark.skipif(not GoogleServer.HAS_EMULATOR, reason="pip install gcp-storage-emulator")
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # by gcsfs
+@pytest.mark.parametrize("size_bytes", [1000, 6 * 1024**2], ids=["one request", "resumable"])
+async def test_objects_are_uploaded_and_listed_by_gcsfs(size_bytes: int, origin: Origin, tmp_path: Path) -> None:
+    """A listing has the versions that `stat` returns, without which an index of them would name none."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(DATA * (size_bytes // len(DATA) + 1))
+    obj = await origin.upload(file, "gs://bucket/new/x.tar")
+    assert obj.size_bytes == file.stat().st_size
+    assert await read_range(origin, obj, 0, 2000) == (DATA * 2)[:2000]
+    assert await origin.list_prefix("gs://bucket/new/", nothing) == [obj]
