@@ -232,7 +232,7 @@ def _is_stray(name: Path, path: Path) -> bool:
         case ("shards", _, file) | ("quarantine", file):
             other = {TAR: SIDECAR, SIDECAR: TAR}.get(path.suffix)
             return other is None or not is_key(Path(file).stem) or not path.with_suffix(other).exists()
-        case ("partial", "probe"):
+        case ("partial", "probe" | "pins"):
             return False  # comes and goes
         case ("partial", file):
             return path.suffix not in (PART, JOURNAL) or not path.with_suffix(PART).exists() or not is_key(path.stem)
