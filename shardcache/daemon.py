@@ -136,9 +136,8 @@ class DaemonRun:
                     await manager.tell(READY=1)
                     self._on_ready(store)
                     watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
-                    watching = [group.create_task(watchdog, name="manager")]
+                    watching = [group.create_task(watchdog, name="manager"), group.create_task(origins.prepare())]
                     group.create_task(_load_sdk())
-                    group.create_task(origins.prepare())
                     group.create_task(indexers.prepare())
                     if settings.idle_exit_s is not None:
                         watching.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))

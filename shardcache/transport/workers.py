@@ -30,6 +30,8 @@ Received: TypeAlias = Callable[[int], None]
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
 _MIN_WORKERS, _MAX_WORKERS = 2, 8
+# A daemon that is started for a job has other things to do at first.
+_OTHERS_AFTER_S = 5.0
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
 _START_LIMIT_S = 60.0
 # A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has longer.
@@ -100,8 +102,11 @@ class Workers:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
 
     async def prepare(self) -> None:
-        """Start a worker before the first requests need it. Raises CacheError."""
+        """Start workers before the first requests need them, one at once, others later. Raises CacheError."""
         await self._start_first()
+        await asyncio.sleep(_OTHERS_AFTER_S)
+        for _ in range(_MIN_WORKERS - 1):
+            await self._grow()
 
     async def ask(self, request: Request) -> Answer:
         """Return the answer to a request, without its body.
