@@ -49,7 +49,6 @@ _HELP = {
     "node's name.",
     "--max-size": "Maximum size of the parts that a node caches.",
     "--min-free": "Space always kept free on the filesystem of --cache-dir.",
-    "--spread": "Whether one node owns all parts of a shard, or each part has its own owner.",
     "--user": "User of nginx's workers if root starts it.  [default: nginx's]",
     "--workers": "Worker processes of nginx on a node.",
     "--plain": "Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic.",
@@ -140,7 +139,6 @@ _TIER = (
     _option("--run-dir", "/run/shardcache-tier", "FOLDER"),
     _option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=common.parse_size),
     _option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=common.parse_size),
-    _option("--spread", "shard", type=click.Choice(["shard", "part"])),
     _option("--user", None, "NAME", type=_user),
     _option("--workers", 4, "N", type=click.IntRange(1, 256)),
     *_TLS,
@@ -214,9 +212,9 @@ def _system_resolvers() -> tuple[str, ...]:
 def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     """Write the nginx.conf of each node of a cluster.
 
-    Run it again with another list when nodes join or leave, and reload nginx: each shard that moves to another owner is
-    fetched once more. All nodes need the same list, stores and --spread. Between nodes that are not one machine,
-    traffic is encrypted and both sides need a certificate of the cluster: see `shardcache cluster certificates`.
+    Run it again with another list when nodes join or leave, and reload nginx: each part that moves to another owner is
+    fetched once more. All nodes need the same list and stores. Between nodes that are not one machine, traffic is
+    encrypted and both sides need a certificate of the cluster: see `shardcache cluster certificates`.
     """
     from shardcache.cluster.nginx import render as nginx_conf
 
@@ -327,13 +325,13 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 
 
 @click.command(
-    short_help="Show every node of the tier: what it owns, its hits, and who is down.",
+    short_help="Show every node of the tier: its cached parts, its hits, and who is down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
     params=[_NODES, _OWNER_PORT, *_TLS],
 )
 @common.json_option
 def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
-    """Show every node of the tier: its share of all shards, cached files and bytes, hits, bytes by source.
+    """Show every node of the tier: its cached files and bytes, hits, bytes by source.
 
     Bytes and hits count since the node's `shardcache cluster run` was started; a node whose nginx was started otherwise
     shows none. Between nodes that are not one machine, it needs a certificate of the cluster: run it on a node.
@@ -356,7 +354,7 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
 
 
 def _print(reports: list[NodeReport]) -> None:
-    numbers = ("owns", "files", "cached", "hit share", "from tier", "from store")
+    numbers = ("files", "cached", "hit share", "from tier", "from store")
     rows = []
     for report in reports:
         figures, peers = report.figures, report.peers
@@ -366,7 +364,7 @@ def _print(reports: list[NodeReport]) -> None:
             amounts = [size(figures[name]) for name in ("from_tier_bytes", "from_store_bytes")]
             cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
         seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
-        rows.append((report.node.name, f"{report.share:.1%}", *cells, seen, report.state))
+        rows.append((report.node.name, *cells, seen, report.state))
     common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
 
 

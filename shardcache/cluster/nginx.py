@@ -53,7 +53,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _STOP_LIMIT_S = 15.0
 _POLL_S = 0.02
-_RELOAD_LIMIT_S = 20.0
+_RELOAD_LIMIT_S = 60.0
 
 Rows = list[Mapping[str, object]]
 Process = subprocess.Popen[bytes]
@@ -118,7 +118,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "min_free": f"{max(1, tier.min_free_bytes // MIB)}m",
         "permitted_s": max(tier.trust_s, 1),
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
-        "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
+        "weight": tier.weight,
         "front": tier.front,
         "own": own,
         "owner": owner if tier.tls is None else f"{owner} ssl",

@@ -1,20 +1,16 @@
-"""Configuration shared by the nodes of a cluster: the list of them, the ring of owners, `Tier`, its stores."""
+"""Configuration shared by the nodes of a cluster: the list of them, `Tier`, its stores."""
 
 import hashlib
 import ipaddress
 import math
 import re
 import socket
-import struct
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
-from zlib import crc32
 
 from braceexpand import braceexpand
 
@@ -39,8 +35,8 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _OUTSIDE = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
 _MAX_NODES = 4096
 
-_POINTS = 160
-_SPACE = 1 << 32
+_MAX_WEIGHT = 16
+_MAX_WEIGHTS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,47 +128,6 @@ def _resolved(name: str) -> str:
     return min({str(info[4][0]) for info in found}, key=lambda text: (":" in text, text))
 
 
-def key_of(url: str) -> str:
-    """Return the key by which the tier finds a shard's owner: host and path of its url, percent-encoded as sent."""
-    parts = urlsplit(url)
-    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-class Ring:
-    """Consistent hashing as nginx does it (`hash … consistent`): which node owns which shard.
-
-    nginx and Cache::Memcached::Fast agree on this ring: 160 points per node, each the CRC-32 of the node's address and
-    of the point before it; the owner of a key is the node of the first point that is not below the key's CRC-32. The
-    addresses are HOST:PORT as in nginx.conf, in any order.
-    """
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        found = sorted((point, address) for address in addresses for point in _points(address))
-        self._owners = dict(reversed(found))  # of two nodes with the same point, the first has it
-        self._points = sorted(self._owners)
-
-    def owner(self, key: str) -> str:
-        """Return the address of the node that owns a key."""
-        return self._owners[self._points[bisect_left(self._points, crc32(key.encode())) % len(self._points)]]
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of all keys that each node owns."""
-        shares = dict.fromkeys(self._owners.values(), 0.0)
-        before = self._points[-1] - _SPACE
-        for point in self._points:
-            shares[self._owners[point]] += (point - before) / _SPACE
-            before = point
-        return shares
-
-
-def _points(address: str) -> Iterator[int]:
-    host, _, port = address.rpartition(":")
-    seed, point = crc32(f"{host}\0{port}".encode()), 0
-    for _ in range(_POINTS):
-        point = crc32(struct.pack("<I", point), seed)
-        yield point
-
-
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """One object store or web server behind the tier: the only hosts that it connects to."""
@@ -245,7 +200,6 @@ class Tier:
     run_dir: str = "/run/shardcache-tier"  # folder in memory (tmpfs) for permissions, which contain signed urls
     max_size_bytes: int = 100_000 * MIB  # of the cached parts
     min_free_bytes: int = 5_000 * MIB  # space always kept free on the cache's filesystem
-    spread: Literal["shard", "part"] = "shard"  # "shard" if one node owns all parts of a shard
     trust_s: int = 300  # time for which the store's permission for a signed url is cached
     outage_s: int = 0  # time for which a permission is good while the store fails
     stall_timeout_s: float = 20.0  # the daemon's option of that name
@@ -263,10 +217,19 @@ class Tier:
             raise ConfigError(f"two stores have the host {twice}", remedy="name each store once")
 
     @property
+    def weight(self) -> int:
+        """Weight of each node, for which nginx puts 160 times as many points on the ring of owners.
+
+        Loads are the more equal the more points there are, and nginx starts the more slowly: with two and a half
+        million in all, it takes a second. A lower weight keeps its part of the points, and thus of the owners.
+        """
+        return max(1, min(_MAX_WEIGHT, _MAX_WEIGHTS // len(self.nodes)))
+
+    @property
     def digest(self) -> str:
         """Hash of what all nodes have to agree on: who they are, and who owns what."""
         peers = sorted(node.at(self.owner_port) for node in self.nodes)
-        return hashlib.sha256("\n".join((self.spread, *peers)).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join((f"parts, {self.weight}", *peers)).encode()).hexdigest()[:16]
 
     def node(self, name: str) -> Node:
         """Return a node by its name or address. Raises ConfigError."""

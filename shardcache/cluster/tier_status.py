@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from shardcache.cluster.nginx_probe import PEERS, STATUS
-from shardcache.cluster.tier import PEER_NAME, Node, Ring, Tls, expiry_warning
+from shardcache.cluster.tier import PEER_NAME, Node, Tls, expiry_warning
 from shardcache.errors import ConfigError
 
 # Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.
@@ -22,7 +22,6 @@ class NodeReport:
     """Answer of one node."""
 
     node: Node
-    share: float  # of all shards that it owns
     peers: dict[str, Any] | None = None  # its view of the cluster: `node`, `peers`, `digest`, `time_s`; None if down
     figures: dict[str, Any] | None = None  # what `shardcache cluster run` publishes; None if started otherwise, or down
     clock_skew_s: float | None = None  # its clock minus this machine's
@@ -57,7 +56,6 @@ class NodeReport:
             "address": self.node.address,
             "up": self.peers is not None,
             "error": self.error,
-            "share": round(self.share, 6),
             "stale": self.stale,
             "digest": self.peers and self.peers["digest"],
             "clock_skew_s": self.clock_skew_s,
@@ -72,32 +70,29 @@ async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s
     Raises ConfigError if the certificates cannot be used.
     """
     context = None if tls is None else _context(tls)
-    shares = Ring([node.at(owner_port) for node in nodes]).shares()
     limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
     async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
-        questions = (_ask(http, node, node.at(owner_port), context, shares) for node in nodes)
+        questions = (_ask(http, node, node.at(owner_port), context) for node in nodes)
         return list(await asyncio.gather(*questions))
 
 
-async def _ask(
-    http: aiohttp.ClientSession, node: Node, address: str, context: ssl.SSLContext | None, shares: dict[str, float]
-) -> NodeReport:
+async def _ask(http: aiohttp.ClientSession, node: Node, address: str, context: ssl.SSLContext | None) -> NodeReport:
     base = f"{'http' if context is None else 'https'}://{address}"
     tls: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": PEER_NAME}
     try:
         asked_s = time.time()
         async with http.get(base + PEERS, allow_redirects=False, **tls) as answer:
             if answer.status != 200:
-                return NodeReport(node, shares[address], error=f"status {answer.status}: not this tier")
+                return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
         skew_s = round(peers["time_s"] - (asked_s + time.time()) / 2, 3)
         async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
             figures = await answer.json(content_type=None) if answer.status == 200 else None
     except TimeoutError:
-        return NodeReport(node, shares[address], error="no answer")
+        return NodeReport(node, error="no answer")
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
-        return NodeReport(node, shares[address], error=str(exn) or type(exn).__name__)
-    return NodeReport(node, shares[address], peers, figures, skew_s)
+        return NodeReport(node, error=str(exn) or type(exn).__name__)
+    return NodeReport(node, peers, figures, skew_s)
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

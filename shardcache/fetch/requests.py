@@ -377,7 +377,7 @@ class _TierRequests:
             self._read.heard()
         elif await end_first():
             url = self._span.obj.url
-            raise OriginUnavailableError("the shard's owner in the tier does not answer", url=url)
+            raise OriginUnavailableError("the part's owner in the tier does not answer", url=url)
         return None
 
     async def _sooner(self, left_s: float, asking: asyncio.Future[bool], end_first: Commit) -> list[PartSums] | None:

@@ -119,8 +119,7 @@ def test_tier_has_its_own_store_and_port() -> None:
     with pytest.raises(subprocess.CalledProcessError):
         templated("tier.enabled=true")
     found = {
-        thing["metadata"]["name"]: thing
-        for thing in templated(*TIER, "tier.port=9181", "tier.extraArgs={--spread=part}")
+        thing["metadata"]["name"]: thing for thing in templated(*TIER, "tier.port=9181", "tier.extraArgs={--workers=8}")
     }
     (tier,) = (
         container
@@ -129,7 +128,7 @@ def test_tier_has_its_own_store_and_port() -> None:
         for container in thing["spec"]["template"]["spec"]["containers"]
         if container["name"] == "tier"
     )
-    assert tier["args"][-2:] == ["--owner-port=9181", "--spread=part"]
+    assert tier["args"][-2:] == ["--owner-port=9181", "--workers=8"]
     assert tier["ports"] == [{"name": "tier", "containerPort": 9181, "hostPort": 9181, "protocol": "TCP"}]
     assert found["shardcache-tier"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9181}]}]
 

@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardcache.cluster.tier import Ring
+from shardcache.cluster.tier import Tier, Upstream, parse
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
+from support.cluster.ring import Ring, key_of
 
 NODES = 64
 SHARDS = 8192
 SHARD_BYTES = 256 * 1024**2
+PART_BYTES = 8 * 1024**2
+STORE = "https://s3.eu-central-1.amazonaws.com"
 EPOCHS = 10
 RANKS = 8
 WORKERS = 2
@@ -81,13 +84,14 @@ def _parts(nodes: int, *, groups: int) -> tuple[float, float]:
     return first, sum(later) / len(later)
 
 
-def _tier(nodes: int) -> tuple[int, float]:
-    """Return the shards of the node that owns most, and those that a node receives from others in an epoch."""
-    ring = Ring([f"10.1.{number // 256}.{number % 256}:9081" for number in range(nodes)])
-    key = "s3.eu-central-1.amazonaws.com/dataset/train-{:06d}.tar"
-    owned = Counter(ring.owner(key.format(shard)) for shard in range(SHARDS))
+def _tier(nodes: int) -> tuple[float, float]:
+    """Return the shards' worth of parts of the node that owns most, and those that a node receives from others."""
+    listed = parse(",".join(f"10.1.{number // 250}.{number % 250}" for number in range(nodes)))
+    urls = [f"{STORE}/dataset/train-{shard:06d}.tar" for shard in range(SHARDS)]
+    keys = [key_of(url, start, PART_BYTES) for url in urls for start in range(0, SHARD_BYTES, PART_BYTES)]
+    fullest = Ring(Tier(nodes=listed, stores=(Upstream.parse(STORE),))).loads(keys).max() * SHARDS / nodes
     needed = _fetched(nodes, groups=1, space=0, epochs=1)[0] * SHARDS / nodes
-    return max(owned.values()), needed * (nodes - 1) / nodes
+    return fullest, needed * (nodes - 1) / nodes
 
 
 def main() -> None:

@@ -11,12 +11,13 @@ from functools import cache
 from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import botocore.session
 import pytest
 from botocore.config import Config
 
-from shardcache.cluster.tier import Ring, key_of
+from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate
 from support.network.lead import NameServer
@@ -83,21 +84,25 @@ def cluster(certificate: Certificate) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
-    """The ring computes the owner to which nginx sends the requests for each of many shards."""
+    """The ring computes the owner to which nginx sends the request for each of many parts; a shard has all of them."""
     nodes, tier = cluster.nodes, cluster.nodes.tier
-    urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(500)]
-    for url in urls:
-        nodes.get(nodes.front(tier.nodes[0]), url, {**PART, "If-Match": '"any"'})
-    ring = Ring([node.at(tier.owner_port) for node in tier.nodes])
-    owners = {f"/{url.split('/', 3)[3]}": ring.owner(key_of(url)) for url in urls}
+    shards = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(25)]
+    parts = [(url, 1000 * number) for url in shards for number in range(20)]
+    for url, start in parts:
+        headers = {"Range": f"bytes={start}-{start + 999}", "If-Match": '"any"'}
+        nodes.get(nodes.front(tier.nodes[0]), url, headers)
+    ring = Ring(tier)
+    owners = {(urlsplit(url).path, start): ring.address(key_of(url, start, 1000)) for url, start in parts}
 
-    def sent() -> dict[str, str]:  # nginx logs a request after its answer
-        return {row["path"]: row["upstream"] for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port}
+    def sent() -> dict[tuple[str, int], str]:  # nginx logs a request after its answer
+        rows = (row for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port)
+        return {(row["path"], int(row["range"][6:].partition("-")[0])): row["upstream"] for row in rows}
 
     eventually(lambda: sent().keys() >= owners.keys())
     upstreams = sent()
-    assert {path: upstreams[path] for path in owners} == owners
-    assert set(owners.values()) == {node.at(tier.owner_port) for node in tier.nodes}
+    assert {part: upstreams[part] for part in owners} == owners
+    for url in shards:
+        assert len({owners[urlsplit(url).path, 1000 * number] for number in range(20)}) == len(tier.nodes)
 
 
 def test_cached_part_is_only_for_clients_that_the_store_permits(cluster: Cluster) -> None:
