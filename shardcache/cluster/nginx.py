@@ -73,8 +73,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     asked_ms, store_ms = 1000 * QUESTION * stall_timeout_s, round(1000 * stall_timeout_s)
     connect_ms, wait_ms = round(0.8 * asked_ms), round(_WAIT * 1000 * stall_timeout_s)
     if 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < wait_ms and wait_ms + store_ms < 1000 * _MAX_S:
-        limits = {"connect_ms": connect_ms, "tries_ms": 3 * connect_ms, "answer_ms": connect_ms}
-        return limits | {"store_ms": store_ms, "wait_ms": wait_ms, "front_ms": wait_ms + store_ms}
+        limits = {"connect_ms": connect_ms, "tries_ms": 3 * connect_ms, "answer_ms": connect_ms, "store_ms": store_ms}
+        return limits | {"asked_ms": 2 * store_ms, "wait_ms": wait_ms, "front_ms": wait_ms + store_ms}
     raise ConfigError(
         f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
         remedy="use that of the daemons, such as 20",
@@ -141,7 +141,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "user": [{"user": tier.user}] if tier.user else [],
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
-        "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
+        "trusted": [{"trust_s": tier.trust_s // 2}] if tier.trust_s > 1 else [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
         "stores": [
             {"pattern": _host_pattern(store), "url": f"{store.scheme}://{group}", "host": store.host}

@@ -49,6 +49,7 @@ _UPLOAD_ATTEMPTS = 5
 _UPLOAD_SILENCE_S = 60
 
 SIGNED_FOR_S = 600
+_HOUR_S = 3600
 
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
@@ -64,6 +65,22 @@ Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
 
 T = TypeVar("T", bound=Answer | None)
+
+
+class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
+    """Signs as of the beginning of the hour, so that all nodes with the same credentials make the same url.
+
+    A cluster's tier asks the object store once whether it grants a url, and recognises it by its signature.
+    """
+
+    def _modify_request_before_signing(self, request: AWSRequest) -> None:
+        request.context["timestamp"] = f"{request.context['timestamp'][:11]}0000Z"
+        super()._modify_request_before_signing(request)
+
+
+Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
+_ALONE: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
+_BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
 
 class RefusedError(Exception):
@@ -83,7 +100,7 @@ class S3Origin(Origin):
         self._plain = set(setup.table.storage_options) <= PRESIGNED_OPTIONS
         self._workers = setup.workers
         self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
-        self._signer = Signer()
+        self._signer = Signer(_ALONE if setup.table.tier is None else _BEHIND_TIER)
         self._signed: dict[str, tuple[str, float]] = {}
         self._proxy_of = lru_cache(_MAX_HOSTS)(http_semantics.proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
@@ -327,11 +344,13 @@ class _Kind:
         signed_for = None if self.region is None else region
         return _Kind(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
 
-    def url(self, method: str, key: str, headers: Mapping[str, str], credentials: ReadOnlyCredentials | None) -> str:
+    def url(
+        self, method: str, key: str, headers: Mapping[str, str], credentials: ReadOnlyCredentials | None, auth: Auth
+    ) -> str:
         """Return an object's url, signed for a method and headers."""
         request = AWSRequest(method, self.root + _quoted(key), headers)
         if self.region is not None:
-            S3SigV4QueryAuth(credentials, "s3", self.region, expires=SIGNED_FOR_S).add_auth(request)
+            auth(credentials, "s3", self.region).add_auth(request)
         url: str = request.url
         return url
 
@@ -343,12 +362,13 @@ class Signer:
     alone, and takes 0.25 ms for each instead of 0.08. If its first url has unusual features, it makes all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, auth: Auth = _ALONE) -> None:
+        self._auth = auth
         self._fs: Any = None
         self._kinds: dict[tuple[str, str], _Kind | None] = {}
 
     async def url(self, fs: Any, operation: str, params: Mapping[str, str], headers: Mapping[str, str]) -> str:
-        """Return a url that is valid for `SIGNED_FOR_S`. Raises what botocore raises.
+        """Return a url that is valid for `SIGNED_FOR_S` at least. Raises what botocore raises.
 
         Args:
             operation: "get_object" or "head_object".
@@ -361,10 +381,13 @@ class Signer:
         kind, credentials = self._kinds.get(place), await _credentials(fs)
         if kind is None or (kind.region is None) != (credentials is None):
             url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
-            if place not in self._kinds:
-                self._kinds[place] = _kind(url, params["Key"], credentials)
+            if place in self._kinds:
+                return url
+            if (kind := _kind(url, params["Key"], credentials)) is not None:
+                url = kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
+            self._kinds[place] = kind
             return url
-        return kind.url(_METHODS[operation], params["Key"], headers, credentials)
+        return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
 
     def move(self, bucket: str, region: str) -> bool:
         """Sign for the region that the origin states for a bucket; return whether that changes anything."""

@@ -1,14 +1,12 @@
-"""Faults of nodes, links, programs and files of the tier: the bytes are right, and the store sends little more."""
+"""Faults of nodes, links and programs of the tier: the bytes are right, and the store sends little more."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 import pytest
 
-from support.cluster.cluster import NOTHING, Cluster
+from support.cluster.cluster import Cluster
 from support.cluster.node import Dataset, Node, empty
 from support.cluster.tier import Tier
 
@@ -81,31 +79,6 @@ def test_an_owner_behind_a_slow_link_is_left_out(cluster: Cluster, dataset: Data
                 assert round_.sent() <= 1.6
         finally:
             slow.host.limit(FAST_MBIT_PER_S)
-
-
-def flip(path: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-
-
-def test_a_damaged_file_is_repaired(cluster: Cluster, small: Dataset) -> None:
-    """No node keeps a wrong byte, and the store sends the shard again, then nothing more.
-
-    A checksum tells of a wrong byte, and the shard is fetched past the tier's cache.
-    """
-    with cluster.tiered(3, stall_timeout_s=PATIENCE_S) as (nodes, tier):
-        base_s = seconds(lambda: cluster.fetch(nodes, small))
-        flip(max((path for node in nodes for path in tier.files(node)), key=lambda path: path.stat().st_size))
-        empty(nodes)
-        with cluster.fetching(nodes, small) as round_:
-            round_.check(nodes, limit_s=base_s + MORE_S)
-            assert NOTHING < round_.sent() <= NOTHING + len(nodes) / len(small)
-        empty(nodes)
-        assert cluster.fetch(nodes, small) <= NOTHING
 
 
 def seconds(function: Callable[[], object]) -> float:

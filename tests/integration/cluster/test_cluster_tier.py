@@ -3,6 +3,7 @@
 import http.server
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from support.network.certificates import Certificate, make_certificate
 from support.network.lead import NameServer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
+from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.seaweedfs import DOMAIN, REGION, SeaweedFS
 
@@ -223,6 +225,39 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
     between = [f"versionId=1&{signature}&x-id=GetObject" for signature in (first, second)]
     cached = [_first(pair, f"{web}/get?{arguments}").headers["x-shardcache-tier"] for arguments in between]
     assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
+
+
+@pytest.mark.parametrize(("trust_s", "questions"), [(300, 1), (0, 24)])
+def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int, questions: int, web: str) -> None:
+    """For all parts of an object and all nodes; again for another signature, and for another version."""
+    with TierNodes([web], 3, trust_s=trust_s) as nodes:
+
+        def asked(signature: str, etag: str = '"any"') -> int:
+            before = ByArgument.seen.count("bytes=0-0")
+            for node in nodes.tier.nodes:
+                for start in range(0, 800, 100):
+                    headers = {"Range": f"bytes={start}-{start + 99}", "If-Match": etag}
+                    answer = nodes.get(nodes.front(node), f"{web}/{trust_s}?X-Amz-Signature={signature}", headers)
+                    assert answer.status == 206
+            owners = {row["upstream"] for row in nodes.log(node) if row["port"] != nodes.tier.owner_port}
+            assert len(owners) == 3
+            return ByArgument.seen.count("bytes=0-0") - before
+
+        assert [asked("a"), asked("b"), asked("a", '"new"')] == [questions] * 3
+
+
+def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
+    """Of all parts whose owners live, whichever node had asked the store until then."""
+    with TierNodes([web], stall_timeout_s=1.0) as nodes:
+        ring, dead = Ring(nodes.tier), nodes.tier.nodes[2]
+        for worker in (workers := children(nodes.pid(dead))):
+            os.kill(worker, signal.SIGSTOP)
+        urls = [f"{web}/{number}" for number in range(30)]
+        alive = [url for url in urls if not ring.address(key_of(url, 0, 100)).startswith(dead.address)]
+        answers = [_first(nodes, f"{url}?X-Amz-Signature=a") for url in alive]
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+    assert len(alive) > 10 and {answer.status for answer in answers} == {206}
 
 
 def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:

@@ -28,8 +28,6 @@ NOTHING = 0.01
 
 _STORE = 100
 
-Orders = Sequence[Sequence[str]]
-
 
 def why_not() -> str | None:
     """Return why there can be no cluster here, None where there can be one."""
@@ -123,23 +121,19 @@ class Cluster:
             yield nodes, tier
             tier.check_logs()
 
-    def fetch(self, nodes: Sequence[Node], dataset: Dataset, orders: Orders | None = None) -> float:
+    def fetch(self, nodes: Sequence[Node], dataset: Dataset) -> float:
         """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes of the dataset.
 
         Raises AssertionError unless every node then has every shard, byte for byte.
-
-        Args:
-            orders: of the urls, for each node; by default that of the dataset.
         """
-        with self.fetching(nodes, dataset, orders) as round_:
+        with self.fetching(nodes, dataset) as round_:
             round_.check(nodes)
             return round_.sent()
 
     @contextmanager
-    def fetching(self, nodes: Sequence[Node], dataset: Dataset, orders: Orders | None = None) -> Iterator[Round]:
+    def fetching(self, nodes: Sequence[Node], dataset: Dataset) -> Iterator[Round]:
         """Start to fetch a dataset on all nodes at the same time; leaving waits for all."""
         with ThreadPoolExecutor(len(nodes)) as pool:
             before_bytes = self.store.host.sent_bytes()
-            orders = orders or [dataset.urls] * len(nodes)
-            runs = {node: pool.submit(node.warm, urls) for node, urls in zip(nodes, orders, strict=True)}
+            runs = {node: pool.submit(node.warm, dataset.urls) for node in nodes}
             yield Round(self.store, dataset, runs, before_bytes)

@@ -42,12 +42,12 @@ class Ring:
 
     def address(self, key: str) -> str:
         """Return the address of the node that owns a key."""
-        return self.addresses[self.owners([key])[0]]
+        return str(self.addresses[self.owners([key])[0]])
 
     def loads(self, keys: Iterable[str]) -> NDArray[np.float64]:
         """Return the number of keys that each node owns, over the mean."""
-        counted = np.bincount(self.owners(keys), minlength=len(self.addresses))
-        return counted / counted.mean()
+        counted = np.bincount(self.owners(keys), minlength=len(self.addresses)).astype(np.float64)
+        return np.asarray(counted / counted.mean())
 
 
 def _points(address: str, count: int) -> NDArray[np.uint32]:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.origin.s3 import SIGNED_FOR_S, Signer
+from shardcache.origin.s3 import _BEHIND_TIER, SIGNED_FOR_S, Signer
 from shardcache.origin.s3_sdk import SdkSessions
 
 _KEYS = {"key": "AK/ID", "secret": "SECRET", "client_kwargs": {"region_name": "eu-west-3"}}
@@ -51,6 +51,23 @@ async def test_urls_are_those_of_the_sdk(bucket: str, options: dict[str, Any], o
         await signer.url(fs, operation, {"Bucket": bucket, "Key": "last.tar"}, {})
     await sessions.close()
     assert asked == []
+
+
+async def test_nodes_behind_a_tier_sign_the_same_url_within_an_hour() -> None:
+    """Those with the same credentials, from the first object on; nobody else has the signature."""
+    dates: set[str] = set()
+    while len(dates) != 1:  # an hour may end in between
+        signed = []
+        for secret in ("SECRET", "SECRET", "ANOTHER"):
+            table = OriginTable(match="s3://*", storage_options={**_KEYS, "secret": secret})
+            sessions = SdkSessions(table, 4)
+            async with sessions.use("s3://bucket/a.tar") as fs:
+                url = await Signer(_BEHIND_TIER).url(fs, "get_object", {"Bucket": "bucket", "Key": "a.tar"}, {})
+            await sessions.close()
+            signed.append(parse_qs(urlsplit(url).query))
+        dates = {fields["X-Amz-Date"][0] for fields in signed}
+    assert dates.pop().endswith("0000Z") and signed[0] == signed[1]
+    assert signed[0].pop("X-Amz-Signature") != signed[2].pop("X-Amz-Signature") and signed[0] == signed[2]
 
 
 async def test_each_filesystem_signs_for_itself() -> None:
