@@ -30,6 +30,7 @@ from shardcache.origin.registry import QUESTION
 from shardcache.store.disk import fsync_path
 
 _IDLE_S = 5
+_COPIED = 10  # share of the time that a permission is good in which the owners of parts have it from another node
 _WAIT = 180
 _MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
@@ -141,7 +142,9 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "user": [{"user": tier.user}] if tier.user else [],
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
-        "trusted": [{"trust_s": tier.trust_s // 2}] if tier.trust_s > 1 else [],
+        "trusted": [{"copied_s": tier.trust_s // _COPIED, "kept_s": tier.trust_s - tier.trust_s // _COPIED}]
+        if tier.trust_s
+        else [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
         "stores": [
             {"pattern": _host_pattern(store), "url": f"{store.scheme}://{group}", "host": store.host}

@@ -1,105 +1,160 @@
-"""Egress of 64 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
+"""A tier of many nodes: who owns what, what the store is paid, and how much of the nodes' lines is in use.
 
-`python -m benchmarks.downloads.egress` prints the table of docs/cluster.md. The deal and the ring are the real ones; a
-node's cache is a set of shards that is filled in the order in which this epoch and the next need them.
+`python -m benchmarks.downloads.egress` prints the figures of docs/cluster.md. It simulates decisions, by the real deal,
+the real ring, and the daemon's own rules and limits of time for late parts; no byte is moved, and no packet lost.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
 
 from shardcache.cluster.tier import Tier, Upstream, parse
+from shardcache.fetch.estimates import Hedging
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
 from support.cluster.ring import Ring, key_of
 
-NODES = 64
 SHARDS = 8192
-SHARD_BYTES = 256 * 1024**2
+PARTS = 32
 PART_BYTES = 8 * 1024**2
-STORE = "https://s3.eu-central-1.amazonaws.com"
+SHARD_BYTES = PARTS * PART_BYTES
 EPOCHS = 10
 RANKS = 8
 WORKERS = 2
 DOLLARS_PER_GB = 0.02
+DOLLARS_PER_REQUEST = 0.0004 / 1000
 # Space that a node has for its part, over the part itself.
 _SPACE = 1.25
 
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    way: str  # contents of a node's disk
-    disk_bytes: float  # disk space per node
-    first: float  # bytes from the object store in the first epoch, as a multiple of the dataset
-    later: float  # the same for each later epoch
-    lan_bytes: float  # bytes that a node receives from other nodes per epoch
-
-    @property
-    def egress_bytes(self) -> float:
-        return (self.first + (EPOCHS - 1) * self.later) * SHARDS * SHARD_BYTES
-
-    def row(self) -> str:
-        sizes = f"{self.disk_bytes / 1e9:,.0f} GB | {self.first:,.2f} | {self.later:,.2f}"
-        lan = f"{self.lan_bytes / 1e9:,.1f} GB" if self.lan_bytes else "–"
-        costs = f"{self.egress_bytes / 1e12:,.1f} TB | ${self.egress_bytes / 1e9 * DOLLARS_PER_GB:,.0f}"
-        return f"| {self.way} | {sizes} | {costs} | {lan} |"
+CONNECTIONS = 16
+STALL_TIMEOUT_S = 20.0
+LINE_BYTES_PER_S = 1.25e9
+PER_SHARD, PER_PART = "owners of shards", "owners of parts"
+_STORE = "https://s3.eu-central-1.amazonaws.com"
+_STEPS_PER_PART = 2
+_HORIZON = 1500
 
 
-def bills(nodes: int) -> Iterator[Bill]:
-    part_bytes, whole_bytes = _SPACE * SHARDS * SHARD_BYTES / nodes, SHARDS * SHARD_BYTES
-    yield Bill("its part, shuffled over all shards", part_bytes, *_parts(nodes, groups=1), 0.0)
-    yield Bill("its part, `canonical_nodes`", part_bytes, *_parts(nodes, groups=nodes), 0.0)
-    fullest, received = _tier(nodes)
-    yield Bill("the cluster's, with a tier", fullest * SHARD_BYTES, 1.0, 0.0, received * SHARD_BYTES)
+def bills(nodes: int) -> Iterator[str]:
+    for way, groups, later in (
+        ("its part, shuffled over all shards", 1, None),
+        ("its part, `canonical_nodes`", nodes, None),
+    ):
+        first, *others = _fetched(nodes, groups=groups, space=int(_SPACE * SHARDS / nodes))
+        later = sum(others) / len(others)
+        yield _row(way, _SPACE / nodes, first, later, requests=(first + (EPOCHS - 1) * later) * SHARDS * (PARTS + 1))
+    reads = _fetched(nodes, groups=1, space=0, epochs=1)[0] * SHARDS  # per epoch; a HEAD each, and a permission at most
+    fullest = loads(nodes).max() / nodes
+    yield _row("the cluster's, with a tier", fullest, 1, 0, SHARDS * PARTS + EPOCHS * 2 * reads, reads / SHARDS / nodes)
     # Warmed; without, each node fetches what it needs until it has everything.
-    yield Bill("the whole dataset", whole_bytes, float(nodes), 0.0, 0.0)
+    yield _row("the whole dataset", 1.0, nodes, 0, nodes * SHARDS * (PARTS + 1))
+    yield _row("the whole dataset, by a tier", 1 + fullest, 1, 0, SHARDS * PARTS + nodes * SHARDS + SHARDS, 1.0)
 
 
-def _deal(groups: int) -> SampleDeal:
-    counts = [950 + 37 * shard % 101 for shard in range(SHARDS)]
-    return SampleDeal(counts, Shuffle(seed=1, window=16, groups=groups))
-
-
-def _needed(deal: SampleDeal, epoch: int, node: int, nodes: int) -> set[int]:
-    ranks = range(node * RANKS, (node + 1) * RANKS)
-    readers = (Topology(rank, nodes * RANKS, worker, WORKERS) for rank in ranks for worker in range(WORKERS))
-    return {shard for reader in readers for shard in deal.share(epoch, 0, reader).shards()}
+def _row(way: str, disk: float, first: float, later: float, requests: float, received: float = 0) -> str:
+    """Return a row of the table; sizes are multiples of the dataset."""
+    dataset_bytes = SHARDS * SHARD_BYTES
+    egress_bytes = (first + (EPOCHS - 1) * later) * dataset_bytes
+    dollars = [egress_bytes / 1e9 * DOLLARS_PER_GB, requests * DOLLARS_PER_REQUEST]
+    sizes = f"{disk * dataset_bytes / 1e9:,.0f} GB | {first:,.2f} | {later:,.2f} | {egress_bytes / 1e12:,.1f} TB"
+    lan = f"{received * dataset_bytes / 1e9:,.1f} GB" if received else "–"
+    return f"| {way} | {sizes} | ${dollars[0]:,.0f} | {requests / 1e6:,.2f} M | ${dollars[1]:,.2f} | {lan} |"
 
 
 def _fetched(nodes: int, *, groups: int, space: int, epochs: int = EPOCHS) -> list[float]:
     """Return the shards that all nodes fetch in each epoch, as a multiple of the dataset's."""
-    deal, fetched = _deal(groups), Counter[int]()
+    counts = [950 + 37 * shard % 101 for shard in range(SHARDS)]
+    deal, fetched = SampleDeal(counts, Shuffle(seed=1, window=16, groups=groups)), Counter[int]()
     for node in range(nodes):
         cached: set[int] = set()
+        ranks = range(node * RANKS, (node + 1) * RANKS)
+        readers = [Topology(rank, nodes * RANKS, worker, WORKERS) for rank in ranks for worker in range(WORKERS)]
         for epoch in range(epochs):
-            needed = _needed(deal, epoch, node, nodes)
+            needed = {shard for reader in readers for shard in deal.share(epoch, 0, reader).shards()}
             fetched[epoch] += len(needed - cached)
             cached = needed | set(sorted(cached - needed)[: max(0, space - len(needed))])
     return [fetched[epoch] / SHARDS for epoch in range(epochs)]
 
 
-def _parts(nodes: int, *, groups: int) -> tuple[float, float]:
-    first, *later = _fetched(nodes, groups=groups, space=int(_SPACE * SHARDS / nodes))
-    return first, sum(later) / len(later)
+def ring(nodes: int) -> Ring:
+    listed = parse(",".join(f"10.{number // 62500}.{number // 250 % 250}.{number % 250}" for number in range(nodes)))
+    return Ring(Tier(nodes=listed, stores=(Upstream.parse(_STORE),)))
 
 
-def _tier(nodes: int) -> tuple[float, float]:
-    """Return the shards' worth of parts of the node that owns most, and those that a node receives from others."""
-    listed = parse(",".join(f"10.1.{number // 250}.{number % 250}" for number in range(nodes)))
-    urls = [f"{STORE}/dataset/train-{shard:06d}.tar" for shard in range(SHARDS)]
-    keys = [key_of(url, start, PART_BYTES) for url in urls for start in range(0, SHARD_BYTES, PART_BYTES)]
-    fullest = Ring(Tier(nodes=listed, stores=(Upstream.parse(STORE),))).loads(keys).max() * SHARDS / nodes
-    needed = _fetched(nodes, groups=1, space=0, epochs=1)[0] * SHARDS / nodes
-    return fullest, needed * (nodes - 1) / nodes
+def keys(shards: int, *, whole: bool = False) -> Iterator[str]:
+    for shard, part in product(range(shards), range(PARTS)):
+        key = key_of(f"{_STORE}/dataset/train-{shard:06d}.tar", part * PART_BYTES, PART_BYTES)
+        yield key.partition("bytes=")[0] if whole else key
+
+
+def loads(nodes: int, *, whole: bool = False) -> "np.typing.NDArray[np.float64]":
+    return ring(nodes).loads(keys(SHARDS, whole=whole))
+
+
+def hot_spot(nodes: int, shards: int, *, whole: bool, own_orders: bool) -> str:
+    """Let all nodes fetch the same shards from a warm tier at the same time; return the share of their lines in use.
+
+    Time is counted in parts at line rate. An owner shares its line equally among its requests; so does a node that
+    would get more than its own.
+    """
+    random, total = np.random.default_rng(1), min(shards, _HORIZON // PARTS + 1) * PARTS
+    owners = ring(nodes).owners(keys(shards, whole=whole)).reshape(shards, PARTS)
+    order = [
+        random.permutation(shards)[: _HORIZON // PARTS + 1]
+        if own_orders
+        else np.arange(min(shards, _HORIZON // PARTS + 1))
+        for _ in range(nodes)
+    ]
+    sequence = np.array([owners[each].reshape(-1) for each in order])
+    part_s, limits = PART_BYTES / LINE_BYTES_PER_S, [Hedging(0.03) for _ in range(nodes)]
+    rows = np.repeat(np.arange(nodes), CONNECTIONS).reshape(nodes, -1)
+    place = np.tile(np.arange(CONNECTIONS), (nodes, 1))
+    left, took, begun, asked, moved = np.ones(place.shape), 0.0, np.zeros(place.shape), 0, 0.0
+    while (busy := place < total).any() and took < _HORIZON:
+        to = sequence[rows, np.minimum(place, total - 1)]
+        rates = np.where(busy, 1 / np.bincount(to[busy], minlength=nodes).clip(1)[to], 0.0)
+        rates /= np.maximum(1, rates.sum(axis=1, keepdims=True))
+        sent = np.minimum(rates / _STEPS_PER_PART, left)
+        left, took, moved = left - sent, took + 1 / _STEPS_PER_PART, moved + sent[busy].sum()
+        for node, slot in np.argwhere(busy & (left <= 1e-9)):
+            limits[node].took(PART_BYTES, (took - begun[node, slot]) * part_s)
+        late = busy & (left > 0) & ((took - begun) * part_s >= 0.04 * STALL_TIMEOUT_S)
+        if int(took * _STEPS_PER_PART) % 64 == 0:
+            asked += sum(
+                _is_late(limits[node], rates[node], left[node, slot], (took - begun[node, slot]) * part_s)
+                for node, slot in np.argwhere(late)
+            )
+        done = busy & (left <= 1e-9)
+        following = place.max(axis=1, keepdims=True) + np.cumsum(done, axis=1)
+        place, left, begun = np.where(done, following, place), np.where(done, 1.0, left), np.where(done, took, begun)
+    return f"{moved / nodes / took:.3f} of the lines, {took * part_s:.1f} s, {asked} requests past the tier"
+
+
+def _is_late(hedging: Hedging, rates: "np.typing.NDArray[np.float64]", left: float, elapsed_s: float) -> bool:
+    """Return whether a daemon requests a part from the store as well."""
+    usual_s, received = hedging.usual_s(PART_BYTES, STALL_TIMEOUT_S), int((1 - left) * PART_BYTES)
+    others = list(rates[rates > 0] * LINE_BYTES_PER_S)
+    left_s = hedging.left_s(PART_BYTES, received, elapsed_s, usual_s, others, STALL_TIMEOUT_S)
+    return left_s is not None and hedging.spend()
 
 
 def main() -> None:
-    head = (
-        "each node's disk holds | disk per node | × dataset, first epoch | each later one | "
-        f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch"
-    )
-    print(f"| {head} |", "|---|---|---|---|---|---|---|", *(bill.row() for bill in bills(NODES)), sep="\n")
+    for nodes in (64, 1000, 4000):
+        for name, found in ((PER_SHARD, loads(nodes, whole=True)), (PER_PART, loads(nodes))):
+            print(f"{nodes} nodes, {name}: {found.max():.2f} of the mean at most, {(found == 0).sum()} own nothing")
+    for nodes, shards in ((5, 32), (1000, SHARDS), (1000, 1)):
+        for whole, own in ((True, False), (False, False), (False, True)):
+            what = f"{PER_SHARD if whole else PER_PART}, {'an order per node' if own else 'one order'}"
+            print(
+                f"{nodes} nodes, {shards} shards, {what}:",
+                hot_spot(nodes, shards, whole=whole, own_orders=own),
+                flush=True,
+            )
+    for nodes in (64, 1000):
+        print(f"{nodes} nodes", *bills(nodes), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardcache.cluster.authority import issue
-from shardcache.cluster.nginx import NodeTier, _program, finish, prepare
+from shardcache.cluster.nginx import NodeTier, finish, prepare
 from shardcache.cluster.nginx_probe import answer_of, main
 from shardcache.cluster.tier import Tier, Tls, Upstream, parse
 from shardcache.cluster.tier_status import ask
@@ -169,22 +169,6 @@ def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
 
 
 @needs_nginx
-def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> None:
-    """It was read, and has changed before nginx runs: clearing a large cache after a power loss takes minutes."""
-    nodes = tmp_path / "nodes"
-    nodes.write_text(ONE)
-
-    def listed() -> str:
-        text = nodes.read_text()
-        if text == ONE:
-            nodes.write_text(TWO)
-        return text
-
-    with forked(tmp_path, nodes, listed) as log:
-        eventually(lambda: log.exists() and "ready: 2 nodes" in log.read_text())
-
-
-@needs_nginx
 @pytest.mark.slow
 async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
     """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
@@ -282,14 +266,6 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
     finally:
         stopping.set()
         process.join()
-
-
-@needs_nginx
-def test_nginx_is_found_where_systems_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users' PATH often lacks /usr/sbin, and the working directory is not the root."""
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.chdir(tmp_path)
-    assert Path(_program()).is_absolute()
 
 
 def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -112,14 +112,13 @@ class Cluster:
     def tiered(
         self, count: int, *flags: str, stall_timeout_s: float = STALL_TIMEOUT_S, tls: bool = True
     ) -> Iterator[tuple[list[Node], Tier]]:
-        """Run daemons with empty caches, and an empty tier of the same nodes; its logs are checked for signatures."""
+        """Run daemons with empty caches, and an empty tier of the same nodes."""
         with (
             self.nodes(count, *flags, tier=FRONT, stall_timeout_s=stall_timeout_s) as nodes,
             Tier(nodes[0].root.parent, self.store, stall_timeout_s=stall_timeout_s, tls=tls) as tier,
         ):
             tier.form(nodes)
             yield nodes, tier
-            tier.check_logs()
 
     def fetch(self, nodes: Sequence[Node], dataset: Dataset) -> float:
         """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes of the dataset.

@@ -140,14 +140,6 @@ class Tier:
         cache, _ = _folders(node.root)
         return [path for path in (cache / "parts").rglob("*") if path.is_file()]
 
-    def check_logs(self) -> None:
-        """Raise AssertionError if a log of a node holds a signature, or nginx has logged no request."""
-        for node in self._nginx:
-            cache, _ = _folders(node.root)
-            logs = {path.name: path.read_text() for folder in (cache, node.root) for path in folder.glob("*.log")}
-            assert '"GET"' in logs["access.log"], node
-            assert not [name for name, log in logs.items() if "signature" in log.lower()], node
-
     def _configure(self, nodes: Sequence[Node]) -> None:
         names = ",".join(f"{node.root.name}={node.host.address}" for node in nodes)
         cache, run = _folders(self.root / "{node}")
