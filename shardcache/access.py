@@ -48,11 +48,11 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-_GCS = "shardcache.origin.stores:GcsOrigin"
+_GCS, _AZURE = "shardcache.origin.stores:GcsOrigin", "shardcache.origin.stores:AzureOrigin"
 # Other store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows
 # one does not allow the other.
 _STORES = {
-    "adlfs": ("az", "abfs", "abfss", "adl"),
+    "adlfs": ("adl",),
     "huggingface_hub": ("hf",),
     "ossfs": ("oss",),
     "ocifs": ("oci", "ocilake"),
@@ -65,6 +65,7 @@ _TABLE = (
     *(UrlProtocol((name,), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin") for name in ("http", "https")),
     UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
     *(UrlProtocol((name,), PlaceKind.STORE, _GCS, "gcsfs") for name in ("gs", "gcs")),
+    *(UrlProtocol((name,), PlaceKind.STORE, _AZURE, "adlfs") for name in ("az", "abfs", "abfss")),
     *(UrlProtocol((n,), PlaceKind.STORE, package=package) for package, names in _STORES.items() for n in names),
     UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
     *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),

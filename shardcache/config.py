@@ -145,7 +145,7 @@ class OriginTable(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field(description="url prefix that this table applies to; the longest match wins")
-    endpoint_url: str | None = Field(None, description="endpoint of the object store")
+    endpoint_url: str | None = Field(None, description="endpoint of S3 or Google Cloud Storage")
     region: str | None = Field(None, description="S3 region")
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")
@@ -159,7 +159,7 @@ class OriginTable(pydantic.BaseModel):
         False, description="accept tars with data after the end-of-archive block and ignore that data, as tar does"
     )
     verify_etag: bool = Field(
-        True, description="verify S3 objects that have no checksum against their ETag, where it is an MD5"
+        True, description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5"
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,

@@ -179,9 +179,9 @@ class Etags:
             if len(self._doubted) > _MAX_DOUBTED:
                 del self._doubted[next(iter(self._doubted))]
             raise CorruptShardError(
-                f"the MD5 of the received bytes is {found:032x}, the origin's ETag is {wanted:032x}",
+                f"the MD5 of the received bytes is {found:032x}, the origin's is {wanted:032x}",
                 url=obj.url,
-                remedy="upload the shard again; if the ETag is not meant to be its MD5, set `verify_etag = false` "
+                remedy="upload the shard again; if the origin's value is not meant to be it, set `verify_etag = false` "
                 "in its [[origin]] table",
             )
 

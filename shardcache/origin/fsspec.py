@@ -35,6 +35,8 @@ _FOREIGN = {
     "azure.core.exceptions": "AzureError",
     "httpx": "HTTPError",
 }
+# Those of them that a retry does not cure.
+_DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
 
 
 class FsspecOrigin(Origin):
@@ -185,7 +187,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSy
     cls = _implementation(protocol)
     asynchronous = {"asynchronous": True} if cls.async_impl else {}
     try:
-        return cls(**options, **asynchronous, skip_instance_cache=True)
+        return cls(**(asynchronous | options), skip_instance_cache=True)
     except _foreign(TypeError) as exn:
         raise errors.ConfigError(
             f"{protocol}:// cannot be opened with these storage_options: {exn}",
@@ -237,7 +239,7 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
         return _missing("file", url)
-    if isinstance(exn, PermissionError):
+    if isinstance(exn, PermissionError) or not _DENIALS.isdisjoint(cls.__name__ for cls in type(exn).__mro__):
         return errors.AccessDeniedError(
             f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"
         )

@@ -158,7 +158,8 @@ def error_of(status: int, message: str, url: str, headers: Mapping[str, str] = _
     default = errors.OriginUnavailableError if status >= 500 else errors.OriginError
     denied = _MEANING.get(status) is errors.AccessDeniedError and protocol_of(url) in WEB
     remedy = _ELSEWHERE if 300 <= status < 400 else _DENIED if denied else None
-    error = _MEANING.get(status, default)(message, url=url, remedy=remedy)
+    reason = headers.get("x-ms-error-code")
+    error = _MEANING.get(status, default)(f"{message} ({reason})" if reason else message, url=url, remedy=remedy)
     if isinstance(error, errors.OriginUnavailableError):
         error.retry_after_s = number_in(headers.get("retry-after")) or 0
     return error

@@ -1,4 +1,4 @@
-"""Object stores that the transport workers read by HTTP as documented: Google's.
+"""Object stores that the transport workers read by HTTP as documented: Google's and Azure's.
 
 A store's fsspec filesystem lists, uploads and finds the credentials; no byte of a shard passes through it.
 """
@@ -11,15 +11,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import fsspec
 
-from shardcache.errors import NotFoundError, ShardcacheError
+from shardcache.errors import NotFoundError, OriginError, ShardcacheError
 from shardcache.origin import http_semantics
-from shardcache.origin.base import Checksum, RemoteObject, Setup
+from shardcache.origin.base import MD5, Checksum, RemoteObject, Setup
 from shardcache.origin.fsspec import FsspecOrigin, translated
 from shardcache.transport.messages import ECHOED, Answer, Body
 from shardcache.transport.parts import Parts, PartSums
@@ -27,6 +27,8 @@ from shardcache.transport.workers import Commit, Flow
 
 _EARLY_S = 300.0
 _PAUSE_S = 10.0
+_SIGNED_S = 3600
+_AZURE_VERSION = "2023-11-03"
 
 # The class that gcsfs registers asks by gRPC of what type each bucket is.
 fsspec.register_implementation("gs", "gcsfs.core.GCSFileSystem", clobber=True)
@@ -94,18 +96,20 @@ class StoreOrigin(FsspecOrigin):
         condition: header that requests a version, and the version's form in it.
         versions: names of the version in answers and in listings.
         anonymous: options of the filesystem for requests without credentials.
+        defaults: other options of the filesystem.
     """
 
     condition: ClassVar[tuple[str, str]]
     versions: ClassVar[tuple[str, str]]
     anonymous: ClassVar[dict[str, Any]]
+    defaults: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, setup: Setup) -> None:
         table = setup.table
         options = {"endpoint_url": table.endpoint_url} if table.endpoint_url else {}
-        options |= (self.anonymous if table.anon else {}) | table.storage_options
+        options |= self.defaults | (self.anonymous if table.anon else {}) | table.storage_options
         super().__init__(replace(setup, table=table.model_copy(update={"storage_options": options})))
-        self._workers = setup.workers
+        self._workers, self._verify_md5 = setup.workers, table.verify_etag
         self._proof = Renewed(self._prove)
 
     async def stat(self, url: str) -> RemoteObject:
@@ -204,12 +208,63 @@ class GcsOrigin(StoreOrigin):
         return Proof(headers, until_s=expiry.replace(tzinfo=UTC).timestamp() if expiry else math.inf)
 
 
+class AzureOrigin(StoreOrigin):
+    """Azure Blob Storage. An account key signs a query that permits reads for an hour; the key itself is not sent."""
+
+    condition = ("If-Match", '"{}"')
+    versions = ("etag", "etag")
+    anonymous: ClassVar[dict[str, Any]] = {"anon": True}
+    defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}  # which its finalizers need; its methods do not
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await super().close()
+        await self._fs.service_client.close()
+        if self._fs.credential is not None:
+            await self._fs.credential.close()
+
+    @property
+    def _account(self) -> str:
+        client = self._fs.service_client
+        return str(getattr(client.credential, "account_name", None) or client.account_name or self._fs.account_name)
+
+    def _path(self, url: str) -> str:
+        account = url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0]
+        if account not in ("", self._account):
+            remedy = f"the account of the [[origin]] table is {self._account}; each account needs a table"
+            raise OriginError("the url names another storage account than the daemon uses", url=url, remedy=remedy)
+        return super()._path(url)
+
+    def _target(self, url: str) -> str:
+        self._path(url)
+        container, key = _place(url)
+        endpoint = self._fs.service_client.url.partition("?")[0].rstrip("/")
+        return f"{endpoint}/{container.partition('@')[0]}/{key}"
+
+    def _checksum(self, headers: Headers) -> Checksum | None:
+        return _decoded(MD5, headers["content-md5"]) if "content-md5" in headers and self._verify_md5 else None
+
+    async def _prove(self, _was_refused: bool) -> Proof:
+        client, now_s, version = self._fs.service_client, time.time(), {"x-ms-version": _AZURE_VERSION}
+        if self._fs.credential is not None:
+            token = await self._fs.credential.get_token("https://storage.azure.com/.default")
+            return Proof(version | {"Authorization": f"Bearer {token.token}"}, until_s=token.expires_on)
+        if key := getattr(client.credential, "account_key", None):
+            from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
+
+            may, expiry = AccountSasPermissions(read=True), datetime.fromtimestamp(now_s + _SIGNED_S, UTC)
+            query = generate_account_sas(self._account, key, ResourceTypes(object=True), may, expiry)
+            return Proof(version, f"?{query}", expiry.timestamp())
+        _, mark, query = client.url.partition("?")
+        return Proof(version, mark + query)
+
+
 def _place(url: str) -> tuple[str, str]:
     """Return bucket and key of a url, quoted. Raises NotFoundError without a key."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or not key:
         raise NotFoundError("this is a bucket", url=url, remedy="end the url with / to take every shard in the bucket")
-    return quote(bucket, safe=""), quote(key, safe="/~")
+    return quote(bucket, safe="@"), quote(key, safe="/~")
 
 
 def _decoded(algorithm: str, value: str) -> Checksum | None:

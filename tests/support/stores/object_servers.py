@@ -1,11 +1,14 @@
-"""Servers of object stores' documented HTTP, strict about what they are asked: Google's XML API."""
+"""Servers of object stores' documented HTTP, strict about what they are asked: Google's XML API, Azure's blobs."""
 
 import base64
 import gzip
+import hashlib
 import http.client
 import json
 import re
+import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -70,19 +73,28 @@ class ObjectServer:
         objects: bodies by path, such as `/bucket/key`.
         refusals: of the next requests for objects.
         requests: method, path and headers of those so far.
+        lifetime_s: of the tokens that are issued.
+        issued: number of tokens.
+        valid: the tokens that are accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._context = context
         self.objects: dict[str, bytes] = {}
         self.versions: Counter[str] = Counter()
         self.refusals: list[Refusal] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.lifetime_s = 3600
+        self.issued = 0
+        self.valid: set[str] = set()
         self._lock = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._http = self._stack.enter_context(_Http(("127.0.0.1", 0), _Handler))
         self._http.store = self
+        if self._context is not None:
+            self._http.socket = self._context.wrap_socket(self._http.socket, server_side=True)
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         self._stack.callback(self._http.shutdown)
         return self
@@ -92,7 +104,11 @@ class ObjectServer:
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"{'http' if self._context is None else 'https'}://{self.host}"
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self._http.server_port}"
 
     def put(self, path: str, body: bytes) -> None:
         self.objects[path] = body
@@ -103,6 +119,15 @@ class ObjectServer:
             self.requests.append((method, target, headers))
             refusal = self.refusals.pop(0) if self.refusals and self.is_object(target) else None
         return (refusal.status, refusal.headers, b"") if refusal else self.reply(method, target, headers, body)
+
+    def issue(self) -> Answered:
+        with self._lock:
+            self.issued += 1
+            token = f"token-{self.issued}"
+            self.valid.add(token)
+        times = {"expires_in": self.lifetime_s, "expires_on": str(int(time.time()) + self.lifetime_s)}
+        answer = {"access_token": token, "token_type": "Bearer", "resource": "r", **times}
+        return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
     def is_object(self, target: str) -> bool:
         return True
@@ -127,8 +152,6 @@ class GoogleServer(ObjectServer):
     """The XML API for reads; the JSON API, for listing and upload, is an emulator's, where it is installed.
 
     Attributes:
-        lifetime_s: of the tokens that are issued.
-        valid: the tokens that are accepted.
         encodings: Content-Encodings that objects were stored with, by path.
         public: buckets that anyone may read.
         payers: projects that may be billed, by bucket where the requester pays.
@@ -136,9 +159,6 @@ class GoogleServer(ObjectServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lifetime_s = 3600
-        self.issued = 0
-        self.valid: set[str] = set()
         self.encodings: dict[str, str] = {}
         self.public: set[str] = set()
         self.payers: dict[str, str] = {}
@@ -173,7 +193,7 @@ class GoogleServer(ObjectServer):
 
     def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
         if target == "/token":
-            return self._issue()
+            return self.issue()
         bucket = unquote(target).split("/")[1]
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self.valid and (token or bucket not in self.public):
@@ -183,14 +203,6 @@ class GoogleServer(ObjectServer):
         if headers.get("x-goog-user-project") != self.payers.get(bucket):
             return 400, {}, b"<Error><Code>UserProjectMissing</Code></Error>"
         return self._object(unquote(target), headers)
-
-    def _issue(self) -> Answered:
-        with self._lock:
-            self.issued += 1
-            token = f"token-{self.issued}"
-            self.valid.add(token)
-        answer = {"access_token": token, "expires_in": self.lifetime_s, "token_type": "Bearer"}
-        return 200, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
     def _object(self, path: str, headers: Mapping[str, str]) -> Answered:
         if path not in self.objects and not self._uploaded(path):
@@ -233,3 +245,34 @@ class GoogleServer(ObjectServer):
             place["Location"] = self.endpoint_url + "/" + place["Location"].split("/", 3)[3]
         assert urlsplit(target).path
         return answer.status, place, data
+
+
+class AzureServer(ObjectServer):
+    """Blobs of one account, to those with a token of its managed identities, or the one signature that is known."""
+
+    SAS = "sv=2023-11-03&ss=b&srt=o&sp=r&se=2099-01-01&sig=right"
+
+    def is_object(self, target: str) -> bool:
+        return not target.startswith("/identity")
+
+    def identity_env(self) -> dict[str, str]:
+        """Return the variables by which a managed identity's tokens are found."""
+        return {"IDENTITY_ENDPOINT": f"{self.endpoint_url}/identity", "IDENTITY_HEADER": "h"}
+
+    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+        if not self.is_object(target):
+            return self.issue()
+        path, _, query = target.partition("?")
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        if token and (token not in self.valid or "x-ms-version" not in headers):
+            return 401, {"x-ms-error-code": "InvalidAuthenticationInfo"}, b""
+        if not token and query != self.SAS:
+            return (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
+        if (blob := self.objects.get(unquote(path))) is None:
+            return 404, {"x-ms-error-code": "BlobNotFound"}, b""
+        etag = f'"0x8D{self.versions[unquote(path)]:X}"'
+        if headers.get("if-match", etag) != etag:
+            return 412, {"x-ms-error-code": "ConditionNotMet"}, b""
+        md5 = base64.b64encode(hashlib.md5(blob, usedforsecurity=False).digest()).decode()
+        name = "x-ms-blob-content-md5" if "range" in headers else "Content-MD5"
+        return ranged(blob, headers.get("range"), {"ETag": etag, name: md5})

@@ -1,0 +1,163 @@
+"""Azure Blob Storage: ETags, MD5s, signatures, tokens that are renewed; Azurite for listing and upload."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+from shardcache.origin.base import Checksum
+from shardcache.origin.registry import Origins
+from shardcache.transport.workers import nothing
+from support.network.certificates import Authority
+from support.stores.buckets import read_range, read_whole
+from support.stores.object_servers import AzureServer, Refusal
+
+pytest.importorskip("adlfs", reason="adlfs is not installed: pip install 'shardcache[azure]'")
+
+from support.stores.azurite import Azurite, azurite_program
+
+DATA = bytes(range(256)) * 400
+URL = "az://bucket/train/ü b+c%20#?.tar"
+MD5 = int(hashlib.md5(DATA, usedforsecurity=False).hexdigest(), 16)
+
+
+@pytest.fixture
+def identities(monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
+    """The server that issues tokens to this process, as a managed identity."""
+    with AzureServer() as identities:
+        for name, value in identities.identity_env().items():
+            monkeypatch.setenv(name, value)
+        yield identities
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, identities: AzureServer) -> Iterator[AzureServer]:
+    """A server with one object."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    with AzureServer(authority.server()) as server:
+        server.valid = identities.valid
+        server.put("/bucket/train/ü b+c%20#?.tar", DATA)
+        yield server
+
+
+@asynccontextmanager
+async def origins_of(server: AzureServer, match: str = "az://", **options: Any) -> AsyncIterator[Origins]:
+    """Yield origins with these `storage_options`, in addition to the account."""
+    options = {"account_name": "account", "account_host": server.host, **options}
+    origins = Origins([OriginTable.model_validate({"match": match, "storage_options": options})], max_connections=16)
+    yield origins
+    await origins.close()
+
+
+async def test_object_is_read_by_etag(server: AzureServer) -> None:
+    """Any key's bytes come exactly, by whatever credentials, with the MD5 that was stored; a new ETag is a change."""
+    for options in ({}, {"sas_token": server.SAS}, {"sas_token": f"?{server.SAS}"}):
+        async with origins_of(server, **options) as origins:
+            origin = origins.origin(URL)
+            obj = await origin.stat(URL)
+            assert (obj.size_bytes, obj.checksum) == (len(DATA), Checksum("md5", MD5))
+            assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
+            assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
+            assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+            with pytest.raises(ShardChangedError, match="412"):
+                await read_range(origin, replace(obj, version="0x0"), 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (302, OriginError),
+        (403, AccessDeniedError),
+        (404, NotFoundError),
+        (429, OriginBusyError),
+        (500, OriginUnavailableError),
+        (503, OriginBusyError),
+    ],
+)
+async def test_refusals_are_typed(status: int, error: type[OriginError], server: AzureServer) -> None:
+    """The error has Azure's own reason; redirects are not followed, and take no signature elsewhere."""
+    headers = {"Location": "http://127.0.0.1:1/", "x-ms-error-code": "TheReason"}
+    async with origins_of(server, sas_token=server.SAS) as origins:
+        origin = origins.origin(URL)
+        obj = await origin.stat(URL)
+        for request in (origin.stat(URL), read_range(origin, obj, 0, 10)):
+            server.refusals = [Refusal(status, headers)]
+            with pytest.raises(error, match="TheReason") as refused:
+                await request
+            assert type(refused.value) is error
+        for url in ("az://bucket", "az://bucket/", "az://bucket/no.tar"):
+            with pytest.raises(NotFoundError):
+                await origin.stat(url)
+
+
+async def test_token_of_a_managed_identity_is_requested_once_for_all(
+    server: AzureServer, identities: AzureServer
+) -> None:
+    """Sixty-four requests at the same time need one token; a request that it does not open is repeated once."""
+    async with origins_of(server) as origins:
+        await asyncio.gather(*(origins.origin(URL).stat(URL) for _ in range(64)))
+        assert identities.issued == 1
+        server.refusals = [Refusal(401)]
+        await origins.origin(URL).stat(URL)
+        server.refusals = [Refusal(401)] * 2
+        with pytest.raises(AccessDeniedError, match="401"):
+            await origins.origin(URL).stat(URL)
+
+
+async def test_credentials_that_nothing_provides_are_denied(
+    server: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the chain's links; a wrong signature is denied as well."""
+    monkeypatch.delenv("IDENTITY_ENDPOINT")
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "WorkloadIdentityCredential")
+    for options in ({}, {"sas_token": "sv=1&sig=wrong"}):
+        async with origins_of(server, **options) as origins:
+            with pytest.raises(AccessDeniedError):
+                await origins.origin(URL).stat(URL)
+
+
+async def test_url_of_another_account_is_refused(server: AzureServer) -> None:
+    """A rule for that account's urls must not give access to this one's blobs."""
+    async with origins_of(server, "abfss://", sas_token=server.SAS) as origins:
+        right, wrong = (f"abfss://bucket@{name}.dfs.core.windows.net/train/" for name in ("account", "other"))
+        origin = origins.origin(right)
+        assert (await origin.stat(right + URL.rpartition("/")[2])).size_bytes == len(DATA)
+        with pytest.raises(OriginError, match="another storage account"):
+            await origin.stat(wrong + URL.rpartition("/")[2])
+        with pytest.raises(OriginError, match="another storage account"):
+            await origin.list_prefix(wrong, nothing)
+
+
+@pytest.mark.skipif(azurite_program() is None, reason="Azurite is not installed: npm install -g azurite")
+async def test_azurite_takes_what_is_sent(tmp_path: Path) -> None:
+    """Uploads, listings with the versions of `stat`, reads signed by the account's key, and a change."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(DATA)
+    with Azurite(tmp_path) as azurite:
+        table = {"match": "az://", "storage_options": {"connection_string": azurite.connection_string}}
+        origins = Origins([OriginTable.model_validate(table)], max_connections=16)
+        origin = origins.origin(URL)
+        obj = await origin.upload(file, URL)
+        assert await origin.list_prefix("az://bucket/train/", nothing) == [obj]
+        assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+        await origin.upload(file, URL)
+        with pytest.raises(ShardChangedError, match="ConditionNotMet"):
+            await read_range(origin, obj, 0, 10)
+        with pytest.raises(NotFoundError):
+            await origin.stat("az://bucket/no.tar")
+        await origins.close()
