@@ -4,9 +4,12 @@ Control is JSON over a Unix socket: a WebSocket at `SESSION_PATH` for each reade
 long as it does, and plain HTTP for tools. The messages of a session are `REQUESTS` and `ANSWERS`. An answer repeats the
 `id` of its request; instead of it, there may be an `error`. A request without an `id` gets no answer, except `hello`.
 
-A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
-later epochs as far as they are determined. `extend` appends to both lists, so that a plan of any length can be sent in
-pieces. A lease's `position` counts through the whole order.
+A dataset's shards are sent once: `manifest` has them `packed` (`shardcache.shards`), in a binary frame, behind its JSON
+and a newline. A plan's `shards` are the fingerprints of such lists; its `order` numbers the shards of all of them, in
+reading order: first the `reads` positions of this epoch, then those of later epochs as far as they are determined.
+`extend` appends to the order, so that a plan of any length can be sent in pieces. A lease's `position` counts through
+the whole order. The answer is `unknown` if this user has not had the lists from this daemon, or long ago: the client
+then sends the shards itself, in lists of a limited size, and the plan with the fingerprints of those.
 
 A reader may have thousands of leases: on the shards it is reading, and on others that it requested ahead. Requesting a
 lease does not protect a shard: until it is needed, a `leased` shard may be evicted in favour of a reader that has
@@ -26,7 +29,7 @@ Cached shards are scrubbed. When a shard that a reader has in use turns out to b
 `arriving` has a list `damaged` of errors, each naming a shard: samples read from it may be wrong.
 
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others come from an index
-file. `tokens` has the number of tokens of each shard of the manifest, or null, if an index file gives any.
+file.
 
 The workers of a data loader send its name and batch size in `hello`: the loader takes one batch from each worker in
 turn, so a worker that waits for cache space keeps the others from releasing theirs.
@@ -56,15 +59,15 @@ T = TypeVar("T")
 Json = dict[str, Any]
 Fields = Mapping[str, Any]
 
-PROTOCOL_VERSION = 3
-OLDEST_PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+OLDEST_PROTOCOL_VERSION = 4
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 CONFIG_ENV = "SHARDCACHE_CONFIG"
 DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 
-# A manifest of a million shards is at most about 200 MB of JSON; clients send their plans in pieces.
+# A manifest of a million shards is 20 to 100 MB; clients send theirs, and their plans, in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
@@ -130,25 +133,6 @@ class ShardRef:
     samples: int | None = None  # known once the shard has been indexed
     tokens: int | None = None  # as `tarindex.contents` counts them, if an index file says so
 
-    def to_json(self) -> list[Any]:
-        """Return `[url, version, size_bytes, samples]`: what plans have."""
-        return [self.url, self.version, self.size_bytes, self.samples]
-
-    @classmethod
-    def from_json(cls, row: object) -> "ShardRef":
-        """Build from the output of `to_json`. Raises ProtocolError. A plan may have millions of rows: kept fast."""
-        if type(row) is list and len(row) == 4:
-            url, version, size_bytes, samples = row
-            if (
-                type(url) is str
-                and (url.isascii() or _is_text(url))
-                and (version is None or (type(version) is str and (version.isascii() or _is_text(version))))
-                and (size_bytes is None or _is_count(size_bytes))
-                and (samples is None or _is_count(samples))
-            ):
-                return cls(url, version, size_bytes, samples)
-        raise ProtocolError(f"a shard must be [url, version, size_bytes, samples], not {row!r:.100}")
-
 
 def check_indices(values: Sequence[object], count: int) -> None:
     """Raise ProtocolError unless all values are indices into a list of length `count`."""
@@ -188,14 +172,21 @@ class Leased(TypedDict):
 
 
 def parse(text: str | bytes) -> Json:
-    """Parse a JSON object; bytes are UTF-8. Raises ProtocolError."""
+    """Parse a JSON object; bytes are UTF-8, and what comes after a newline is `packed`. Raises ProtocolError."""
+    text, newline, packed = (text, "", b"") if isinstance(text, str) else text.partition(b"\n")
     try:
         message = json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as exn:
         raise ProtocolError(f"invalid JSON: {exn}") from None
     if not isinstance(message, dict):
         raise ProtocolError("the message is not a JSON object")
-    return message
+    return message | {"packed": packed} if newline else message
+
+
+def written(message: Json) -> bytes:
+    """Return a message as it is sent; with `packed`, it goes into a binary frame."""
+    text = json.dumps({**message, "packed": None} if "packed" in message else message, separators=(",", ":")).encode()
+    return text + b"\n" + message["packed"] if "packed" in message else text
 
 
 def take(message: Json, name: str, kind: type[T]) -> T:
@@ -228,6 +219,7 @@ _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
     _Inode: lambda value: type(value) is int and 0 <= value < 2**64,
     int | None: lambda value: value is None or _is_count(value),
     str: lambda value: type(value) is str and _is_text(value),
+    bytes: lambda value: type(value) is bytes,
     bool: lambda value: type(value) is bool,
     Json: lambda value: type(value) is dict,
     list: lambda value: type(value) is list,
@@ -253,7 +245,7 @@ class Message:
 
 
 _GRANTS = ("leased", "arriving")
-_PIECE = {"id": int, "shards": list, "order": list}
+_PIECE = {"id": int, "order": list}
 
 REQUESTS = {
     "hello": Message(
@@ -272,7 +264,8 @@ REQUESTS = {
         answers=("welcome",),
     ),
     "resolve": Message({"id": int, "urls": list[str]}, answers=("manifest",)),
-    "plan": Message({**_PIECE, "reads": int}, {"epoch": int}, answers=("ok",)),
+    "shards": Message({"id": int, "packed": bytes}, answers=("ok",)),
+    "plan": Message({**_PIECE, "shards": list[str], "reads": int}, {"epoch": int}, answers=("ok", "unknown")),
     "extend": Message(_PIECE, answers=("ok",)),
     "lease": Message({"id": int, "position": int}, {"partial": bool}, answers=_GRANTS),
     "need": Message({"of": int}),
@@ -280,12 +273,13 @@ REQUESTS = {
     "explain": Message({"id": int, "of": int}, answers=("waiting",)),
     "release": Message({"lease": int}, {"read": bool}),
 }
-"""Messages of the client. Rows and indices of a plan are checked as they are used: there may be millions."""
+"""Messages of the client. Numbers in an order are checked as they are used: there may be millions."""
 
 ANSWERS = {
     "welcome": Message({"protocol": int}, {"version": str, "cache_dir": str}),
-    "manifest": Message({"id": int, "shards": list}, {"remembered": int, "tokens": list}),
+    "manifest": Message({"id": int, "packed": bytes}, {"remembered": int}),
     "ok": Message({"id": int}),
+    "unknown": Message({"id": int}),
     "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json]}),
     "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
     "waiting": Message({"id": int, "reason": str}, {"of": int, "done_bytes": int, "total_bytes": int}),

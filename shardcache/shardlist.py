@@ -10,7 +10,8 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, TypeVar
+from contextlib import suppress
+from typing import Any, TextIO
 
 from shardcache.protocol import ShardRef
 
@@ -22,8 +23,7 @@ MAX_SHARDS = 2_000_000
 _WINDOW_CHARS = 256 * 1024
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
-
-Value = TypeVar("Value", str, int)
+_COUNTS = ("filesize", "nsamples", "ntokens")
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
@@ -46,30 +46,29 @@ def _relative(url: str, folder: str) -> str:
     return path if path == posixpath.normpath(path) and not path.startswith(("/", ".")) else url
 
 
-def read(data: bytes, max_shards: int = MAX_SHARDS) -> list[ShardRef]:
-    """Return the shards of an index in its order, with urls and etags unchanged.
+def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardRef]:
+    """Yield the shards of an index in its order, with urls and etags unchanged.
 
     Parses row by row: parsing the whole file at once would take up to thirty times its size in memory, and block the
     interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more than `max_shards`,
     or that refers to further datasets.
     """
-    text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), None
+    text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), -1
     for name in text.members():
         if name == "shardlist" and text.begins("["):
-            rows = []
-            for row in text.items():
-                rows.append(_ref(row))
-                if len(rows) > max_shards:
+            rows = 0
+            for rows, row in enumerate(text.items(), 1):
+                if rows > max_shards:
                     raise ValueError(f"it lists more than {max_shards:,} shards")
+                yield _ref(row)
             continue
         value = text.value()
         if name == "wids_version" and value != WIDS_VERSION:
             raise ValueError(f"it has wids_version {value!r}; only {WIDS_VERSION} is supported")
         if name == "datasets" and isinstance(value, list) and value:
             raise ValueError("it refers to further datasets, which is not supported")
-    if rows is None:
+    if rows < 0:
         raise ValueError('it has no "shardlist"')
-    return rows
 
 
 class _Text:
@@ -81,6 +80,7 @@ class _Text:
         self._at = 0  # position in the window
         self._window = ""
         self._is_last = False
+        self._is_read = False  # True once the whole window was read, or that was tried
         self._slide()
 
     def begins(self, mark: str) -> bool:
@@ -101,7 +101,18 @@ class _Text:
     def items(self) -> Iterator[Any]:
         """Yield each value of a list."""
         for _ in self._list("[", "]"):
-            yield self.value()
+            yield from self._values() or [self.value()]
+
+    def _values(self) -> list[Any]:
+        """Read the objects that the window holds whole, if that is all it holds: much faster than one by one."""
+        end = self._window.rfind("}") + 1
+        if not self._is_read and end > self._at:
+            self._is_read = True
+            with suppress(ValueError, RecursionError):
+                values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
+                self._at = end
+                return values
+        return []
 
     def value(self) -> Any:
         """Read one value."""
@@ -125,7 +136,7 @@ class _Text:
     def _slide(self) -> None:
         rest = self._window[self._at :]
         more = self._source.read(_WINDOW_CHARS - len(rest))
-        self._start, self._at = self._start + self._at, 0
+        self._start, self._at, self._is_read = self._start + self._at, 0, False
         self._window, self._is_last = rest + more, len(rest) + len(more) < _WINDOW_CHARS
 
     def _list(self, opening: str, closing: str) -> Iterator[None]:
@@ -156,17 +167,12 @@ class _Text:
 
 
 def _ref(row: Any) -> ShardRef:
-    match row:
-        case {"url": str(url)}:
-            counts = (_field(row, name, int) for name in ("filesize", "nsamples", "ntokens"))
-            return ShardRef(url, _field(row, "etag", str), *counts)
-    raise ValueError(f"a row has no url: {str(row)[:100]}")
-
-
-def _field(row: dict[str, Any], name: str, kind: type[Value]) -> Value | None:
-    value = row.get(name)
-    if value is None:
-        return None
-    if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
-        raise ValueError(f"{name} of {row['url']} is {value!r}")
-    return value
+    if not isinstance(row, dict) or type(url := row.get("url")) is not str:
+        raise ValueError(f"a row has no url: {str(row)[:100]}")
+    etag, counts = row.get("etag"), [row.get(name) for name in _COUNTS]
+    if etag is not None and type(etag) is not str:
+        raise ValueError(f"etag of {url} is {etag!r}")
+    for name, count in zip(_COUNTS, counts, strict=True):
+        if count is not None and not (type(count) is int and 0 <= count < 2**63):
+            raise ValueError(f"{name} of {url} is {count!r}")
+    return ShardRef(url, etag, *counts)

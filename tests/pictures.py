@@ -77,9 +77,8 @@ def _read(daemon: Daemon, here: Sequence[ShardRef], job: Job, number: int, stop:
     first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
     part = first + rng.sample(shards, len(shards))[number :: job.readers]
     with RawSession(daemon, job.name) as session:
-        rows = [ref.to_json() for ref in part]
-        session.ask("plan", epoch=0, shards=rows, order=list(range(len(rows))), reads=len(rows))
-        for position in range(len(rows)):
+        session.plan(part, list(range(len(part))))
+        for position in range(len(part)):
             granted = session.take(position)
             if granted["type"] == "error" or stop.wait(job.shard_s * rng.uniform(0.7, 1.3)):
                 return

@@ -122,7 +122,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
         """Return tasks that read consecutive shards each, in the order of the manifest."""
         count, tasks = len(self._manifest), max(1, min(parallelism, len(self._manifest)))
         cuts = [count * number // tasks for number in range(tasks + 1)]
-        parts = [Manifest.of(self._manifest[first:stop]) for first, stop in pairwise(cuts)]
+        parts = [Manifest.of(map(self._manifest.__getitem__, range(*cut))) for cut in pairwise(cuts)]
         return [
             ReadTask(
                 partial(self._read, part),

@@ -24,6 +24,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Json, ShardRef
 from shardcache.redact import redact
+from shardcache.shards import Shards
 from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
@@ -52,7 +53,7 @@ class Cache:
         self.layout, self.measures, self.turns = store.layout, counters.measures, Turns()
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
         history, planner = History(store.catalogue), Planner(store.shards)
-        self.manifests = Manifests(origins, downloader, history, self._allow, self.turns, ttl_s)
+        self.manifests = Manifests(origins, downloader, history, self._allow, ttl_s, settings.plan_memory // 2)
         self._pins = Pins(store, self.turns, settings.max_pinned)
         self._residency = Residency(store, planner, self._pins, counters)
         self._health = Health(self._residency)
@@ -107,12 +108,12 @@ class Cache:
     @asynccontextmanager
     async def _found(
         self, patterns: Sequence[str], peer: Peer, send: Send, *, fresh: bool = False
-    ) -> AsyncIterator[list[ShardRef]]:
+    ) -> AsyncIterator[Shards]:
         """Provide the shards that patterns match; report repeated requests for them, in the block as well."""
         async with reporting(patterns, self._downloader, send):
-            refs = (await self.manifests.resolve(patterns, peer, fresh=fresh)).refs
-        async with reporting({ref.url for ref in refs}, self._downloader, send):
-            yield refs
+            shards = (await self.manifests.resolve(patterns, peer, fresh=fresh)).shards
+        async with reporting(frozenset(shards.urls), self._downloader, send):
+            yield shards
 
     async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
         """Pin every shard that the patterns match, and fetch the missing ones.

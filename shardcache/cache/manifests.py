@@ -1,28 +1,28 @@
 """A user's patterns, prefixes and index files: resolved to lists of shards, and matched against cached urls."""
 
 import asyncio
-import json
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import structlog
 
 from shardcache.access import INDEX_SUFFIX, AllowList, Peer, is_glob
-from shardcache.cache.planner import History
-from shardcache.cache.waits import Turns
+from shardcache.cache.planner import History, Listing
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.listing import asks_store, expand, expand_braces, glob_regex
+from shardcache.origin.listing import expand, expand_braces, glob_regex, named_by_braces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
+from shardcache.shards import Shards
 
 log = structlog.get_logger()
 
-_KIND = "listing"
+_KIND = "shards"  # of rows in the catalogue
 
 # Sample counts are looked up for this many shards at a time: larger batches would block the event loop.
 _FILLED = 1_000
@@ -30,57 +30,77 @@ _FILLED = 1_000
 # All ranks of a job ask within seconds of each other.
 _INDEX_TTL_S = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The shards that a list of patterns matches, in the order of the patterns."""
-
-    refs: list[ShardRef]
-    remembered: int  # sample counts that come from this daemon's own catalogue; other nodes may lack them
+_MAX_SENT_BYTES = 64 * 1024 * 1024  # of a list that a user sends, inflated
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Manifests:
-    """Resolves patterns; reuses a listing for a time, and beyond that while the origin is unavailable."""
+    """Resolves patterns; reuses a listing for a time, and beyond that while the origin is unavailable.
+
+    The lists that a user was given or has sent, of shards that this user may have fetched, are known by fingerprint.
+    """
 
     _origins: Origins
     _downloader: Downloader
     _history: History
     _allow: AllowList
-    _turns: Turns
     _ttl_s: float
-    _listed: dict[str, tuple[float, list[ShardRef]]] = field(default_factory=dict, init=False)
-    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+    _memory_bytes: int  # limit of the lists that are kept without being in any plan
+    _listed: dict[tuple[str, ...], tuple[float, Listing]] = field(default_factory=dict, init=False)
+    _known: dict[tuple[Peer, tuple[str, ...]], Listing] = field(default_factory=dict, init=False)  # the latest last
+    _indexes: WeakValueDictionary[tuple[str, str], Shards] = field(default_factory=WeakValueDictionary, init=False)
+    _locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
-    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Resolved:
+    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Listing:
         """Return the shards of every pattern, in order, with known sample counts; `fresh` ignores remembered listings.
 
         Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
         """
+        key, asked_s = tuple(patterns), time.monotonic()  # what is listed while this request waits is new enough
         await asyncio.to_thread(self._check_patterns, patterns, peer)
-        for pattern in patterns if fresh else ():
-            self._listed.pop(pattern, None)
-        refs: list[ShardRef] = []
-        for pattern in patterns:
-            refs += await self._resolve(pattern)
-            if len(refs) > MAX_SHARDS:
-                raise ConfigError(
-                    f"the patterns match more than {MAX_SHARDS:,} shards",
-                    remedy="write larger shards, or read the dataset in several parts",
-                )
-        if not refs:
-            raise NotFoundError("no urls given", remedy="name at least one shard")
-        await self.check_allowed(refs, peer)  # an index file may name any url
-        filled, remembered = [], 0
-        for first in range(0, len(refs), _FILLED):
-            piece = refs[first : first + _FILLED]
-            filled += await self._history.fill(piece)
-            remembered += _counted(filled[first:]) - _counted(piece)
-        return Resolved(filled, remembered)
+        async with self._locks.setdefault(key, asyncio.Lock()):  # hundreds of workers start at the same moment
+            self._forget(asked_s)
+            if fresh or key not in self._listed:
+                self._listed[key] = time.monotonic(), await self._list_all(patterns)
+            listed_s, listing = self._listed[key]
+            if -1 in listing.shards.samples:  # an index file gives every count
+                self._listed[key] = listed_s, await self._filled(listing)
+                if self._listed[key][1] is not listing:
+                    self._known.pop((peer, (listing.shards.fingerprint,)), None)
+            return await self._admit(self._listed[key][1], peer)
 
-    async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
-        """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
-        await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
+    async def admit(self, packed: bytes, peer: Peer) -> None:
+        """Make a user's own list known. Raises ProtocolError, NotAllowedError."""
+        async with self._locks.setdefault((), asyncio.Lock()):  # one at a time: each may inflate to the limit
+            await self._admit(await asyncio.to_thread(lambda: Listing(Shards.unpack(packed, _MAX_SENT_BYTES))), peer)
+
+    async def known(self, fingerprints: Sequence[str], peer: Peer) -> Listing | None:
+        """Return the shards of lists that this user was given or has sent; None if one is unknown."""
+        key = tuple(fingerprints)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            found = self._known.pop((peer, key), None)
+            if found is None:
+                lists = [self._known[peer, (each,)] for each in key if (peer, (each,)) in self._known]
+                if not key or len(lists) < len(key):
+                    return None
+                found = await asyncio.to_thread(Listing.joined, lists)
+            return self._keep(key, peer, found)
+
+    async def _admit(self, listing: Listing, peer: Peer) -> Listing:
+        key = (await asyncio.to_thread(lambda: listing.shards.fingerprint),)
+        if (peer, key) not in self._known:
+            await asyncio.to_thread(self._allow.check_all, listing.shards.urls, peer)  # an index file may name any url
+        return self._keep(key, peer, self._known.pop((peer, key), listing))
+
+    def _keep(self, key: tuple[str, ...], peer: Peer, listing: Listing) -> Listing:
+        """Note the latest use of a list, which users share; forget those that were not used for longest."""
+        listing = self._known[peer, key] = next((each for (_, k), each in self._known.items() if k == key), listing)
+        excess_bytes = sum(each.memory_bytes for each in set(self._known.values())) - self._memory_bytes
+        for oldest in list(self._known)[:-1]:
+            if excess_bytes <= 0:
+                break
+            excess_bytes -= self._known.pop(oldest).memory_bytes
+        return listing
 
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
@@ -89,41 +109,57 @@ class Manifests:
             # A brace before the path expands to several hosts: each of them must be allowed.
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
-    async def _resolve(self, pattern: str) -> list[ShardRef]:
-        lock = self._locks.setdefault(pattern, asyncio.Lock())
-        async with lock:  # hundreds of workers start at the same moment; only one lists
-            self._forget()
-            if pattern not in self._listed:
-                refs = await self._list(pattern)
-                self._listed[pattern] = (time.monotonic(), refs)
-                self._forget()
-                return refs
-            return self._listed[pattern][1]
+    async def _list_all(self, patterns: Sequence[str]) -> Listing:
+        named = await asyncio.to_thread(lambda: list(map(named_by_braces, patterns)))
+        lists = [
+            await self._list(pattern) if shards is None else shards
+            for pattern, shards in zip(patterns, named, strict=True)
+        ]
+        if sum(map(len, lists)) > MAX_SHARDS:
+            raise ConfigError(
+                f"the patterns match more than {MAX_SHARDS:,} shards",
+                remedy="write larger shards, or read the dataset in several parts",
+            )
+        if not any(lists):
+            raise NotFoundError("no urls given", remedy="name at least one shard")
+        shards = await asyncio.to_thread(Shards.joined, lists)
+        known = next((each for each in self._known.values() if each.shards is shards), None)
+        return await asyncio.to_thread(Listing, shards) if known is None else known
 
-    async def _list(self, pattern: str) -> list[ShardRef]:
+    async def _filled(self, listing: Listing) -> Listing:
+        filled: list[ShardRef] = []
+        for first in range(0, len(listing.shards), _FILLED):
+            numbers = range(len(listing.shards))[first : first + _FILLED]
+            filled += await self._history.fill([listing.shards[number] for number in numbers])
+        shards = await asyncio.to_thread(Shards.of, filled)
+        more = listing.shards.samples.count(-1) - shards.samples.count(-1)
+        return Listing(shards, listing.names, listing.remembered + more) if more else listing
+
+    async def _list(self, pattern: str) -> Shards:
         try:
-            refs = await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
+            shards = await self._downloader.ask(
+                pattern, lambda received: expand(pattern, self._origins, received, self._indexes)
+            )
         except OriginUnavailableError as exn:
             rows = None if _is_secret(pattern) else await self._history.catalogue.get(_KIND, pattern)
             if rows is None:
                 raise
             log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
-            return await asyncio.to_thread(_read_rows, rows)
-        rows = await asyncio.to_thread(_rows, pattern, refs)
+            return await asyncio.to_thread(lambda: Shards.unpack(b64decode(str(rows))))
+        rows = await asyncio.to_thread(_rows, pattern, shards)
         if rows is not None:
             await self._history.catalogue.put(rows, _KIND, pattern)
-        return refs
+        return shards
 
-    def _forget(self) -> None:
-        """Forget stale listings, and the oldest while their total exceeds twice the limit for one manifest."""
-        now_s, index_ttl_s = time.monotonic(), min(self._ttl_s, _INDEX_TTL_S)
-        for pattern, (listed_s, _) in list(self._listed.items()):
+    def _forget(self, now_s: float) -> None:
+        """Forget stale listings, and the oldest while they take too much memory."""
+        total_bytes = 0
+        for key, (listed_s, listing) in reversed(list(self._listed.items())):
             # An index file costs one request, and may just have been updated for the job that asks.
-            if now_s - listed_s >= (index_ttl_s if pattern.endswith(INDEX_SUFFIX) else self._ttl_s):
-                del self._listed[pattern]
-        total = sum(len(refs) for _, refs in self._listed.values())
-        while total > 2 * MAX_SHARDS:
-            total -= len(self._listed.pop(next(iter(self._listed)))[1])
+            ttl_s = min(self._ttl_s, _INDEX_TTL_S) if any(each.endswith(INDEX_SUFFIX) for each in key) else self._ttl_s
+            total_bytes += listing.memory_bytes
+            if now_s - listed_s >= ttl_s or total_bytes > self._memory_bytes:
+                del self._listed[key]
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -138,23 +174,11 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     return lambda url: url in urls or url.startswith(prefixes) or any(glob.fullmatch(url) for glob in globs)
 
 
-def _counted(refs: list[ShardRef]) -> int:
-    return sum(ref.samples is not None for ref in refs)
-
-
-def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
-    """Return a listing for the catalogue; None if the origin was not asked or a url is secret. Blocks."""
-    if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
+def _rows(pattern: str, shards: Shards) -> str | None:
+    """Return a listing for the catalogue; None if a url is secret. Blocks."""
+    if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
         return None
-    return "\n".join(json.dumps([*ref.to_json(), *([] if ref.tokens is None else [ref.tokens])]) for ref in refs)
-
-
-def _read_rows(rows: str) -> list[ShardRef]:
-    """Return a listing from the catalogue. Blocks."""
-    return [
-        replace(ShardRef.from_json(row[:4]), tokens=row[4] if len(row) > 4 else None)
-        for row in map(json.loads, rows.split("\n"))
-    ]
+    return b64encode(shards.packed).decode()
 
 
 def _is_secret(url: str) -> bool:

@@ -20,6 +20,7 @@ from shardcache.origin.registry import Origins
 from shardcache.plan.schedule import Schedule
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
+from shardcache.shards import Shards
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import shard_key
 from shardcache.store.shard import Facts
@@ -36,6 +37,7 @@ _GUESS_S = 5.0
 _NEWEST = 0.2
 
 _KIND = "shard"  # of rows in the catalogue
+_ROW_BYTES = 168  # memory of a shard in a list, besides its texts: its name, and numbers
 _READ_AT_ONCE = 256  # sidecars
 
 # Revalidation: a reader waits this long for an answer, and nothing waits longer than the timeout.
@@ -45,7 +47,24 @@ _TIMEOUT_S = 5.0
 
 def name_of(ref: ShardRef) -> str:
     """Return the name of a shard in plans."""
-    return ref.url if ref.version is None else shard_key(ref.url, ref.version)
+    return shard_key(ref.url, ref.version) if ref.version else ref.url
+
+
+class Listing:
+    """The shards of a dataset, as plans name them."""
+
+    def __init__(self, shards: Shards, names: Sequence[str] = (), remembered: int = 0) -> None:
+        """Build from the shards, and from their names if these are known. Blocks."""
+        self.shards = shards
+        self.remembered = remembered  # sample counts that come from this daemon's catalogue; other nodes may lack them
+        pairs = zip(shards.urls, shards.versions, strict=False)
+        self.names = names or [shard_key(url, version) if version else url for url, version in pairs]
+        self.memory_bytes = len(shards.urls.text) + len(shards.versions.text) + _ROW_BYTES * len(shards)
+
+    @classmethod
+    def joined(cls, lists: Sequence["Listing"]) -> "Listing":
+        """Return the shards of several lists, one after another. Blocks."""
+        return cls(Shards.joined([each.shards for each in lists]), [name for each in lists for name in each.names])
 
 
 @dataclass(slots=True)
@@ -150,14 +169,6 @@ class Planner:
                 del self._aliases[key]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Planned:
-    """A plan entry: a shard and its name in the cache."""
-
-    name: str
-    ref: ShardRef
-
-
 class History:
     """The last version fetched of each url and its sample count, which outlive the shard: rows of the catalogue."""
 
@@ -185,7 +196,7 @@ class History:
         """Return the last version fetched of each url, or None."""
         return [str(row[0]) if row else None for row in await self._rows(urls)]
 
-    async def fill(self, refs: list[ShardRef]) -> list[ShardRef]:
+    async def fill(self, refs: Sequence[ShardRef]) -> list[ShardRef]:
         """Return the refs with known sample counts filled in; a ref without a version gets the last version's."""
         unknown = [ref.url for ref in refs if ref.samples is None]  # an index file gives every count
         known = dict(zip(unknown, await self._rows(unknown), strict=True))

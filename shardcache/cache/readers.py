@@ -7,9 +7,8 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
 
-from shardcache.cache.planner import Planned, name_of
+from shardcache.cache.planner import Listing, name_of
 from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
@@ -19,12 +18,9 @@ from shardcache.units import size, user_name
 
 _OF_A_PREVIOUS_PLAN = -1
 
-# Memory taken by a position of a plan, and by a shard that no other plan names.
-_POSITION_BYTES = 64
-_SHARD_BYTES = 512
+_POSITION_BYTES = 64  # memory taken by a position of a plan
 # More than any reader needs: each is an open file.
 _MAX_LEASES = 4096
-_FORGOTTEN_AT_ONCE = 1024
 
 # More batches than a loader requests from one worker before it needs another's (`prefetch_factor` defaults to 2).
 _BATCHES_AHEAD = 4
@@ -126,8 +122,8 @@ class Reader:
         self._owner = owner
         self._residency = owner.leasing.residency
         self._planner = owner.leasing.residency.planner
-        self.shards: list[Planned] = []  # the shards that the plan names
-        self._order = array("I")  # for each position, an index into `shards`
+        self.listing: Listing | None = None  # the shards that the plan names
+        self._order = array("I")  # for each position, the number of the shard
         self._leases: dict[int, Lease] = {}
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._waits: list[Wait] = []  # longest first; empty while it reads
@@ -137,7 +133,7 @@ class Reader:
 
     # The plan
 
-    async def declare(self, reads: int) -> None:
+    def declare(self, listing: Listing, reads: int) -> None:
         """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
         if any(lease.granted is None for lease in self._leases.values()):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
@@ -145,34 +141,35 @@ class Reader:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         self._planner.now.declare(self, job=self.job.key)
-        await self._forget_plan()
+        del self._order[:]
+        self.listing = listing
 
-    async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
-        """Extend the plan by shards, and by positions that index into all of its shards. Raises CapacityError."""
-        self._owner.check_memory(len(self.shards) + len(shards), len(self._order) + len(order), len(order))
-        await self._owner.leasing.recall(planned.ref for planned in shards)
-        self.shards += shards
+    async def extend(self, order: Sequence[int]) -> None:
+        """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
+        listing = self.listing
+        assert listing is not None
+        self._owner.check_memory(self, len(order))
+        versions, names = listing.shards.versions, listing.names
+        await self._owner.leasing.recall(names[number] for number in dict.fromkeys(order) if not versions[number])
         await self._owner.turns.take(order, self._add_positions)
         self._residency.changed.notify()
 
     def _add_positions(self, order: Sequence[int]) -> None:
+        assert self.listing is not None
         self._order.extend(order)
-        self._owner.positions += len(order)
-        self._planner.now.extend(self, [self.shards[index].name for index in order])
+        self._planner.now.extend(self, [self.listing.names[number] for number in order])
 
-    async def _forget_plan(self) -> None:
-        """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
-        self._owner.positions -= len(self._order)
-        del self._order[:]
-        while self.shards:
-            del self.shards[-_FORGOTTEN_AT_ONCE:]
-            await self._owner.turns.wait()
+    @property
+    def plan_bytes(self) -> int:
+        """Memory taken by the positions of the plan."""
+        return _POSITION_BYTES * len(self._order)
 
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
         if not 0 <= position < len(self._order):
             raise ProtocolError(f"the plan has no position {position}")
-        return self.shards[self._order[position]].ref
+        assert self.listing is not None
+        return self.listing.shards[self._order[position]]
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer of the shard at a position, if there is one."""
@@ -278,7 +275,8 @@ class Reader:
         self._owner.remove(self)
         while self._leases:
             await self._let_go(self._leases.popitem()[1])
-        await self._forget_plan()
+        self.listing = None  # explicitly, as an error's traceback may keep a disconnected reader alive
+        del self._order[:]
 
     async def _let_go(self, lease: Lease) -> None:
         self._moved_s = time.monotonic()
@@ -388,10 +386,6 @@ class Readers:
         self.leasing = leasing
         self.turns = turns
         self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
-        # One entry per shard for all plans that name it. Otherwise, 64 readers of ten thousand shards would keep 64
-        # copies of each in memory, all of which the garbage collector would scan while the daemon stands still.
-        self._shards = WeakValueDictionary[tuple[str, str | None, int | None, int | None], Planned]()
-        self.positions = 0  # in all plans
         self._plan_memory_bytes = plan_memory_bytes
         self._readers: set[Reader] = set()
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last
@@ -432,21 +426,14 @@ class Readers:
         residency.planner.now.forget(reader)
         residency.changed.notify()
 
-    def planned(self, ref: ShardRef) -> Planned:
-        """Return the entry for a shard, which disappears with the last plan that names it."""
-        row = (ref.url, ref.version, ref.size_bytes, ref.samples)
-        planned = self._shards.get(row)
-        if planned is None:
-            planned = self._shards[row] = Planned(name_of(ref), ref)
-        return planned
-
-    def check_memory(self, shards: int, positions: int, added: int) -> None:
-        """Raise CapacityError if a plan of this size is too large, alone or with all others; `added` are new."""
-        own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
-        all_bytes = _SHARD_BYTES * len(self._shards) + _POSITION_BYTES * (self.positions + added)
+    def check_memory(self, reader: Reader, added: int) -> None:
+        """Raise CapacityError if a reader's plan takes too much memory with `added` positions, alone or with all."""
+        own_bytes = reader.plan_bytes + _POSITION_BYTES * added + (reader.listing.memory_bytes if reader.listing else 0)
+        lists = {each.listing for each in self._readers if each.listing is not None}
+        all_bytes = sum(each.memory_bytes for each in lists) + sum(each.plan_bytes for each in self._readers)
         for what, taken_bytes, max_bytes in (
             ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
-            ("all plans together take", all_bytes, self._plan_memory_bytes),
+            ("all plans together take", all_bytes + _POSITION_BYTES * added, self._plan_memory_bytes),
         ):
             if taken_bytes > max_bytes:
                 raise CapacityError(

@@ -258,9 +258,9 @@ class Leasing:
         self._revalidation = revalidation
         self._health = health
 
-    async def recall(self, refs: Iterable[ShardRef]) -> None:
+    async def recall(self, urls: Iterable[str]) -> None:
         """Restore the versions of bare urls cached before the last restart; `acquire` revalidates them."""
-        unknown = [ref.url for ref in refs if ref.version is None and self._planner.key(ref.url) == ref.url]
+        unknown = [url for url in urls if self._planner.key(url) == url]
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             urls = unknown[first : first + _RECALLED_AT_ONCE]
             for url, version in zip(urls, await self.history.versions(urls), strict=True):

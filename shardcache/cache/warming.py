@@ -130,7 +130,7 @@ class Warming:
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
         """Fetch the shards, reporting to `send`. Raises CapacityError if they exceed the cache's capacity together."""
-        await self._leasing.recall(refs)
+        await self._leasing.recall(ref.url for ref in refs if ref.version is None)
         sized = await self.ask(refs)
         known_bytes, space = sum(ref.size_bytes or 0 for ref in sized), self._store.measured()
         remedy = f"{space.remedy}, or warm fewer shards"

@@ -14,7 +14,7 @@ from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.order.manifest import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.reading.leased_shard import ShardWindow
 
 _JOB = "shardcache index"
@@ -35,7 +35,7 @@ def write_table(
     """
     choice, reader = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
-    plan = Plan.of([ShardRef(url) for url in listed], 0, range(len(listed)), ())
+    plan = Plan.of(Manifest.of(map(ShardRef, listed)), 0, range(len(listed)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan.reads, partial=False)
     sizes = [ref.size_bytes for ref in listed.values()]

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import MutableMapping, Sequence
 from itertools import islice
 from math import prod
 
@@ -16,11 +15,14 @@ from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
+from shardcache.shards import Shards
 from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
 
 # An index of a million shards with long urls takes 250 MB.
 MAX_INDEX_BYTES = 512 * 1024 * 1024
+
+Indexes = MutableMapping[tuple[str, str], Shards]
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _MAX_DIGITS = 18
@@ -29,8 +31,10 @@ _MAX_BRACES = 32
 _MAX_LISTED = 10_000
 
 
-async def expand(pattern: str, origins: Origins, received: Received = nothing) -> list[ShardRef]:
-    """Return the shards that a pattern expands to.
+async def expand(
+    pattern: str, origins: Origins, received: Received = nothing, indexes: Indexes | None = None
+) -> Shards:
+    """Return the shards that a pattern expands to; an index file in `indexes`, by url and version, is not read again.
 
     Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`, `**`; sorted by url), a
     prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its own order)
@@ -38,17 +42,17 @@ async def expand(pattern: str, origins: Origins, received: Received = nothing) -
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
-    urls, shards = await asyncio.to_thread(_expanded, pattern)
-    for url in urls:
-        shards += await _expand_one(url, origins, received)
-        _check_number(len(shards), pattern)
-    return shards
+    found: list[Shards] = []
+    for url in await asyncio.to_thread(expand_braces, pattern):
+        found.append(await _expand_one(url, origins, received, {} if indexes is None else indexes))
+        _check_number(sum(map(len, found)), pattern)
+    return await asyncio.to_thread(Shards.joined, found)
 
 
-def _expanded(pattern: str) -> tuple[list[str], list[ShardRef]]:
-    """Expand braces into urls that need a request to the origin, or else into shards. Blocks."""
+def named_by_braces(pattern: str) -> Shards | None:
+    """Return the shards that braces alone determine, None if the origin has to be asked. Blocks."""
     urls = expand_braces(pattern)
-    return (urls, []) if asks_store(pattern) else ([], list(map(ShardRef, urls)))
+    return None if asks_store(pattern) else Shards.of(map(ShardRef, urls))
 
 
 def asks_store(pattern: str) -> bool:
@@ -108,20 +112,25 @@ def _check_count(pattern: str) -> None:
         raise ConfigError("the pattern expands to too many shards", url=pattern, remedy="split it into several")
 
 
-async def _expand_one(url: str, origins: Origins, received: Received) -> list[ShardRef]:
+async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes) -> Shards:
     if is_glob(url):
         match = glob_regex(url).fullmatch
         found = await origins.origin(url).list_prefix(glob_prefix(url), received)
-        return _some(url, [_ref(obj) for obj in found if match(obj.url)])
+        return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)))
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
-        return _some(url, [_ref(obj) for obj in found if obj.url.endswith(SHARD_SUFFIXES)])
+        return _some(url, Shards.of(_ref(obj) for obj in found if obj.url.endswith(SHARD_SUFFIXES)))
     if url.endswith(INDEX_SUFFIX):
-        return _some(url, await asyncio.to_thread(parse_index, url, await _read(url, origins, received)))
-    return [ShardRef(url)]
+        obj = await origins.origin(url).stat(url)
+        if (url, obj.version) in indexes:
+            return indexes[url, obj.version]
+        data = await _read(obj, origins, received)
+        shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data))
+        return shards
+    return Shards.of([ShardRef(url)])
 
 
-def _some(pattern: str, shards: list[ShardRef]) -> list[ShardRef]:
+def _some(pattern: str, shards: Shards) -> Shards:
     if not shards:
         raise NotFoundError(
             "no shard matches",
@@ -135,34 +144,33 @@ def _ref(obj: RemoteObject) -> ShardRef:
     return ShardRef(obj.url, obj.version, obj.size_bytes)
 
 
-async def _read(url: str, origins: Origins, received: Received) -> bytes:
-    origin = origins.origin(url)
-    obj = await origin.stat(url)
+async def _read(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
     if obj.size_bytes > MAX_INDEX_BYTES:
-        raise OriginError(f"the file is too large for an index ({size(obj.size_bytes)})", url=url)
-    return await read_object(origin, obj, Flow(received))
+        raise OriginError(f"the file is too large for an index ({size(obj.size_bytes)})", url=obj.url)
+    return await read_object(origins.origin(obj.url), obj, Flow(received))
 
 
-def parse_index(url: str, data: bytes) -> list[ShardRef]:
+def parse_index(url: str, data: bytes) -> Shards:
     """Parse the index file at `url`, whose format `shardlist` describes.
 
     Raises OriginError for any other content.
     """
     try:
-        rows = shardlist.read(data)
+        return Shards.of(_resolved(checked(join(url, row.url)), row) for row in shardlist.read(data))
     except ValueError as exn:
         raise OriginError(
             f"not an index of shards ({exn})",
             url=url,
             remedy='create one with `shardcache index`; format: {"shardlist": [{"url": "a.tar", "nsamples": 1000}]}',
         ) from exn
-    return [_resolved(checked(join(url, row.url)), row) for row in rows]
 
 
 def _resolved(url: str, row: ShardRef) -> ShardRef:
     # Indexes have ETags with or without quotes; an origin's versions have none, except over plain HTTP.
-    version = row.version if protocol_of(url) in WEB else (row.version or "").strip('"')
-    return replace(row, url=url, version=version or None)
+    version = row.version
+    if version and '"' in version and protocol_of(url) not in WEB:
+        version = version.strip('"')
+    return ShardRef(url, version or None, row.size_bytes, row.samples, row.tokens)
 
 
 # In brackets, a "]" that comes first, or first after "!", is one of the characters.

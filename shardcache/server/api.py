@@ -16,7 +16,6 @@ from shardcache.cache.facade import Cache
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import Json, parse, take
 from shardcache.server.service import SERVICE, Service, peer_of, process_stats
-from shardcache.server.session import written
 from shardcache.tarindex.contents import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -250,7 +249,7 @@ class Live:
             return "", seen
         if peer not in texts:
             cache = self._service.cache
-            texts[peer] = await written(await self._view.map(cache.visible_to(peer)), cache.turns)
+            texts[peer] = json.dumps(await self._view.map(cache.visible_to(peer)), separators=(",", ":"))
         return texts[peer], number
 
 

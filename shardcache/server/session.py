@@ -1,22 +1,19 @@
 """A reader's session over a WebSocket: requests in, answers out; its plan and leases end with it."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import structlog
 from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
 from shardcache.access import Peer
-from shardcache.cache.planner import Planned
 from shardcache.cache.readers import Lease, Loader, Reader
-from shardcache.cache.waits import Arrival, Turns
+from shardcache.cache.waits import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
-from shardcache.protocol import REQUESTS, Json, ShardRef, take
+from shardcache.protocol import REQUESTS, Json, take
 from shardcache.redact import redact
 from shardcache.server.service import SERVICE, Service, peer_of
 from shardcache.units import user_name
@@ -58,7 +55,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
             try:
                 welcome = {"protocol": agreed, "version": __version__, "cache_dir": str(service.cache.layout.root)}
                 with suppress(ConnectionError):
-                    await socket.send_str(_dumps({"type": "welcome", **welcome}))
+                    await socket.send_str(protocol.written({"type": "welcome", **welcome}).decode())
                 await Session(socket, service, reader, peer, hello).run()
             finally:
                 await reader.close()
@@ -66,7 +63,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
     except ShardcacheError as exn:
         service.audit.note("session refused", peer.uid, cause=exn.message)
         with suppress(ConnectionError):
-            await socket.send_str(_dumps({"type": "error", "id": None, "error": exn.to_json()}))
+            await socket.send_str(protocol.written({"type": "error", "id": None, "error": exn.to_json()}).decode())
         await socket.close()
     finally:
         sessions.discard(socket)
@@ -129,15 +126,15 @@ class Session:
             for task in running:
                 task.cancel()
 
-    async def _texts(self) -> AsyncIterator[str]:
+    async def _texts(self) -> AsyncIterator[str | bytes]:
         with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
             async for message in self._socket:
                 if self._gone:
                     break  # nobody needs the reader's remaining requests
-                if message.type is WSMsgType.TEXT:
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     yield message.data
 
-    async def _handle(self, text: str) -> None:
+    async def _handle(self, text: str | bytes) -> None:
         request_id: int | None = None
         try:
             try:
@@ -146,7 +143,7 @@ class Session:
                 if "id" in request.fields:
                     request_id = take(message, "id", int)
                 request.check(message)
-                is_plan = message.get("type") in ("plan", "extend")
+                is_plan = message.get("type") in ("shards", "plan", "extend")
                 async with self._planning:  # all requests wait for the plan that was sent before them
                     answer = await self._answer(message, request_id or 0) if is_plan else None
                 if not is_plan:
@@ -162,7 +159,8 @@ class Session:
         if self._gone or self._socket.closed:
             return
         try:
-            await self._socket.send_str(await written(answer, self._cache.turns))
+            data = protocol.written(answer)
+            await (self._socket.send_bytes(data) if "packed" in answer else self._socket.send_str(data.decode()))
         except ConnectionError:
             log.debug("reader disconnected before its answer")
             self._gone = True
@@ -172,6 +170,9 @@ class Session:
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
                     return await self._resolve(request_id, message["urls"])
+            case "shards":
+                await self._cache.manifests.admit(message["packed"], self._peer)
+                return {"type": "ok"}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
@@ -194,21 +195,27 @@ class Session:
     async def _resolve(self, request_id: int, urls: list[str]) -> Json:
         self._listed = request_id, urls
         found = await self._cache.manifests.resolve(urls, self._peer)
-        tokens: list[int | None] = []
-        await self._cache.turns.take(found.refs, lambda some: tokens.extend(ref.tokens for ref in some))
-        answer = {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
-        return answer if tokens.count(None) == len(tokens) else answer | {"tokens": tokens}
+        return {
+            "type": "manifest",
+            "remembered": found.remembered,
+            "packed": await asyncio.to_thread(lambda: found.shards.packed),
+        }
 
     # Plans
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
-        if not (new or self._planned):
+        reader = self._reader
+        if not new and reader.listing is None:
             raise ProtocolError("'extend' without a plan to extend")
-        shards, order = await self._piece(message, 0 if new else len(self._reader.shards))
+        listing = await self._cache.manifests.known(message["shards"], self._peer) if new else reader.listing
+        if listing is None:
+            return {"type": "unknown"}
+        order, count = message["order"], len(listing.shards)
+        await self._cache.turns.take(order, lambda some: protocol.check_indices(some, count))
         if new:
-            await self._reader.declare(message["reads"])
+            reader.declare(listing, message["reads"])
             self._begin(message.get("epoch"))
-        await self._reader.extend(shards, order)
+        await reader.extend(order)
         return {"type": "ok"}
 
     def _begin(self, epoch: int | None) -> None:
@@ -218,17 +225,6 @@ class Session:
             sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
             self._audit.plan(self._reader.job.key, epoch, (hello.get("rank"), hello.get("worker")), **sizes)
         self._planned, self._epoch = True, epoch
-
-    async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
-        """Return the shards added to a plan, and the positions added as indices into all of its shards."""
-        rows, order = message["shards"], message["order"]
-        shards: list[Planned] = []
-        planned, shard_of = self._cache.readers.planned, ShardRef.from_json
-        await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
-        rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
-        await self._cache.turns.take(order, lambda some: protocol.check_indices(some, known_shards + len(shards)))
-        await self._cache.manifests.check_allowed([shard.ref for shard in shards], self._peer)
-        return shards, order
 
     # Leases
 
@@ -275,25 +271,3 @@ class Session:
             if transfer.total_bytes is not None:
                 extent = {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
         return {"type": "waiting", "of": of, "reason": reason} | extent
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=ShardRef.to_json)
-
-
-async def written(message: Mapping[str, Any], turns: Turns) -> str:
-    """Return a message as JSON; shards become rows, and long lists take turns with other work on the event loop."""
-    parts: list[str] = []  # joined once: each copy of a long message takes milliseconds
-
-    def write(piece: Sequence[object]) -> None:
-        parts.extend((_dumps(piece)[1:-1], ","))
-
-    for name, value in message.items():
-        parts += ("," if parts else "{", _dumps(name), ":")
-        if not value or not isinstance(value, list):
-            parts.append(_dumps(value))
-            continue
-        parts.append("[")
-        await turns.take(value, write)
-        parts[-1] = "]"
-    return "".join((*parts, "}"))

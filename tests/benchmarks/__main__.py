@@ -16,7 +16,7 @@ import psutil
 from benchmarks.caching import hitrates, jobs
 from benchmarks.downloads import cluster, cold, download
 from benchmarks.measure import Row, render
-from benchmarks.node import dashboard, decisions, restart
+from benchmarks.node import dashboard, decisions, restart, scale
 from benchmarks.reading import decoded, loaders, shuffle, tokens, warm
 from benchmarks.workplace import Workplace
 from support.programs.cli import chosen, console
@@ -36,6 +36,7 @@ PARTS = {
     "sharing": jobs.sharing,
     "cluster": cluster.measure,
     "restart": restart.measure,
+    "scale": scale.measure,
     "dashboard": dashboard.measure,
 }
 

@@ -22,9 +22,19 @@ from typing import Any, get_origin
 from shardcache.config import Settings
 from shardcache.daemon import DaemonRun
 from shardcache.errors import ProtocolError, ShardcacheError
-from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
+from shardcache.protocol import (
+    PROTOCOL_VERSION,
+    REQUESTS,
+    SESSION_PATH,
+    Message,
+    ShardRef,
+    check_indices,
+    parse,
+    written,
+)
 from shardcache.server.connections import ActivatedSockets
 from shardcache.server.lifecycle import ServiceNotifier
+from shardcache.shards import Shards
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
@@ -33,6 +43,7 @@ from support.shards.tars import write_shards
 Json = dict[str, Any]
 
 SHARDS = 3
+_MAX_PACKED_BYTES = 1_000_000
 
 _HELLO = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "fuzz", "job": "fuzz"}
 _KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
@@ -61,15 +72,17 @@ def _use(parsed: Json, request: Message) -> None:
             value.encode()
         elif kind == list[str]:
             assert all(type(item) is str for item in value)
-    if "shards" in request.fields:
-        refs = [ShardRef.from_json(row) for row in parsed["shards"]]
-        json.dumps([ref.to_json() for ref in refs], ensure_ascii=False).encode()
-        check_indices(parsed["order"], SHARDS + len(refs))
-        assert all(0 <= index < SHARDS + len(refs) for index in parsed["order"])
+    if "packed" in request.fields:
+        shards = Shards.unpack(parsed["packed"], _MAX_PACKED_BYTES)
+        assert Shards.of(shards) == shards
+    if "order" in request.fields:
+        check_indices(parsed["order"], SHARDS)
+        assert all(0 <= index < SHARDS for index in parsed["order"])
 
 
 def session(data: bytes) -> None:
-    """Play one session; each line is a message, where `@0` to `@2` stand for the urls of shards that exist.
+    """Play one session; each line is a message, where `@0` to `@2` stand for the urls of shards that exist, `@f` for
+    their fingerprint, and a list of urls in `packed` for what is sent of it.
 
     An empty line waits for answers, one that begins with a NUL goes over the wire as it is, without a frame, and
     `eof` closes the sending half. Unless the first line says hello itself, that is said before.
@@ -90,6 +103,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self.urls = [f"file://{path}" for path in write_shards(self.folder, SHARDS, 3)]
+        self._planned = [*self.urls, f"{self.urls[0]}x"]  # the last of which is missing
         self.socket = self.folder / "s.sock"
         self.mishaps: list[str] = []
         self.loop = asyncio.new_event_loop()
@@ -113,7 +127,7 @@ class World:
                 done, _ = await asyncio.wait([self._serving], timeout=0.01)
                 assert not done, self._serving.exception()
         self._honest = await asyncio.to_thread(RawSession, self.socket)
-        await asyncio.to_thread(self._honest.plan, self.urls, list(range(SHARDS)))
+        await asyncio.to_thread(self._honest.plan, self._planned, list(range(SHARDS)))
 
     async def play(self, data: bytes) -> None:
         """Play one session and wait until it is forgotten.
@@ -122,6 +136,7 @@ class World:
         """
         for number, url in enumerate(self.urls):
             data = data.replace(b"@%d" % number, url.encode())
+        data = data.replace(b"@f", Shards.of(map(ShardRef, self._planned)).fingerprint.encode())
         async with asyncio.timeout(GUARD_S):
             grants = [await asyncio.to_thread(self._honest.take, 0)]
             wire = await Wire.open(self.socket)
@@ -210,7 +225,8 @@ class Wire:
         await self.settle()
 
     def say(self, text: bytes) -> None:
-        self.write(frame(text))
+        sent = _packed(text)
+        self.write(frame(sent, 0x81 if sent is text else 0x82))
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
@@ -251,6 +267,15 @@ class Wire:
                 self._heard.set()
 
 
+def _packed(text: bytes) -> bytes:
+    """Return a message with the urls of its `packed` packed, any other as it is."""
+    try:
+        message = json.loads(text)
+        return written({**message, "packed": Shards.of(map(ShardRef, message["packed"])).packed})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return text
+
+
 def frame(payload: bytes, head: int = 0x81) -> bytes:
     """Return a client's frame, by default of text; it is masked with zeros, which leave it as it is."""
     size_bytes = len(payload)
@@ -279,7 +304,9 @@ _FIRST = ("resolve", "plan", "lease", "more", "explain")
 def answers(data: bytes) -> None:
     """Ask one of each question; each line of `data` is a message of the other side, with a NUL in front, no frame."""
     impostor = _impostor()
-    impostor.payload = b"".join(line[1:] if line.startswith(_RAW) else frame_of(line) for line in data.split(b"\n"))
+    impostor.payload = b"".join(
+        line[1:] if line.startswith(_RAW) else frame_of(_packed(line)) for line in data.split(b"\n")
+    )
     begun_s = time.monotonic()
     with contextlib.suppress(ShardcacheError):
         _ask_all(impostor.path, begun_s + LIMIT_S)
@@ -307,8 +334,8 @@ def _use_answer(kind: str, answer: Any) -> None:
     """Do with an answer what a session does: take its fields for what the protocol says that they are."""
     assert answer is not None and answer["type"] in REQUESTS[kind].answers, f"a reader was given {answer}"
     match answer:
-        case {"type": "manifest", "shards": rows}:
-            assert all(isinstance(ShardRef.from_json(row).url, str) for row in rows)
+        case {"type": "manifest", "packed": packed}:
+            assert all(isinstance(ref.url, str) for ref in Shards.unpack(packed))
         case {"type": "leased" | "arriving", "lease": lease, "path": path, "size_bytes": size_bytes}:
             assert type(lease) is int and Path(path).name is not None and size_bytes >= 0
         case {"type": "waiting", "reason": reason}:

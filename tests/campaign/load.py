@@ -171,10 +171,10 @@ class Load:
 
     def _read_some(self, session: RawSession, dice: random.Random) -> None:
         numbers = dice.sample(range(SHARDS), dice.choice((20, 200, SHARDS)))
-        session.plan([url(number) for number in numbers[:_PIECE]], list(range(min(_PIECE, len(numbers)))), len(numbers))
+        order = list(range(len(numbers)))
+        session.plan(list(map(url, numbers)), order[:_PIECE], len(numbers))
         for first in range(_PIECE, len(numbers), _PIECE):
-            shards = [[url(number), None, None, None] for number in numbers[first : first + _PIECE]]
-            session.ask("extend", shards=shards, order=list(range(first, first + len(shards))))
+            session.ask("extend", order=order[first : first + _PIECE])
         ahead = session.request("lease", position=0)
         for position in range(min(dice.randrange(1, 40), len(numbers) - 1)):
             asked, ahead = ahead, session.request("lease", position=position + 1)

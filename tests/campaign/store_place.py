@@ -15,7 +15,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.order.manifest import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
@@ -152,8 +152,7 @@ class StorePlace:
     def _read(self, result: Result, numbers: Sequence[int]) -> list[Failure]:
         session = Session(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), Patience(HANG_S))
         try:
-            shards = tuple(ShardRef(self.urls[number]) for number in numbers)
-            session.declare(Plan(0, shards, tuple(range(len(shards))), len(shards)))
+            session.declare(Plan.of(Manifest.of(map(ShardRef, self.urls)), 0, numbers))
             outcomes = [self._compare(result, session, at, number) for at, number in enumerate(numbers)]
             return [outcome for outcome in outcomes if outcome is not None]
         finally:

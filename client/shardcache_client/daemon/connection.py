@@ -96,10 +96,10 @@ class WebSocket:
         if exn is not None:
             raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
-    def send(self, message: bytes) -> None:
-        """Send one text message."""
+    def send(self, message: bytes, *, binary: bool = False) -> None:
+        """Send one message."""
         self._check_open()
-        self._protocol.send_text(message)
+        (self._protocol.send_binary if binary else self._protocol.send_text)(message)
         try:
             self._flush()
         except OSError:
@@ -240,8 +240,9 @@ class DaemonConnection:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Send a message that gets no answer."""
+        message = {"type": kind, **fields}
         with self._translated():
-            self._websocket.send(json.dumps({"type": kind, **fields}, separators=(",", ":")).encode())
+            self._websocket.send(protocol.written(message), binary="packed" in message)
 
     def request(self, kind: str, **fields: Any) -> int:
         """Send a request; return its id, for `answer`."""

@@ -330,8 +330,16 @@ class Session:
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
         self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
         self._unsent, sent = plan.messages(self._start), self._start
+
+        def call(kind: str, **fields: Any) -> Json:
+            return connection.call(kind, min(deadline_s, self._silence_ends_s()), **fields)
+
         for kind, fields in self._unsent:
-            connection.call(kind, min(deadline_s, self._silence_ends_s()), **fields)
+            if call(kind, **fields)["type"] == "unknown":
+                pieces = list(plan.shards.pieces())
+                for piece in pieces:
+                    call("shards", packed=piece.packed)
+                call(kind, **fields | {"shards": [piece.fingerprint for piece in pieces]})
             sent += len(fields["order"])
             if sent > furthest:
                 break

@@ -318,7 +318,7 @@ class Assignment:
         One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
         Of a selection, samples are always dealt.
         """
-        facts = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch, *self._identity]
+        facts = [manifest.shards.urls.fingerprint, repr(self.shuffle), self.samples_per_epoch, *self._identity]
         if manifest.choices is not None:
             return {True: digest([*facts, manifest.counts, manifest.selection])}
         found = {False: digest(facts)}

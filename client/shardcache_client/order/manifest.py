@@ -1,7 +1,6 @@
 """The shards of a dataset, the choice of samples among them, and one reader's plan to read them. Pure."""
 
 import hashlib
-import json
 import math
 from array import array
 from bisect import bisect_right
@@ -9,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise, repeat, zip_longest
-from typing import Any, Literal, Protocol, Self, TypeAlias, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from shardcache.errors import ConfigError, ProtocolError
+from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
+from shardcache.shards import Shards
 from shardcache_client.order.lanes import Proportions
 from shardcache_client.order.rounds import permutation
 
@@ -161,42 +161,34 @@ def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Ch
 class Manifest(Sequence[ShardRef]):
     """The shards in the order of the dataset's urls; immutable, comparable between processes."""
 
-    shards: tuple[ShardRef, ...]  # with version, size and number of samples where known
+    shards: Shards  # with version, size and number of samples where known
     # True if all counts come from index files, where every node finds the same ones; others are known only to nodes
     # that have fetched the shards.
     counts_listed: bool = field(default=False, compare=False)
     choices: Choices | None = None  # the samples of each shard that belong to the dataset; None for all
+    lists: tuple[str, ...] = field(default=(), compare=False)  # fingerprints of the lists as resolved, if others
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> "Manifest":
         """Build from an iterable of shards."""
-        return cls(tuple(shards))
+        return cls(Shards.of(shards))
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> "Manifest":
         """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
-        shards = tuple(map(ShardRef.from_json, answer["shards"]))
-        tokens = answer.get("tokens")
-        if tokens is not None:
-            if len(tokens) != len(shards) or not all(each is None or _is_count(each) for each in tokens):
-                raise ProtocolError("the daemon's numbers of tokens do not fit its shards")
-            shards = tuple(replace(shard, tokens=each) for shard, each in zip(shards, tokens, strict=True))
-        return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
+        return cls(Shards.unpack(answer["packed"]), counts_listed=answer.get("remembered", 1) == 0)
 
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
         """Return the same shards with another number of samples each: `count(tokens, samples)`. Raises ConfigError."""
-        blocks = []
-        for shard in self.shards:
-            if shard.tokens is None or shard.samples is None:
-                raise ConfigError(
-                    f"the tokens of {sum(each.tokens is None for each in self.shards)} of {len(self)} shards were "
-                    "never counted",
-                    url=shard.url,
-                    remedy="count them once with `shardcache index URL... --tokens npy -o index.json` (or --tokens "
-                    "tok:uint16 for plain arrays), and use index.json as the url",
-                )
-            blocks.append(replace(shard, samples=count(shard.tokens, shard.samples), tokens=None))
-        return Manifest(tuple(blocks), counts_listed=True)
+        tokens, samples = self.shards.tokens, self.shards.samples
+        if (uncounted := tokens.count(-1) or samples.count(-1)) > 0:
+            raise ConfigError(
+                f"the tokens of {uncounted} of {len(self)} shards were never counted",
+                url=self[(tokens if -1 in tokens else samples).index(-1)].url,
+                remedy="count them once with `shardcache index URL... --tokens npy -o index.json` (or --tokens "
+                "tok:uint16 for plain arrays), and use index.json as the url",
+            )
+        return replace(self, shards=self.shards.with_samples(map(count, tokens, samples)), lists=(self.fingerprint,))
 
     @classmethod
     def joined(cls, manifests: "Sequence[Manifest]") -> Self:
@@ -205,7 +197,8 @@ class Manifest(Sequence[ShardRef]):
         if any(manifest.choices is not None for manifest in manifests):
             choices = tuple(chain.from_iterable(each.choices or repeat(None, len(each)) for each in manifests))
         listed = all(manifest.counts_listed for manifest in manifests)
-        return cls(tuple(chain.from_iterable(manifests)), listed, choices)
+        lists = tuple(chain.from_iterable(each.lists or (each.fingerprint,) for each in manifests))
+        return cls(Shards.joined([each.shards for each in manifests]), listed, choices, lists)
 
     def __repr__(self) -> str:
         samples = "unknown" if self.samples is None else self.samples
@@ -214,23 +207,15 @@ class Manifest(Sequence[ShardRef]):
     def __len__(self) -> int:
         return len(self.shards)
 
-    @overload
-    def __getitem__(self, index: int) -> ShardRef: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ShardRef, ...]: ...
-    def __getitem__(self, index: int | slice) -> ShardRef | tuple[ShardRef, ...]:
+    def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
         return self.shards[index]
-
-    def __iter__(self) -> Iterator[ShardRef]:
-        return iter(self.shards)
 
     @cached_property
     def counts(self) -> list[int] | None:
         """Number of samples of each shard that belong to the dataset; None unless all are known."""
-        counts = [shard.samples for shard in self.shards if shard.samples is not None]
-        if len(counts) < len(self.shards):
+        if self.uncounted:
             return None
-        chosen = zip(counts, self.choices or repeat(None), strict=False)
+        chosen = zip(self.shards.samples, self.choices or repeat(None), strict=False)
         return [count if choice is None else choice.count for count, choice in chosen]
 
     @property
@@ -241,7 +226,7 @@ class Manifest(Sequence[ShardRef]):
     @property
     def uncounted(self) -> int:
         """Number of shards whose samples are not counted."""
-        return sum(shard.samples is None for shard in self.shards)
+        return self.shards.samples.count(-1)
 
     def chosen(self, shard: int) -> Sequence[int] | None:
         """Return the numbers in the tar of a shard's samples that belong to the dataset, ascending; None for all."""
@@ -257,10 +242,10 @@ class Manifest(Sequence[ShardRef]):
         """32 hexadecimal digits that identify the choices among the samples; empty without any."""
         return "" if self.choices is None else _digest(map(repr, self.choices))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if their shards are equal."""
-        return _digest(json.dumps(shard.to_json()) for shard in self.shards)
+        """32 hexadecimal digits that two manifests share if and only if their shards are equal."""
+        return self.shards.fingerprint
 
     def difference(self, other: "Manifest") -> str | None:
         """Describe the first shard in which the other manifest differs from this one; None if they are equal."""
@@ -268,19 +253,6 @@ class Manifest(Sequence[ShardRef]):
             if mine != others:
                 return f"shard {number} is {_described(mine)} here and {_described(others)} there"
         return None
-
-    def to_json(self) -> list[list[Any]]:
-        """Return a row per shard, as `ShardRef.to_json` makes it."""
-        return [shard.to_json() for shard in self.shards]
-
-    @classmethod
-    def from_json(cls, rows: Iterable[list[Any]]) -> "Manifest":
-        """Build from the rows of `to_json`."""
-        return cls.of(map(ShardRef.from_json, rows))
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _digest(texts: Iterable[str]) -> str:
@@ -308,16 +280,16 @@ class Plan:
     """The shards that one reader will read, as declared to the daemon."""
 
     epoch: int
-    shards: tuple[ShardRef, ...]  # each shard of this epoch or the next, once
-    order: tuple[int, ...]  # indices into `shards` in reading order, through both epochs
+    shards: Shards  # all shards of the dataset
+    order: "array[int]"  # their numbers in reading order, through this epoch and the next
     reads: int  # number of positions of `order` that belong to this epoch
+    lists: tuple[str, ...]  # fingerprints by which a daemon may know the shards
 
     @classmethod
-    def of(cls, shards: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> "Plan":
+    def of(cls, manifest: Manifest, epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> "Plan":
         """Build the plan to read shards by number: `now` in this epoch, `after` in the next, some perhaps again."""
-        numbers = [*now, *after]
-        index = {number: i for i, number in enumerate(sorted(set(numbers)))}
-        return cls(epoch, tuple(shards[each] for each in index), tuple(index[each] for each in numbers), len(now))
+        lists = manifest.lists or (manifest.fingerprint,)
+        return cls(epoch, manifest.shards, array("I", [*now, *after]), len(now), lists)
 
     def shard(self, position: int) -> ShardRef:
         """Return the shard at a position."""
@@ -326,23 +298,10 @@ class Plan:
     def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the messages that declare the plan from position `start` on, as (type, fields).
 
-        The first is a `plan`, small for a quick start, the others each an `extend` of it. A shard is sent with the
-        first position that needs it, so the daemon can begin after one short message, however long the plan is.
-        Messages are built lazily.
+        The first is a `plan`, small for a quick start, the others each an `extend` of it. They are built lazily.
         """
-        sent = array("q", [-1]) * len(self.shards)  # indices into the list of shards sent so far
-        known, begin, end = 0, start, start + _FIRST_PIECE
-        while begin < len(self.order) or begin == start:
-            indices = self.order[begin:end]
-            new = [index for index in dict.fromkeys(indices) if sent[index] < 0]
-            for index in new:
-                sent[index], known = known, known + 1
-            fields: dict[str, Any] = {
-                "shards": [self.shards[index].to_json() for index in new],
-                "order": [sent[index] for index in indices],
-            }
-            if begin == start:
-                yield "plan", {"epoch": self.epoch, "reads": self.reads - start, **fields}
-            else:
-                yield "extend", fields
-            begin, end = end, end + _NEXT_PIECE
+        first = {"shards": self.lists, "epoch": self.epoch, "reads": self.reads - start}
+        end = start + _FIRST_PIECE
+        yield "plan", first | {"order": self.order[start:end].tolist()}
+        for begin in range(end, len(self.order), _NEXT_PIECE):
+            yield "extend", {"order": self.order[begin : begin + _NEXT_PIECE].tolist()}

@@ -50,7 +50,7 @@ class MixedSource:
     def identity(self) -> list[object]:
         """Everything that states of a mixture must agree in: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
-        return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *further]
+        return [self.name, self.manifest.shards.urls.fingerprint, self.manifest.counts, repr(self.shuffle), *further]
 
     @property
     def samples(self) -> int:

@@ -114,7 +114,7 @@ class Order:
             while len(self._rounds) >= _ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
             shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
-            self._rounds[number] = shards, list(accumulate(self._counts[shard] for shard in shards))
+            self._rounds[number] = shards, list(accumulate(map(self._counts.__getitem__, shards)))
         return self._rounds[number]
 
 

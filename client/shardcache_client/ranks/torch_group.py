@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import time
-import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from shardcache import errors
-from shardcache.protocol import ShardRef
+from shardcache.shards import Shards
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
@@ -204,7 +203,7 @@ def share(
 
 
 def _without_counts(manifest: Manifest) -> Manifest:
-    return Manifest.of(ShardRef(shard.url, shard.version, shard.size_bytes) for shard in manifest)
+    return Manifest(manifest.shards.with_samples([-1] * len(manifest)))
 
 
 def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], timeout_s: float) -> Manifest:
@@ -236,7 +235,7 @@ def _upload(store: KeyValueStore, manifest: Manifest) -> None:
     name = f"rows/{manifest.fingerprint}"
     if store.has(name):
         return
-    packed = b64encode(zlib.compress(json.dumps(manifest.to_json()).encode(), 1)).decode()
+    packed = b64encode(manifest.shards.packed).decode()
     starts = range(0, len(packed), _PIECE_CHARACTERS)
     for number, start in enumerate(starts):
         store.set(f"{name}/{number}", packed[start : start + _PIECE_CHARACTERS])
@@ -249,8 +248,8 @@ def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manif
     count = int(store.get(name, timeout_s) or 0)
     pieces = [store.get(f"{name}/{number}", deadline_s - time.monotonic()) or "" for number in range(count)]
     try:
-        manifest = Manifest.from_json(json.loads(zlib.decompress(b64decode("".join(pieces)))))
-    except (ValueError, zlib.error) as exn:
+        manifest = Manifest(Shards.unpack(b64decode("".join(pieces))))
+    except (ValueError, errors.ProtocolError) as exn:
         raise errors.RanksError(f"the list of shards from another rank is incomplete or damaged: {exn}") from exn
     if manifest.fingerprint != fingerprint:
         raise errors.RanksError("another rank made its list of shards with another release of shardcache")

@@ -4,7 +4,6 @@ import errno
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from shardcache.unix_socket import health
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.order.manifest import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.reading.leased_shard import ShardWindow
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
 from support.network.peer import Peer, scripted
@@ -47,7 +46,7 @@ def home() -> Iterator[PrivateHome]:
 def plan(tmp_path: Path) -> Plan:
     """Eight local shards of five samples each, one after another."""
     paths = write_shards(tmp_path, SHARDS, SAMPLES)
-    return Plan(0, tuple(ShardRef(f"file://{path}") for path in paths), tuple(range(SHARDS)), reads=SHARDS)
+    return Plan.of(Manifest.of(ShardRef(f"file://{path}") for path in paths), 0, range(SHARDS))
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
             pass
 
     with scripted(root / "s.sock", script) as heard:
-        assert list(keys(session(root / "s.sock"), replace(plan, shards=shards))) == KEYS
+        assert list(keys(session(root / "s.sock"), Plan.of(Manifest.of(shards), 0, range(SHARDS)))) == KEYS
     assert heard[-1]["type"] == "more" and heard[-1]["beyond"] >= 5 * 1024
 
 

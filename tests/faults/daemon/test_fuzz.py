@@ -88,7 +88,7 @@ index_values = values | st.dictionaries(st.sampled_from(["wids_version", "shardl
 def test_any_text_is_an_index_or_a_value_error(text: str) -> None:
     """The rows of an index file have the types that they should have; anything else is refused with a reason."""
     try:
-        shards = shardlist.read(text.encode())
+        shards = list(shardlist.read(text.encode()))
     except ValueError as exn:
         assert str(exn)
     else:

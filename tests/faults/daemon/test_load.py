@@ -100,7 +100,7 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
             assert refused["code"] == "capacity" and "--plan-memory" in refused["remedy"]
             for session in (first, second):
                 assert session.plan([url], [0] * (HALF - 16))["type"] == "ok"
-                assert session.ask("extend", shards=[], order=[0] * 100)["error"]["code"] == "capacity"
+                assert session.ask("extend", order=[0] * 100)["error"]["code"] == "capacity"
             assert "all plans together" in waiting.plan([url], [0] * 100)["error"]["message"]
         eventually(lambda: waiting.plan([url], [0] * 100)["type"] == "ok")
 
@@ -113,15 +113,15 @@ def test_an_index_is_read_row_by_row_like_any_json(space: str, member: str) -> N
     assert [ref.samples for ref in parse_index("s3://b/i.json", text.encode())] == list(range(8_000, 8_060))
     for broken in (text + "x", text.rstrip()[:-1], text.replace("],", "]", 1), text.replace(":", "", 1)):
         with pytest.raises(ValueError, match="character"):
-            read(broken.encode())
+            list(read(broken.encode()))
 
 
 def test_an_index_has_a_limit() -> None:
     """Of rows, and of what a single value may be."""
     with pytest.raises(ValueError, match="more than 2 shards"):
-        read(b'{"shardlist": [{"url": "a"}, {"url": "b"}, {"url": "c"}]}', max_shards=2)
+        list(read(b'{"shardlist": [{"url": "a"}, {"url": "b"}, {"url": "c"}]}', max_shards=2))
     with pytest.raises(ValueError, match="longer than"):
-        read(b'{"x": [' + b"[]," * 200_000 + b'[]], "shardlist": []}')
+        list(read(b'{"x": [' + b"[]," * 200_000 + b'[]], "shardlist": []}'))
 
 
 def test_an_index_of_wide_characters_takes_no_more_memory() -> None:

@@ -10,6 +10,8 @@ import pytest
 from campaign import restarts
 from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
+from shardcache.protocol import ShardRef, written
+from shardcache.shards import Shards
 from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Outage
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -108,7 +110,8 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
 
     def answers(peer: Peer) -> None:
         peer.welcome()
-        peer.say(type="manifest", id=peer.hear()["id"], shards=[["s3://bucket/0.tar", None, None, None]])
+        packed = Shards.of([ShardRef("s3://bucket/0.tar")]).packed
+        peer.websocket.send(written({"type": "manifest", "id": peer.hear()["id"], "packed": packed}))
         peer.stay()
 
     with scripted(tmp_path / "s.sock", stopping, dies, answers):

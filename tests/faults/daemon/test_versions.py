@@ -14,7 +14,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from support.network.peer import WELCOME, Peer, scripted
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -105,9 +105,8 @@ def test_unknown_fields_mean_nothing_to_the_daemon(daemon: Daemon) -> None:
     url = f"file://{daemon.root}/shard-000001.tar"
     with RawSession(daemon, **LATER) as session:
         assert session.ask("resolve", urls=[url], **LATER)["type"] == "manifest"
-        shards = [[url, None, None, None]]
-        assert session.ask("plan", epoch=0, shards=shards, order=[0], reads=1, **LATER)["type"] == "ok"
-        assert session.ask("extend", shards=[], order=[0], **LATER)["type"] == "ok"
+        assert session.plan([url], [0], **LATER)["type"] == "ok"
+        assert session.ask("extend", order=[0], **LATER)["type"] == "ok"
         granted = session.take(0, **LATER)
         assert granted["type"] == "leased"
         session.send(type="release", lease=granted["lease"], **LATER)
@@ -130,7 +129,7 @@ def test_additions_of_a_later_daemon_are_ignored(path: Path) -> None:
 
     with scripted(path, script):
         session = Session(DaemonChoice(path), READER, Patience(limit_s=GUARD_S))
-        session.declare(Plan(epoch=0, shards=(ShardRef("s3://bucket/0.tar"),), order=(0,), reads=1))
+        session.declare(Plan.of(Manifest.of([ShardRef("s3://bucket/0.tar")]), 0, [0]))
         assert session.wait(session.lease(0))["url"] == "s3://bucket/0.tar"
         session.close()
 

@@ -12,6 +12,7 @@ import pytest
 from shardcache.cli.sample_table import check_same
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
+from shardcache.shards import Shards
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -183,8 +184,8 @@ async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Pa
 
     def lease(daemon: Daemon) -> dict[str, Any]:
         with RawSession(daemon) as session:
-            shards = session.ask("resolve", urls=[f"file://{tmp_path}/index.json"])["shards"]
-            assert session.ask("plan", epoch=0, shards=shards, order=[0], reads=1)["type"] == "ok"
+            found = Shards.unpack(session.ask("resolve", urls=[f"file://{tmp_path}/index.json"])["packed"])
+            assert session.ask("plan", shards=[found.fingerprint], order=[0], reads=1)["type"] == "ok"
             return session.ask("lease", position=0, partial=False)
 
     def steps() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardcache.protocol import ShardRef
+from shardcache.shards import Shards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession as Session
 from support.shards.tars import write_shards
@@ -62,11 +64,10 @@ def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls
 
 
 def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
-    """Shards that `extend` adds are read and fetched ahead like the rest; its indices name shards of every piece."""
+    """Positions that `extend` adds are read and fetched ahead like the rest."""
     with Session(daemon) as session:
-        session.plan(urls[:1], [0])
-        more = [[url, None, None, None] for url in urls[1:3]]
-        assert session.ask("extend", shards=more, order=[2, 0])["type"] == "ok"
+        session.plan(urls[:3], [0])
+        assert session.ask("extend", order=[2, 0])["type"] == "ok"
         for position, url in enumerate([urls[0], urls[2], urls[0]]):
             leased = session.ask("lease", position=position)
             assert leased["url"] == url
@@ -153,12 +154,14 @@ def test_one_shard_crosses_the_network_once(daemon: Daemon, urls: list[str]) -> 
     """Readers that ask at the same time share one transfer."""
     before = daemon.status()["counters"]["origin_bytes"]
     sessions = [Session(daemon, job=f"job{number}") for number in range(5)]
+    sessions[0].plan(urls[:1], [0])
+    fingerprint = Shards.of([ShardRef(urls[0])]).fingerprint
+    for session in sessions[1:]:
+        session.send(type="plan", id=8, shards=[fingerprint], order=[0], reads=1)
     for session in sessions:
-        session.send(type="plan", id=1, epoch=0, shards=[[urls[0], None, None, None]], order=[0], reads=1)
+        session.send(type="lease", id=9, position=0)
     for session in sessions:
-        session.send(type="lease", id=2, position=0)
-    for session in sessions:
-        assert session.receive()["type"] == "ok"
+        assert session is sessions[0] or session.receive()["type"] == "ok"
         assert session.receive()["type"] == "leased"
         session.__exit__()
     size_bytes = Path(urls[0].removeprefix("file://")).stat().st_size
@@ -169,10 +172,10 @@ NONSENSE: tuple[tuple[dict[str, Any], str], ...] = (
     ({"type": "lease", "id": 7, "position": "first"}, "position"),
     ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
     ({"type": "lease", "id": 7, "position": True}, "position"),
-    ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "reads": 0}, "a shard must be"),
-    ({"type": "plan", "id": 7, "shards": [], "order": [0], "reads": 1}, "indices"),
-    ({"type": "plan", "id": 7, "shards": [], "order": []}, "reads"),
-    ({"type": "extend", "id": 7, "shards": [], "order": [4]}, "indices"),
+    ({"type": "shards", "id": 7}, "packed"),
+    ({"type": "shards", "id": 7, "packed": b"x"}, "not a list of shards"),
+    ({"type": "plan", "id": 7, "shards": [""], "order": []}, "reads"),
+    ({"type": "extend", "id": 7, "order": [4]}, "indices"),
     ({"type": "more", "id": 7, "lease": 10**9, "beyond": 0}, "no lease"),
     ({"type": "resolve", "id": 7, "urls": [1]}, "strings"),
     ({"type": "dance", "id": 7}, "unknown message"),

@@ -67,7 +67,7 @@ async def test_a_pattern_that_matches_nothing_is_named(
 
 async def test_urls_and_braces_need_no_request(faulty: FaultyS3, origins: Origins) -> None:
     """Urls without a pattern are taken as they are: not one request. An empty one is an error."""
-    assert await expand("s3://faulty/x-{00..02}.tar", origins) == [
+    assert list(await expand("s3://faulty/x-{00..02}.tar", origins)) == [
         ShardRef(f"s3://faulty/x-{number:02}.tar") for number in range(3)
     ]
     with pytest.raises(ConfigError):

@@ -6,10 +6,12 @@ import socket
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH, ShardRef, parse, written
+from shardcache.shards import Shards
 from shardcache_client.daemon.connection import WebSocket
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -38,11 +40,13 @@ class RawSession:
         self._socket._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, **message: Any) -> None:
-        self._socket.send(json.dumps(message).encode())
+        if "packed" in message:
+            self._socket.send(written(message), binary=True)
+        else:
+            self._socket.send(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.receive_text())
-        return answer
+        return parse(self.receive_text())
 
     def receive_text(self, limit_s: float = GUARD_S) -> bytes:
         """Return the next message as it came: to read a large one holds up whatever else this process does."""
@@ -89,7 +93,13 @@ class RawSession:
         """Return when the daemon has heard all that was sent."""
         self.ask("explain", of=0)
 
-    def plan(self, urls: list[str], order: list[int], reads: int | None = None) -> dict[str, Any]:
-        """Declare a plan of shards of unknown version; `reads` positions belong to the present epoch, or all."""
-        shards = [[url, None, None, None] for url in urls]
-        return self.ask("plan", epoch=0, shards=shards, order=order, reads=len(order) if reads is None else reads)
+    def plan(
+        self, shards: Sequence[str | ShardRef], order: list[int], reads: int | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Declare a plan of shards, by their urls alone or whole; `reads` positions belong to this epoch, or all."""
+        known = Shards.of(ShardRef(each) if isinstance(each, str) else each for each in shards)
+        sent = self.ask("shards", packed=known.packed, **fields)
+        if sent["type"] == "error":
+            return sent
+        reads = len(order) if reads is None else reads
+        return self.ask("plan", epoch=0, shards=[known.fingerprint], order=order, reads=reads, **fields)

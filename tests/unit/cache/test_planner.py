@@ -1,19 +1,21 @@
-"""Names of shards lead to keys, entries of all plans are shared, and sample counts outlive their shards."""
+"""Names of shards lead to keys, lists of shards are their users' own, and sample counts outlive their shards."""
 
-import weakref
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from shardcache.cache.planner import History, Planner, name_of
-from shardcache.cache.readers import Readers
-from shardcache.cache.transfers import Leasing
-from shardcache.cache.waits import Turns
+from shardcache.access import AllowList, Peer
+from shardcache.cache.manifests import Manifests
+from shardcache.cache.planner import History, Planner
+from shardcache.config import AllowRule
+from shardcache.errors import NotAllowedError, ProtocolError
 from shardcache.protocol import ShardRef
+from shardcache.shards import Shards
 from shardcache.store.catalogue import Catalogue
+from shardcache.store.folder import shard_key
 from shardcache.store.shard import Facts
 
 
@@ -51,18 +53,50 @@ def test_old_names_of_missing_shards_are_forgotten() -> None:
     assert (names.key("url999"), names.size_bytes("url999")) == ("key999", 5)
 
 
-def test_equal_shards_of_plans_are_one_object() -> None:
-    """Another version, size or number of samples is another shard; what no plan has any more is forgotten."""
-    readers = Readers(cast(Leasing, None), Turns(), plan_memory_bytes=0)
-    refs = [ShardRef("s3://b/a.tar", *rest) for rest in ((None, None, None), ("v1", 1, 2), ("v2", 1, 2), ("v1", 1, 3))]
-    plan, other = ([readers.planned(replace(ref)) for ref in refs] for _ in range(2))
-    assert all(one is same for one, same in zip(plan, other, strict=True))
-    assert [(planned.ref, planned.name) for planned in plan] == [(ref, name_of(ref)) for ref in refs]
-    assert len(set(map(id, plan))) == 4
-    known = [weakref.ref(planned) for planned in plan]
-    plan.clear()
-    other.clear()
-    assert not any(planned() for planned in known)
+def manifests(memory_bytes: int = 10**6) -> Manifests:
+    """Return lists of shards of users who may have all of s3://open/ fetched; s3://closed/ is for user 1."""
+    rules = [AllowRule(prefix="s3://open/"), AllowRule(prefix="s3://closed/", uids=frozenset({1}))]
+    nobody = cast(Any, None)
+    return Manifests(nobody, nobody, nobody, AllowList(rules), 1.0, memory_bytes)
+
+
+async def test_a_fingerprint_is_no_door() -> None:
+    """It stands for shards only to a user who has sent them; whoever may not have them fetched cannot send them."""
+    known = manifests()
+    for place, refused in (("open", False), ("closed", True)):
+        shards = Shards.of([ShardRef(f"s3://{place}/a.tar", "v1"), ShardRef(f"s3://{place}/b.tar")])
+        pair = [Shards.of([ref]) for ref in shards]
+        for piece in (shards, *pair):
+            await known.admit(piece.packed, Peer(1))
+        assert await known.known([shards.fingerprint], Peer(2)) is None
+        with pytest.raises(NotAllowedError) if refused else nullcontext():
+            await known.admit(shards.packed, Peer(2))
+        first, second = [await known.known([shards.fingerprint], Peer(uid)) for uid in (1, 2)]
+        pieces = await known.known([each.fingerprint for each in pair], Peer(1))
+        assert pieces is not None and pieces.shards == shards
+        assert first is not None and first.names == [shard_key(shards[0].url, "v1"), shards[1].url]
+        assert second is (None if refused else first), "equal lists are one"
+
+
+async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
+    """The oldest ones are forgotten; the latest stays, whatever its size."""
+    known, lists = manifests(5_000), [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
+    for shards in lists:
+        await known.admit(shards.packed, Peer(1))
+    kept = [await known.known([shards.fingerprint], Peer(1)) is not None for shards in lists]
+    assert kept == sorted(kept) and 5 < sum(kept) < 60
+
+
+@pytest.mark.parametrize("cut", [0, 10, -20])
+def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
+    """With whatever is known of them, in any characters; what was cut off or is too large is not taken."""
+    shards = Shards.of([ShardRef("s3://b/ü.tar", "v", 1, 2, 3), ShardRef("s3://b/b.tar"), ShardRef("c", None, 0, 0, 0)])
+    assert Shards.unpack(shards.packed) == shards and list(shards)[::2] == [shards[0], shards[-1]]
+    assert Shards.joined([Shards.of([]), *(Shards.of([ref]) for ref in shards)]) == shards
+    with pytest.raises(ProtocolError, match="not a list of shards"):
+        Shards.unpack(shards.packed[:cut])
+    with pytest.raises(ProtocolError, match="too large"):
+        Shards.unpack(shards.packed, max_bytes=100)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The readable part of an arriving shard, how urgent its download is, and turns of long computations."""
 
 import asyncio
-import json
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.scheduler import Priority
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import ShardRef
-from shardcache.server.session import written
 from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import PartSums
@@ -148,12 +146,3 @@ async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
         group.create_task(turns.take(LONG[:320], work))
         group.create_task(turns.take([1], lambda _: order.append("short")))
     assert order.index("short") == 1
-
-
-@pytest.mark.parametrize("count", [0, 1, 256, 257, 5_000])
-async def test_a_manifest_written_in_pieces_is_the_same_json(count: int) -> None:
-    """Of any length, with all that needs quoting."""
-    refs = [ShardRef(f's3://b/"{number}".tar', None, number) for number in range(count)]
-    message = {"type": "manifest", "shards": refs, "id": 7, "error": {"url": None}}
-    expected = {**message, "shards": [ref.to_json() for ref in refs]}
-    assert json.loads(await written(message, Turns())) == expected

@@ -34,7 +34,7 @@ from support.shards.tars import make_tar, pack, published, random_samples
 
 READER = ReaderIdentity("job")
 URLS = tuple(f"s3://bucket/{number}.tar" for number in range(2))
-PLAN = Plan(epoch=0, shards=tuple(map(ShardRef, URLS)), order=(0, 1), reads=2)
+PLAN = Plan.of(Manifest.of(map(ShardRef, URLS)), 0, [0, 1])
 TAR = make_tar(random_samples(6, {"bin": 1000}))  # a member and its header: 1536 bytes
 FOUR_READY = 4 * 1536 + 512
 KEYS = [f"{number:06d}" for number in range(6)]

@@ -1,0 +1,112 @@
+"""Many readers of one job over a hundred thousand shards: their first samples, and what their plans cost the daemon.
+
+All shards are one small tar, which nginx serves under as many names. Each rank is a process that makes the dataset from
+an index file and forks its readers. The cache holds a few shards for each, so that fetching ends soon.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from urllib.request import Request, urlopen
+
+from benchmarks.measure import Row, Target, peak_bytes, thread_cpu_s
+from benchmarks.node.rank import READERS
+from benchmarks.workplace import Daemon, Workplace
+from shardcache import shardlist
+from shardcache.protocol import ShardRef
+from support.cluster.tier import Nginx
+from support.network.ports import free_port
+from support.shards.tars import write_shards
+
+SHARDS, RANKS = 100_000, 8
+_SAMPLES = 4  # of each shard
+_CAPACITY = "20MB"
+_CONFIG = """
+daemon off;
+worker_processes 1;
+pid {folder}/pid;
+user root;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    server {{ listen 127.0.0.1:{port}; root {folder}; location /train/ {{ try_files /shard-000000.tar =404; }} }}
+}}
+"""
+
+TARGETS = {
+    "s until the first samples of all": 4.0,
+    "s until that of one that joins": 0.5,
+    "CPU-s of the event loop": 3.0,
+    "ms, longest turn of the loop": 50.0,
+    "MB more of the daemon at its peak": 30.0 + READERS,
+    "s to make the dataset": 0.3,
+    "MB of a reader at its peak": 60.0,
+}
+
+
+def measure(place: Workplace) -> list[Row]:
+    """Return the medians of all rounds, each over a new daemon."""
+    shards = round(SHARDS * place.scale)
+    with _store(shards) as index:
+        rounds = [_round(place, index) for _ in range(place.rounds)]
+    what = f"{READERS} readers, {shards:,} shards: "
+    return [
+        Row("scale", what + name, median(each[at] for each in rounds), target=Target("≤", limit))
+        for at, (name, limit) in enumerate(TARGETS.items())
+    ]
+
+
+@contextmanager
+def _store(shards: int) -> Iterator[str]:
+    """Serve the shards; yield the url of their index."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-scale-") as name:
+        folder, port = Path(name), free_port()
+        folder.chmod(0o755)
+        (path,) = write_shards(folder, 1, _SAMPLES)
+        config = folder / "nginx.conf"
+        config.write_text(_CONFIG.format(folder=folder, port=port))
+        with Nginx(None, config, [("127.0.0.1", port)]):
+            url = f"http://127.0.0.1:{port}"
+            with urlopen(Request(f"{url}/train/000000.tar", method="HEAD")) as answer:
+                version, size_bytes = answer.headers["ETag"], path.stat().st_size
+            urls = (f"{url}/train/laion-high-resolution-{number:06d}.tar" for number in range(shards))
+            refs = (ShardRef(each, version, size_bytes, _SAMPLES) for each in urls)
+            (folder / "index.json").write_text(shardlist.write(refs))
+            yield f"{url}/index.json"
+
+
+def _round(place: Workplace, index: str) -> list[float]:
+    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when all have begun."""
+    with place.folder() as cache_dir, tempfile.TemporaryDirectory() as name, Daemon(cache_dir, _CAPACITY) as daemon:
+        folder, idle_bytes, idle_s = Path(name), peak_bytes(daemon.pid), thread_cpu_s(daemon.pid)[daemon.pid]
+        where, readers = (index, str(daemon.socket), str(folder)), READERS // RANKS
+        command = [sys.executable, "-m", "benchmarks.node.rank", *where]
+        begun_s = time.time()
+        ranks = [subprocess.Popen([*command, str(rank), str(readers)]) for rank in range(RANKS)]
+        firsts = [_first(folder, number) for number in range(READERS)]
+        loop_s = thread_cpu_s(daemon.pid)[daemon.pid] - idle_s
+        ranks.append(subprocess.Popen([*command, str(READERS), "1"]))
+        joined = _first(folder, READERS)
+        lag_s, more_bytes = daemon.status()["loop_lag"]["max_s"], peak_bytes(daemon.pid) - idle_bytes
+        (folder / "end").touch()
+        for rank in ranks:
+            rank.wait()
+    figures = [max(first["at_s"] for first in firsts) - begun_s, joined["first_s"], loop_s, 1e3 * lag_s]
+    figures += [more_bytes / 1e6, joined["made_s"], joined["bytes"] / 1e6]
+    place.say("; ".join(f"{figure:.2f} {name}" for figure, name in zip(figures, TARGETS, strict=True)))
+    return figures
+
+
+def _first(folder: Path, number: int) -> dict[str, float]:
+    """Wait until a reader has had its first sample; return what it wrote."""
+    while not (folder / f"{number}.json").exists():
+        time.sleep(0.01)
+    found: dict[str, float] = json.loads((folder / f"{number}.json").read_text())
+    return found
