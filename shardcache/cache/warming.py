@@ -1,6 +1,7 @@
 """Work through lists of shards on a user's request: warming and counting, a few at a time, with events for progress."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -141,7 +142,8 @@ class Warming:
         async def note(found: Published) -> None:
             delivered.append(found)
 
-        totals = await self.fetch(sized, send, note)
+        # In an order of its own: nodes that warm the same shards do not all want the same one at a time.
+        totals = await self.fetch(random.sample(sized, len(sized)), send, note)
         for found in delivered:
             if self._store.shards.get(found.shard.key) is not found.shard:
                 totals["cached" if found.hit else _FETCHED] -= 1
