@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 
+from shardcache.cluster.nginx import time_limits
 from shardcache.cluster.tier import Tier, Upstream, parse
 from shardcache.fetch.estimates import Hedging
 from shardcache_client.order.deal import SampleDeal
@@ -26,11 +27,13 @@ RANKS = 8
 WORKERS = 2
 DOLLARS_PER_GB = 0.02
 DOLLARS_PER_REQUEST = 0.0004 / 1000
+PERMISSIONS_PER_HOUR = 14  # of an object, at most, with `--trust-s 300`
 # Space that a node has for its part, over the part itself.
 _SPACE = 1.25
 
 CONNECTIONS = 16
 STALL_TIMEOUT_S = 20.0
+FAIL_TIMEOUT_S = 10.0
 LINE_BYTES_PER_S = 1.25e9
 PER_SHARD, PER_PART = "owners of shards", "owners of parts"
 _STORE = "https://s3.eu-central-1.amazonaws.com"
@@ -39,10 +42,7 @@ _HORIZON = 1500
 
 
 def bills(nodes: int) -> Iterator[str]:
-    for way, groups, later in (
-        ("its part, shuffled over all shards", 1, None),
-        ("its part, `canonical_nodes`", nodes, None),
-    ):
+    for way, groups in (("its part, shuffled over all shards", 1), ("its part, `canonical_nodes`", nodes)):
         first, *others = _fetched(nodes, groups=groups, space=int(_SPACE * SHARDS / nodes))
         later = sum(others) / len(others)
         yield _row(way, _SPACE / nodes, first, later, requests=(first + (EPOCHS - 1) * later) * SHARDS * (PARTS + 1))
@@ -51,7 +51,11 @@ def bills(nodes: int) -> Iterator[str]:
     yield _row("the cluster's, with a tier", fullest, 1, 0, SHARDS * PARTS + EPOCHS * 2 * reads, reads / SHARDS / nodes)
     # Warmed; without, each node fetches what it needs until it has everything.
     yield _row("the whole dataset", 1.0, nodes, 0, nodes * SHARDS * (PARTS + 1))
-    yield _row("the whole dataset, by a tier", 1 + fullest, 1, 0, SHARDS * PARTS + nodes * SHARDS + SHARDS, 1.0)
+
+
+def bill_of_all_by_tier(nodes: int) -> str:
+    requests = SHARDS * (PARTS + nodes + PERMISSIONS_PER_HOUR)
+    return _row(f"the whole dataset on {nodes} nodes, by a tier", 1 + loads(nodes).max() / nodes, 1, 0, requests, 1.0)
 
 
 def _row(way: str, disk: float, first: float, later: float, requests: float, received: float = 0) -> str:
@@ -141,6 +145,12 @@ def _is_late(hedging: Hedging, rates: "np.typing.NDArray[np.float64]", left: flo
     return left_s is not None and hedging.spend()
 
 
+def waiting(nodes: int, silent: float = 0.01) -> float:
+    """Return the connections of a node that wait, on average, for owners that are silent, until nginx skips them."""
+    until_next_s = FAIL_TIMEOUT_S + nodes * PART_BYTES / LINE_BYTES_PER_S
+    return silent * nodes * time_limits(STALL_TIMEOUT_S)["connect_ms"] / 1000 / until_next_s
+
+
 def main() -> None:
     for nodes in (64, 1000, 4000):
         for name, found in ((PER_SHARD, loads(nodes, whole=True)), (PER_PART, loads(nodes))):
@@ -153,8 +163,9 @@ def main() -> None:
                 hot_spot(nodes, shards, whole=whole, own_orders=own),
                 flush=True,
             )
-    for nodes in (64, 1000):
-        print(f"{nodes} nodes", *bills(nodes), sep="\n", flush=True)
+    for nodes in (1000, 10_000):
+        print(f"{nodes} nodes, 1 % of them silent: {waiting(nodes):.1f} of {CONNECTIONS} connections wait")
+    print(*bills(64), bill_of_all_by_tier(1000), sep="\n")
 
 
 if __name__ == "__main__":

@@ -75,6 +75,15 @@ def test_warm_reports_each_shard_and_the_sum(daemon: Daemon, pattern: str, shard
     assert (again["cached"], again["fetched"], again["origin_bytes"]) == (SHARDS, 0, 0)
 
 
+def test_each_warm_has_an_order_of_its_own(pattern: str, shards: list[str], tmp_path: Path) -> None:
+    """All nodes of a cluster warm the same shards, and would each want the same one at a time."""
+    (tmp_path / "node").mkdir()
+    with Daemon(tmp_path / "node", "--max-transfers", "1") as node:
+        rans = [shardcache("warm", "--json", pattern, socket=node.socket) for _ in range(8)]
+    orders = [[event["url"] for event in ran.events if event["event"] == "shard"] for ran in rans]
+    assert len(set(map(tuple, orders))) > 1 and all(sorted(order) == shards for order in orders)
+
+
 def test_shards_that_fail_are_named_and_the_others_arrive(daemon: Daemon, shards: list[str], tmp_path: Path) -> None:
     """Exit 1: a missing shard and a file that is no tar, which is not cached; as text, each remedy once at the end."""
     (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
