@@ -17,7 +17,7 @@ from shardcache.cache.residency import Residency
 from shardcache.cache.transfers import Leasing, Prefetcher, Published, Transfers
 from shardcache.cache.views import Overview
 from shardcache.cache.waits import Turns
-from shardcache.cache.warming import Send, Warming, reporting
+from shardcache.cache.warming import Round, Send, Warming, reporting
 from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
 from shardcache.fetch.download import Downloader
@@ -133,7 +133,7 @@ class Cache:
         async with self._found(patterns, peer, send) as refs:
             asked = await self._warming.ask(refs, versions=True)
             new = await self._pins.add(await asyncio.to_thread(_pins_of, asked, uids))
-            totals = await self._warming.fetch(asked, send, keep)
+            totals = await self._warming.fetch(Round(asked, "cached", self._transfers, send), keep)
             pins = [pin for url in new if (pin := self._pins.get(url)) is not None]
             await self._pins.remove([pin for pin in pins if pin.key not in self._store.shards], peer.uid)
             await self._pins.save()

@@ -111,10 +111,7 @@ class Manifests:
 
     async def _list_all(self, patterns: Sequence[str]) -> Listing:
         named = await asyncio.to_thread(lambda: list(map(named_by_braces, patterns)))
-        lists = [
-            await self._list(pattern) if shards is None else shards
-            for pattern, shards in zip(patterns, named, strict=True)
-        ]
+        lists = [each or await self._list(pattern) for pattern, each in zip(patterns, named, strict=True)]
         if sum(map(len, lists)) > MAX_SHARDS:
             raise ConfigError(
                 f"the patterns match more than {MAX_SHARDS:,} shards",
@@ -137,9 +134,7 @@ class Manifests:
 
     async def _list(self, pattern: str) -> Shards:
         try:
-            shards = await self._downloader.ask(
-                pattern, lambda received: expand(pattern, self._origins, received, self._indexes)
-            )
+            shards = await self._downloader.ask(pattern, lambda got: expand(pattern, self._origins, got, self._indexes))
         except OriginUnavailableError as exn:
             rows = None if _is_secret(pattern) else await self._history.catalogue.get(_KIND, pattern)
             if rows is None:

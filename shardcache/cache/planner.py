@@ -57,8 +57,8 @@ class Listing:
         """Build from the shards, and from their names if these are known. Blocks."""
         self.shards = shards
         self.remembered = remembered  # sample counts that come from this daemon's catalogue; other nodes may lack them
-        pairs = zip(shards.urls, shards.versions, strict=False)
-        self.names = names or [shard_key(url, version) if version else url for url, version in pairs]
+        pairs = zip(shards.urls, shards.versions, strict=True)
+        self.names = names or [shard_key(*pair) if pair[1] else pair[0] for pair in pairs]
         self.memory_bytes = len(shards.urls.text) + len(shards.versions.text) + _ROW_BYTES * len(shards)
 
     @classmethod

@@ -123,7 +123,7 @@ class Reader:
         self._residency = owner.leasing.residency
         self._planner = owner.leasing.residency.planner
         self.listing: Listing | None = None  # the shards that the plan names
-        self._order = array("I")  # for each position, the number of the shard
+        self.order = array("I")  # for each position, the number of the shard
         self._leases: dict[int, Lease] = {}
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._waits: list[Wait] = []  # longest first; empty while it reads
@@ -141,35 +141,29 @@ class Reader:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         self._planner.now.declare(self, job=self.job.key)
-        del self._order[:]
+        del self.order[:]
         self.listing = listing
 
     async def extend(self, order: Sequence[int]) -> None:
         """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
-        listing = self.listing
-        assert listing is not None
-        self._owner.check_memory(self, len(order))
-        versions, names = listing.shards.versions, listing.names
-        await self._owner.leasing.recall(names[number] for number in dict.fromkeys(order) if not versions[number])
-        await self._owner.turns.take(order, self._add_positions)
-        self._residency.changed.notify()
-
-    def _add_positions(self, order: Sequence[int]) -> None:
         assert self.listing is not None
-        self._order.extend(order)
-        self._planner.now.extend(self, [self.listing.names[number] for number in order])
+        self._owner.check_memory(self, len(order))
+        versions, names = self.listing.shards.versions, self.listing.names
+        await self._owner.leasing.recall(names[number] for number in dict.fromkeys(order) if not versions[number])
 
-    @property
-    def plan_bytes(self) -> int:
-        """Memory taken by the positions of the plan."""
-        return _POSITION_BYTES * len(self._order)
+        def add(some: Sequence[int]) -> None:
+            self.order.extend(some)
+            self._planner.now.extend(self, [names[number] for number in some])
+
+        await self._owner.turns.take(order, add)
+        self._residency.changed.notify()
 
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
-        if not 0 <= position < len(self._order):
+        if not 0 <= position < len(self.order):
             raise ProtocolError(f"the plan has no position {position}")
         assert self.listing is not None
-        return self.listing.shards[self._order[position]]
+        return self.listing.shards[self.order[position]]
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer of the shard at a position, if there is one."""
@@ -276,7 +270,7 @@ class Reader:
         while self._leases:
             await self._let_go(self._leases.popitem()[1])
         self.listing = None  # explicitly, as an error's traceback may keep a disconnected reader alive
-        del self._order[:]
+        del self.order[:]
 
     async def _let_go(self, lease: Lease) -> None:
         self._moved_s = time.monotonic()
@@ -428,12 +422,15 @@ class Readers:
 
     def check_memory(self, reader: Reader, added: int) -> None:
         """Raise CapacityError if a reader's plan takes too much memory with `added` positions, alone or with all."""
-        own_bytes = reader.plan_bytes + _POSITION_BYTES * added + (reader.listing.memory_bytes if reader.listing else 0)
+        own_bytes = _POSITION_BYTES * (len(reader.order) + added) + (
+            reader.listing.memory_bytes if reader.listing else 0
+        )
         lists = {each.listing for each in self._readers if each.listing is not None}
-        all_bytes = sum(each.memory_bytes for each in lists) + sum(each.plan_bytes for each in self._readers)
+        all_bytes = _POSITION_BYTES * (sum(len(each.order) for each in self._readers) + added)
+        all_bytes += sum(each.memory_bytes for each in lists)
         for what, taken_bytes, max_bytes in (
             ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
-            ("all plans together take", all_bytes + _POSITION_BYTES * added, self._plan_memory_bytes),
+            ("all plans together take", all_bytes, self._plan_memory_bytes),
         ):
             if taken_bytes > max_bytes:
                 raise CapacityError(

@@ -45,11 +45,11 @@ class Round:
         self._done_bytes = 0
         self._origin_bytes = 0
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
-        self._total_bytes = sum(sizes) or None  # a shard without a size is most likely missing
+        self.total_bytes = sum(sizes) or None  # as far as it is known
 
     async def run(self, visit: Callable[[ShardRef], Awaitable[Outcome]], at_once: int) -> Event:
         """Visit every shard, reporting `resolved`, `progress` and each `shard` or `error` event; return the totals."""
-        await self._send({"event": "resolved", "shards": len(self._refs), "total_bytes": self._total_bytes})
+        await self._send({"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes})
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(self._tick())
             async with asyncio.TaskGroup() as workers:
@@ -90,7 +90,7 @@ class Round:
             "done_shards": self._counts.total(),
             "shards": len(self._refs),
             "done_bytes": self._done_bytes + sum(transfer.arrived_bytes for transfer in transfers if transfer),
-            "total_bytes": self._total_bytes,
+            "total_bytes": self.total_bytes,
         }
 
 
@@ -130,20 +130,31 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
-        """Fetch the shards, reporting to `send`. Raises CapacityError if they exceed the cache's capacity together."""
+        """Fetch the shards, reporting to `send`; sizes that no listing gave are requested meanwhile.
+
+        Raises CapacityError as soon as they are known to exceed the cache's capacity together.
+        """
         await self._leasing.recall(ref.url for ref in refs if ref.version is None)
-        sized = await self.ask(refs)
-        known_bytes, space = sum(ref.size_bytes or 0 for ref in sized), self._store.measured()
-        remedy = f"{space.remedy}, or warm fewer shards"
-        if known_bytes > space.effective_bytes(space.unwritten_bytes):
-            raise CapacityError(f"the shards total {size(known_bytes)}; {space.explanation}", remedy=remedy)
-        delivered: list[Published] = []
+        # In an order of its own: nodes that warm the same shards do not all want the same one at a time.
+        wanted = random.sample(unique := list(dict.fromkeys(refs)), len(unique))
+        self._check_size(wanted)
+        delivered, work = list[Published](), Round(wanted, "cached", self._transfers, send)
 
         async def note(found: Published) -> None:
             delivered.append(found)
 
-        # In an order of its own: nodes that warm the same shards do not all want the same one at a time.
-        totals = await self.fetch(random.sample(sized, len(sized)), send, note)
+        fetching = asyncio.create_task(self.fetch(work, note))
+        asking = asyncio.create_task(self.ask(wanted))
+        try:
+            await asyncio.wait((fetching, asking), return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                work.total_bytes = self._check_size(asking.result())
+            totals = await fetching
+        finally:
+            fetching.cancel()
+            asking.cancel()
+            await asyncio.gather(fetching, asking, return_exceptions=True)
+        space = self._store.measured()
         for found in delivered:
             if self._store.shards.get(found.shard.key) is not found.shard:
                 totals["cached" if found.hit else _FETCHED] -= 1
@@ -153,8 +164,16 @@ class Warming:
                 await send({"event": "error", "error": evicted.to_json()})
         await send({"event": "done", **totals})
 
-    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Callable[[Published], Awaitable[None]]) -> Event:
-        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
+    def _check_size(self, refs: Sequence[ShardRef]) -> int | None:
+        """Return the known size of all shards. Raises CapacityError if it is too large."""
+        known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
+        if known_bytes > space.effective_bytes(space.unwritten_bytes):
+            remedy = f"{space.remedy}, or warm fewer shards"
+            raise CapacityError(f"the shards total {size(known_bytes)}; {space.explanation}", remedy=remedy)
+        return known_bytes or None
+
+    async def fetch(self, work: Round, use: Callable[[Published], Awaitable[None]]) -> Event:
+        """Fetch a round, reporting every event but the last; return its totals. `use` gets each shard, retained."""
 
         async def visit(ref: ShardRef) -> Outcome:
             async with self._leasing.published(ref) as found:
@@ -162,7 +181,7 @@ class Warming:
             state = "cached" if found.hit else _FETCHED
             return state, found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
 
-        return await Round(refs, "cached", self._transfers, send).run(visit, self._max_transfers)
+        return await work.run(visit, self._max_transfers)
 
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
         """Return each ref once, with sizes that its pattern did not give, and, if asked for, versions."""
@@ -188,7 +207,7 @@ class Warming:
                 except ShardcacheError:
                     return
 
-        await asyncio.gather(*map(ask, urls))
+        await asyncio.gather(*map(ask, reversed([*urls])))  # a fetch that has begun asks for the first ones itself
         return found
 
     # Counting. The shards pass through the cache, which may be smaller than the dataset: each may be evicted once it is
