@@ -37,8 +37,7 @@ class Texts:
         texts = cls(array("Q", accumulate(lengths, initial=0)), text)
         if texts.ends[-1] != len(text):
             raise ValueError("the lengths of texts do not fit their bytes")
-        for _ in () if text.isascii() else texts:
-            pass  # a text could end within a character
+        list(() if text.isascii() else texts)  # a text could end within a character
         return texts
 
     @property

@@ -9,6 +9,7 @@ Permutations depend on their key alone: they are the same for every machine, Pyt
 import hashlib
 import math
 import random
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class Order:
             while len(self._rounds) >= _ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
             shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
-            self._rounds[number] = shards, list(accumulate(map(self._counts.__getitem__, shards)))
+            self._rounds[number] = array("I", shards), array("Q", accumulate(map(self._counts.__getitem__, shards)))
         return self._rounds[number]
 
 
