@@ -107,7 +107,8 @@ def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoRe
     if answer.status >= 300:
         what = f"the origin answered a ranged read with status {answer.status}"
         raise error_of(answer.status, what, obj.url, answer.headers)
-    check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+    if obj.ranges:
+        check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
     if not version:
         raise no_version(obj.url)
     if version != obj.version:

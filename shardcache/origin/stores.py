@@ -136,6 +136,13 @@ class StoreOrigin(FsspecOrigin):
             return None if answer is None else answer.sums
         http_semantics.judge(answer, answer.headers.get(self.versions[0], "").strip('"'), obj, parts)
 
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await super().close()
+        for name in ("_session", "service_client", "credential"):  # of gcsfs, and of adlfs
+            if (client := getattr(self._fs, name, None)) is not None:
+                await client.close()
+
     async def _ask(
         self,
         method: str,
@@ -184,12 +191,6 @@ class GcsOrigin(StoreOrigin):
     versions = ("x-goog-generation", "generation")
     anonymous: ClassVar[dict[str, Any]] = {"token": "anon"}
 
-    async def close(self) -> None:
-        """As `Origin.close`."""
-        await super().close()
-        if self._fs._session is not None:
-            await self._fs._session.close()
-
     def _target(self, url: str) -> str:
         return "/".join((self._fs._location.rstrip("/"), *_place(url)))
 
@@ -216,27 +217,23 @@ class AzureOrigin(StoreOrigin):
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}  # which its finalizers need; its methods do not
 
-    async def close(self) -> None:
-        """As `Origin.close`."""
-        await super().close()
-        await self._fs.service_client.close()
-        if self._fs.credential is not None:
-            await self._fs.credential.close()
-
     @property
     def _account(self) -> str:
         client = self._fs.service_client
         return str(getattr(client.credential, "account_name", None) or client.account_name or self._fs.account_name)
 
     def _path(self, url: str) -> str:
+        self._check_account(url)
+        return super()._path(url)
+
+    def _check_account(self, url: str) -> None:
         account = url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0]
         if account not in ("", self._account):
             remedy = f"the account of the [[origin]] table is {self._account}; each account needs a table"
             raise OriginError("the url names another storage account than the daemon uses", url=url, remedy=remedy)
-        return super()._path(url)
 
     def _target(self, url: str) -> str:
-        self._path(url)
+        self._check_account(url)
         container, key = _place(url)
         endpoint = self._fs.service_client.url.partition("?")[0].rstrip("/")
         return f"{endpoint}/{container.partition('@')[0]}/{key}"

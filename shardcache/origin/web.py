@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from yarl import URL
 
 from shardcache.access import WEB
-from shardcache.errors import ConfigError, OriginError, ShardChangedError
+from shardcache.errors import ConfigError, OriginError
 from shardcache.origin import http_semantics
 from shardcache.origin.base import Origin, RemoteObject, Route, Setup
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
@@ -81,12 +81,8 @@ class HttpOrigin(Origin):
         if answer is None or answer.sums is not None:
             return None if answer is None else answer.sums
         _check(answer, obj.url)
-        if obj.ranges:
-            http_semantics.check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
         size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
-        if _version(answer.headers, size_bytes) != obj.version:
-            raise ShardChangedError("the server sent a different version than requested", url=obj.url)
-        raise http_semantics.wrong_length(parts.size_bytes, obj.url)
+        http_semantics.judge(answer, _version(answer.headers, size_bytes), obj, parts)
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
         """As `Origin.ask_tier`; None unless ETags tell versions of the file apart."""
