@@ -48,12 +48,11 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-_GCS, _AZURE = "shardcache.origin.stores:GcsOrigin", "shardcache.origin.stores:AzureOrigin"
+_GCS, _AZURE, _HUB = (f"shardcache.origin.stores:{name}Origin" for name in ("Gcs", "Azure", "Hub"))
 # Other store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows
 # one does not allow the other.
 _STORES = {
     "adlfs": ("adl",),
-    "huggingface_hub": ("hf",),
     "ossfs": ("oss",),
     "ocifs": ("oci", "ocilake"),
     "tosfs": ("tos", "tosfs"),
@@ -66,6 +65,7 @@ _TABLE = (
     UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
     *(UrlProtocol((name,), PlaceKind.STORE, _GCS, "gcsfs") for name in ("gs", "gcs")),
     *(UrlProtocol((name,), PlaceKind.STORE, _AZURE, "adlfs") for name in ("az", "abfs", "abfss")),
+    UrlProtocol(("hf",), PlaceKind.STORE, _HUB, "huggingface_hub"),
     *(UrlProtocol((n,), PlaceKind.STORE, package=package) for package, names in _STORES.items() for n in names),
     UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
     *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),

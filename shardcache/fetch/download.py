@@ -22,7 +22,7 @@ from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.scheduler import Claim, Priority, Scheduler
 from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
-from shardcache.origin.base import MD5, Origin, RemoteObject
+from shardcache.origin.base import MD5, SHA256, Origin, RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk import disk_error
 from shardcache.store.partial import Partial
@@ -163,7 +163,7 @@ class Etags:
         """
         if obj.checksum is None or obj.checksum.algorithm != MD5 or store_of(obj.url) in self._other:
             return
-        self.judge(obj, obj.checksum.value, await asyncio.to_thread(_md5, path))
+        self.judge(obj, obj.checksum.value, await asyncio.to_thread(_digest, path, MD5))
 
     def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
         """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
@@ -186,9 +186,9 @@ class Etags:
             )
 
 
-def _md5(path: Path) -> int:
+def _digest(path: Path, algorithm: str) -> int:
     with path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -413,12 +413,15 @@ class _Download:
         Raises CorruptShardError; OSError if the file cannot be read.
         """
         algorithm, wanted = self.algorithm, self.obj.checksum
-        if algorithm is None or wanted is None:
+        if wanted is None or (algorithm is None and wanted.algorithm != SHA256):
             return
-        parts = self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(ALGORITHMS[algorithm])
-        found = combined(algorithm, parts, self.partial.part_bytes, self.obj.size_bytes)
+        if algorithm is None:
+            found = _digest(self.partial.path, SHA256)
+        else:
+            parts = self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(ALGORITHMS[algorithm])
+            found = combined(algorithm, parts, self.partial.part_bytes, self.obj.size_bytes)
         if found != wanted.value:
-            message = f"the {algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
+            message = f"the {wanted.algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
             raise CorruptShardError(message, url=self.obj.url)
 
     def _with_earlier_parts(self, checksum: Callable[[bytes, int], int]) -> list[int]:

@@ -17,6 +17,7 @@ from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 MD5 = "md5"
+SHA256 = "sha256"
 _READ_BYTES = 4 * 1024**2
 
 OWNER = "x-shardcache-owner"
@@ -33,7 +34,7 @@ WRITABLE = "write to a folder, s3://, or another object store"
 class Checksum:
     """Checksum of a whole object, as reported by its origin."""
 
-    algorithm: str  # "crc32c", "crc32", "crc64nvme", or `MD5`, which is presumed: an ETag does not say what it is
+    algorithm: str  # "crc32c", "crc32", "crc64nvme", "sha256", or `MD5`, which is presumed: an ETag does not say it
     value: int  # unsigned
 
 
@@ -128,6 +129,10 @@ class Origin(Protocol):
         Raises what `fetch` raises when the connection fails.
         """
         return None
+
+    async def credentials(self, url: str) -> str:
+        """Obtain the credentials for a url, and return their kind; empty if unknown. Raises the errors of `stat`."""
+        return ""
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """Store a file under `url`, whole or not at all, and return the object; the file may be moved there.

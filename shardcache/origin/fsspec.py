@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
 
 # Fields that identify the content, most specific first; failing those, fields that date it, combined with the size.
-_IDENTITIES = ("ETag", "etag", "e_tag", "blob_id", "sha256", "sha", "content_md5", "checksum")
+_IDENTITIES = ("ETag", "etag", "e_tag", "sha", "checksum")
 _DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "modify", "modificationTime", "created")
 # Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
 _FOREIGN = {
@@ -34,6 +35,7 @@ _FOREIGN = {
     "google.auth.exceptions": "GoogleAuthError",
     "azure.core.exceptions": "AzureError",
     "httpx": "HTTPError",
+    "httpx2": "HTTPError",
 }
 # Those of them that a retry does not cure.
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
@@ -245,7 +247,7 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
         )
     if isinstance(exn, IsADirectoryError):
         return _is_folder(url)
-    for name in ("status", "status_code", "code"):
-        if isinstance(status := getattr(exn, name, None), int):
+    for source, name in product((exn, getattr(exn, "response", None)), ("status", "status_code", "code")):
+        if isinstance(status := getattr(source, name, None), int):
             return error_of(status, reason, url)
     return errors.OriginUnavailableError(f"the read failed: {reason}", url=url)

@@ -315,6 +315,10 @@ class Deferred(Origin):
         """As `Origin.list_prefix`."""
         return await (await self._loaded()).list_prefix(prefix, received)
 
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`."""
+        return await (await self._loaded()).credentials(url)
+
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """As `Origin.upload`."""
         return await (await self._loaded()).upload(path, url)

@@ -1,4 +1,4 @@
-"""Object stores that the transport workers read by HTTP as documented: Google's and Azure's.
+"""Object stores that the transport workers read by HTTP as documented: Google's, Azure's and the Hugging Face Hub.
 
 A store's fsspec filesystem lists, uploads and finds the credentials; no byte of a shard passes through it.
 """
@@ -7,6 +7,7 @@ import asyncio
 import base64
 import binascii
 import math
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,11 +17,14 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 import fsspec
+from yarl import URL
 
-from shardcache.errors import NotFoundError, OriginError, ShardcacheError
+from shardcache.access import is_near
+from shardcache.errors import NotAllowedError, NotFoundError, OriginError, ShardcacheError, ShardChangedError
 from shardcache.origin import http_semantics
-from shardcache.origin.base import MD5, Checksum, RemoteObject, Setup
+from shardcache.origin.base import MD5, SHA256, Checksum, RemoteObject, Setup
 from shardcache.origin.fsspec import FsspecOrigin, translated
+from shardcache.origin.web import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.transport.messages import ECHOED, Answer, Body
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow
@@ -28,23 +32,25 @@ from shardcache.transport.workers import Commit, Flow
 _EARLY_S = 300.0
 _PAUSE_S = 10.0
 _SIGNED_S = 3600
+_LOCATED_S = 600
+_MAX_LOCATED = 10_000
+_EXPIRED = (400, 401, 403)
+_NO_CREDENTIALS = "none: anonymous"
 _AZURE_VERSION = "2023-11-03"
 
 # The class that gcsfs registers asks by gRPC of what type each bucket is.
 fsspec.register_implementation("gs", "gcsfs.core.GCSFileSystem", clobber=True)
 fsspec.register_implementation("gcs", "gcsfs.core.GCSFileSystem", clobber=True)
 
-Headers = Mapping[str, str]
-"""Headers of a message; of an answer, names are in lower case."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
     """Credentials as requests show them."""
 
-    headers: Headers
+    headers: Mapping[str, str]
     query: str = ""
     until_s: float = math.inf  # time of expiry
+    source: str = _NO_CREDENTIALS  # for people
 
 
 class Renewed:
@@ -56,9 +62,6 @@ class Renewed:
         self._due_s = -math.inf
         self._was_refused = False
         self._proving = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Renewed, due in {self._due_s - time.time():.0f} s>"
 
     async def get(self, url: str) -> Proof:
         """Return the proof for a url; while it is renewed or cannot be, the previous one until that expires."""
@@ -90,23 +93,18 @@ class Renewed:
 
 
 class StoreOrigin(FsspecOrigin):
-    """Buckets with one set of options; redirects are not followed, so that credentials reach no other server.
+    """Buckets with one set of options; redirects are not followed, so that credentials reach no other server."""
 
-    Attributes:
-        condition: header that requests a version, and the version's form in it.
-        versions: names of the version in answers and in listings.
-        anonymous: options of the filesystem for requests without credentials.
-        defaults: other options of the filesystem.
-    """
-
-    condition: ClassVar[tuple[str, str]]
-    versions: ClassVar[tuple[str, str]]
-    anonymous: ClassVar[dict[str, Any]]
-    defaults: ClassVar[dict[str, Any]] = {}
+    condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')  # header that requests a version, and its form there
+    versions: ClassVar[tuple[str, str]] = ("etag", "etag")  # names of the version in answers and in listings
+    endpoint: ClassVar[str] = "endpoint_url"  # option of the filesystem for another endpoint
+    anonymous: ClassVar[dict[str, Any]]  # its options for requests without credentials
+    defaults: ClassVar[dict[str, Any]] = {}  # its other options
+    _is_far = True
 
     def __init__(self, setup: Setup) -> None:
         table = setup.table
-        options = {"endpoint_url": table.endpoint_url} if table.endpoint_url else {}
+        options = {self.endpoint: table.endpoint_url} if table.endpoint_url else {}
         options |= self.defaults | (self.anonymous if table.anon else {}) | table.storage_options
         super().__init__(replace(setup, table=table.model_copy(update={"storage_options": options})))
         self._workers, self._verify_md5 = setup.workers, table.verify_etag
@@ -114,27 +112,40 @@ class StoreOrigin(FsspecOrigin):
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        answer = await self._ask("HEAD", url, {})
+        return self._object(url, await self._ask("HEAD", url, {}))
+
+    def _object(self, url: str, answer: Answer | None) -> RemoteObject:
+        """Return the object that an answer to HEAD describes. Raises the error for any other answer."""
         assert answer is not None
-        if answer.status >= 300:
+        headers = answer.headers
+        if answer.status >= 300 and not (answer.status in REDIRECTS and "x-linked-etag" in headers):
             what = f"the origin answered a HEAD with status {answer.status}"
-            raise http_semantics.error_of(answer.status, what, url, answer.headers)
-        version, size_bytes = self._version(answer.headers, url), answer.headers.get("content-length")
-        checksum = self._checksum(answer.headers)
-        return RemoteObject(url, version, http_semantics.size_of(size_bytes, url), checksum, joinable=True)
+            raise http_semantics.error_of(answer.status, what, url, headers)
+        size_bytes = http_semantics.size_of(headers.get("x-linked-size") or headers.get("content-length"), url)
+        return RemoteObject(url, self._version(headers, url), size_bytes, self._checksum(headers), joinable=True)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
-        """As `Origin.fetch`; one GET of this version."""
+        """As `Origin.fetch`; one GET of this version, and another one if a signed url has expired."""
         name, form = self.condition
         wanted, ranges = form.format(obj.version), http_semantics.content_ranges(obj, parts.start, parts.stop)
-        body = Body(parts, 206, {"content-range": ranges, self.versions[0]: (wanted,)}, held=commit is not None)
-        headers = {"Range": http_semantics.range_header(parts.start, parts.stop), name: wanted}
-        answer = await self._ask("GET", obj.url, headers, body, flow, commit)
-        if answer is None or answer.sums is not None:
-            return None if answer is None else answer.sums
-        http_semantics.judge(answer, answer.headers.get(self.versions[0], "").strip('"'), obj, parts)
+        for is_last in (False, True):
+            place, away = await self._locate(obj, again=is_last)
+            expected = {"content-range": ranges} | ({} if away else {self.versions[0]: (wanted, f"W/{wanted}")})
+            headers = {"Range": http_semantics.range_header(parts.start, parts.stop)} | ({} if away else {name: wanted})
+            body = Body(parts, 206, expected, held=commit is not None)
+            answer = await self._ask("GET", obj.url, headers, body, flow, commit, place=place, away=away)
+            if answer is None or answer.sums is not None:
+                return None if answer is None else answer.sums
+            if is_last or not away or answer.status not in _EXPIRED:
+                version = obj.version if away else _plain(answer.headers.get(self.versions[0], ""))
+                http_semantics.judge(answer, version, obj, parts)
+        return None
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`."""
+        return (await self._proof.get(url)).source
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -144,29 +155,29 @@ class StoreOrigin(FsspecOrigin):
                 await client.close()
 
     async def _ask(
-        self,
-        method: str,
-        url: str,
-        headers: Headers,
-        body: Body | None = None,
-        flow: Flow | None = None,
-        commit: Commit | None = None,
+        self, method: str, url: str, headers: Mapping[str, str], *reading: Any, place: str = "", away: bool = False
     ) -> Answer | None:
-        """Return the answer to a request; it is repeated once if the store does not accept a proof that expires."""
-        for is_last in (False, True):
-            proof = await self._proof.get(url)
+        """Return the answer to a request; it is repeated once if the store does not accept a proof that expires.
+
+        `place` is the url to use in place of the object's own; `away` if it is another server's, without credentials.
+        """
+        for is_last in (away, True):
+            proof = Proof({}) if away else await self._proof.get(url)
+            target, shown = (place or self._target(url)) + proof.query, {**proof.headers, **headers}
             with http_semantics.translated(url):
-                request = http_semantics.request(method, self._target(url) + proof.query, {**proof.headers, **headers})
-                if body is None or flow is None:
-                    answer: Answer | None = await self._workers.ask(request)
-                else:
-                    answer = await self._workers.fetch(request, body, flow, commit)
+                request = http_semantics.request(method, target, shown, far_only=away and self._is_far)
+                workers = self._workers
+                answer: Answer | None = await (workers.fetch(request, *reading) if reading else workers.ask(request))
             if is_last or answer is None or answer.status != 401 or not self._proof.refuse(proof):
                 break
         return answer
 
+    async def _locate(self, _obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
+        """Return `place` and `away` of a request for an object; `again` if the last url has expired."""
+        return "", False
+
     def _version(self, info: Mapping[str, Any], url: str) -> str:
-        version = next((str(info[name]).strip('"') for name in self.versions if info.get(name)), "")
+        version = next((_plain(str(info[name])) for name in self.versions if info.get(name)), "")
         if not ECHOED.fullmatch(version):
             raise http_semantics.no_version(url)
         return version
@@ -175,13 +186,13 @@ class StoreOrigin(FsspecOrigin):
     def _target(self, url: str) -> str:
         """Return an object's url for HTTP. Raises OriginError."""
 
-    @abstractmethod
-    def _checksum(self, headers: Headers) -> Checksum | None:
+    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
         """Return the whole object's checksum, if an answer states it."""
+        return _decoded(MD5, headers["content-md5"]) if "content-md5" in headers and self._verify_md5 else None
 
     @abstractmethod
     async def _prove(self, was_refused: bool) -> Proof:
-        """Return current credentials; `was_refused` if the store did not accept the last ones. May raise anything."""
+        """Return current credentials; `was_refused` if the store did not accept the last ones."""
 
 
 class GcsOrigin(StoreOrigin):
@@ -194,7 +205,7 @@ class GcsOrigin(StoreOrigin):
     def _target(self, url: str) -> str:
         return "/".join((self._fs._location.rstrip("/"), *_place(url)))
 
-    def _checksum(self, headers: Headers) -> Checksum | None:
+    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
         hashes = (part.strip().partition("=") for part in headers.get("x-goog-hash", "").split(","))
         return next((_decoded(name, value) for name, _, value in hashes if name == "crc32c"), None)
 
@@ -206,14 +217,14 @@ class GcsOrigin(StoreOrigin):
         if payer := self._fs.requester_pays:
             headers["x-goog-user-project"] = payer if isinstance(payer, str) else self._fs.project
         expiry = google.credentials and google.credentials.expiry
-        return Proof(headers, until_s=expiry.replace(tzinfo=UTC).timestamp() if expiry else math.inf)
+        until_s = expiry.replace(tzinfo=UTC).timestamp() if expiry else math.inf
+        found = google.credentials and type(google.credentials).__module__.removeprefix("google.")
+        return Proof(headers, until_s=until_s, source=found or _NO_CREDENTIALS)
 
 
 class AzureOrigin(StoreOrigin):
     """Azure Blob Storage. An account key signs a query that permits reads for an hour; the key itself is not sent."""
 
-    condition = ("If-Match", '"{}"')
-    versions = ("etag", "etag")
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}  # which its finalizers need; its methods do not
 
@@ -238,22 +249,91 @@ class AzureOrigin(StoreOrigin):
         endpoint = self._fs.service_client.url.partition("?")[0].rstrip("/")
         return f"{endpoint}/{container.partition('@')[0]}/{key}"
 
-    def _checksum(self, headers: Headers) -> Checksum | None:
-        return _decoded(MD5, headers["content-md5"]) if "content-md5" in headers and self._verify_md5 else None
-
     async def _prove(self, _was_refused: bool) -> Proof:
         client, now_s, version = self._fs.service_client, time.time(), {"x-ms-version": _AZURE_VERSION}
         if self._fs.credential is not None:
             token = await self._fs.credential.get_token("https://storage.azure.com/.default")
-            return Proof(version | {"Authorization": f"Bearer {token.token}"}, until_s=token.expires_on)
+            return Proof(version | {"Authorization": f"Bearer {token.token}"}, "", token.expires_on, "token")
         if key := getattr(client.credential, "account_key", None):
             from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
             may, expiry = AccountSasPermissions(read=True), datetime.fromtimestamp(now_s + _SIGNED_S, UTC)
             query = generate_account_sas(self._account, key, ResourceTypes(object=True), may, expiry)
-            return Proof(version, f"?{query}", expiry.timestamp())
+            return Proof(version, f"?{query}", expiry.timestamp(), "account key")
         _, mark, query = client.url.partition("?")
-        return Proof(version, mark + query)
+        return Proof(version, mark + query, source="shared access signature" if query else _NO_CREDENTIALS)
+
+
+class HubOrigin(StoreOrigin):
+    """Repositories of the Hugging Face Hub, which redirects to signed urls of other servers for files of git LFS.
+
+    The version is the SHA-256 of such a file, and git's SHA-1 of any other.
+    """
+
+    versions = ("etag", "blob_id")
+    endpoint = "endpoint"
+    anonymous: ClassVar[dict[str, Any]] = {"token": False}
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._home = URL(self._fs.endpoint)
+        self._is_far = not is_near(self._home.host or "")
+        self._located: dict[str, tuple[RemoteObject, URL]] = {}
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
+        place = URL(self._target(url), encoded=True)
+        for _ in range(MAX_REDIRECTS):
+            answer = await self._ask("HEAD", url, {}, place=str(place))
+            location = answer.headers.get("location") if answer and answer.status in REDIRECTS else None
+            place = following(url, place, location) if location else place
+            if not location or place.origin() != self._home.origin():  # where the token must not be sent
+                break
+        if self._is_far and is_near(place.host or ""):
+            raise NotAllowedError(f"the Hub leads to {place.host}, which is this node or its metadata service", url=url)
+        if len(self._located) >= _MAX_LOCATED:
+            self._located.clear()
+        self._located[url] = self._object(url, answer), place
+        return self._located[url][0]
+
+    async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
+        known = self._located.get(obj.url)
+        if known is None or again or time.monotonic() - known[0].reported_s > _LOCATED_S:
+            await self.stat(obj.url)
+        found, place = self._located[obj.url]
+        if found.version != obj.version:
+            raise ShardChangedError("the Hub holds another version than requested", url=obj.url)
+        return str(place), place.origin() != self._home.origin()
+
+    def _target(self, url: str) -> str:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import parse_hf_uri
+
+        try:
+            at = parse_hf_uri(url)
+            repository = {"repo_type": at.type, "revision": at.revision, "endpoint": self._fs.endpoint}
+            return str(hf_hub_url(at.id, at.path_in_repo, **repository))
+        except ValueError as exn:
+            raise NotFoundError(f"not the url of a file on the Hub: {exn}", url=url) from None
+
+    def _version(self, info: Mapping[str, Any], url: str) -> str:
+        linked = info["lfs"]["sha256"] if info.get("lfs") else info.get("x-linked-etag")
+        return super()._version({"etag": linked} if linked else info, url)
+
+    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
+        version = self._version(headers, "")
+        return Checksum(SHA256, int(version, 16)) if re.fullmatch("[0-9a-f]{64}", version) else None
+
+    async def _prove(self, _was_refused: bool) -> Proof:
+        from huggingface_hub.utils import build_hf_headers
+
+        headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)
+        source = "token" if "authorization" in headers else _NO_CREDENTIALS
+        return Proof(headers, until_s=time.time() + _LOCATED_S, source=source)
+
+
+def _plain(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
 
 
 def _place(url: str) -> tuple[str, str]:

@@ -23,8 +23,8 @@ from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
 
-_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
-_MAX_REDIRECTS = 5
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 5
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 # Of a Location; its bytes beyond ASCII are sent back as they came.
@@ -112,19 +112,19 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject; None if `commit` refused."""
         home = target = _parsed(url)
-        for _ in range(_MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             request = self._request(target, headers, at_home=target.origin() == home.origin())
             if body is None or flow is None:
                 answer: Answer | None = await self._workers.ask(request)
             else:
                 answer = await self._workers.fetch(request, body, flow, commit)
-            location = answer.headers.get("location") if answer and answer.status in _REDIRECT_STATUSES else None
+            location = answer.headers.get("location") if answer and answer.status in REDIRECTS else None
             if location is None:
                 return answer
-            target = _next(url, target, location)
+            target = following(url, target, location)
             if self._redirect_guard is not None:
                 self._redirect_guard.check_hop(url, str(target))
-        raise OriginError(f"the server redirects more than {_MAX_REDIRECTS} times", url=url)
+        raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
         own = self._headers if at_home else {}
@@ -245,18 +245,19 @@ def _sendable(text: str) -> str:
     return _UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text)
 
 
-def _next(url: str, target: URL, location: str) -> URL:
+def following(url: str, target: URL, location: str) -> URL:
+    """Return where a redirect leads. Raises OriginError unless it can be followed."""
     try:
-        following = _with_host(target.join(URL(_BLANKS.sub(lambda found: quote(found[0]), location), encoded=True)))
+        found = _with_host(target.join(URL(_BLANKS.sub(lambda blank: quote(blank[0]), location), encoded=True)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
-    if following.scheme not in WEB or (target.scheme, following.scheme) == ("https", "http"):
+    if found.scheme not in WEB or (target.scheme, found.scheme) == ("https", "http"):
         raise OriginError(
-            f"redirects from {target.scheme} to {following.scheme} are not followed",
+            f"redirects from {target.scheme} to {found.scheme} are not followed",
             url=url,
             remedy="have the server redirect to https, or use the target's url",
         )
-    return following
+    return found
 
 
 def _with_host(url: URL) -> URL:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from shardcache.access import INDEX_SUFFIX, S3, SHARD_SUFFIXES, WEB, AllowList, Peer, protocol_of, store_of
+from shardcache.access import INDEX_SUFFIX, S3, SHARD_SUFFIXES, STORES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS
@@ -123,6 +123,8 @@ class _Stores:
             self._allow.check(url, self._peer)
             if protocol_of(url) in S3.names:
                 found.append((await self._credentials(url)).named("origin.credentials"))
+            elif protocol_of(url) in STORES and (source := await self.origins.origin(url).credentials(url)):
+                found.append(ok(f"{source} ({self._owner})").named("origin.credentials"))
             obj = await self._object(url)
             origin = self.origins.origin(obj.url)
             found.append((await _reach(origin, obj)).named("origin.reach"))

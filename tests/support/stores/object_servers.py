@@ -1,4 +1,4 @@
-"""Servers of object stores' documented HTTP, strict about what they are asked: Google's XML API, Azure's blobs."""
+"""Servers of what object stores document, strict about requests: Google's XML API, Azure's blobs, the Hub."""
 
 import base64
 import gzip
@@ -276,3 +276,87 @@ class AzureServer(ObjectServer):
         md5 = base64.b64encode(hashlib.md5(blob, usedforsecurity=False).digest()).decode()
         name = "x-ms-blob-content-md5" if "range" in headers else "Content-MD5"
         return ranged(blob, headers.get("range"), {"ETag": etag, name: md5})
+
+
+class HubServer(ObjectServer):
+    """A Hub; files of git LFS are at a server of their own, to which it redirects by urls that are valid once signed.
+
+    Attributes:
+        content: server of the LFS files, by SHA-256.
+        lfs: paths of files in LFS; others are in git.
+        signed: number of signed urls; only the last one is valid.
+        elsewhere: Location of all answers, in place of the right one.
+    """
+
+    TOKEN = "hf_token"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.content = _Content()
+        self.lfs: set[str] = set()
+        self.elsewhere = ""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._stack.enter_context(self.content)
+        return self
+
+    def put_lfs(self, path: str, body: bytes) -> None:
+        self.put(path, body)
+        self.lfs.add(path)
+
+    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+        target = target.removeprefix("http://hub.example")  # as a proxy is asked
+        if headers.get("authorization") != f"Bearer {self.TOKEN}":
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        path = unquote(target)
+        if self.elsewhere:
+            return 302, {"Location": self.elsewhere, "X-Linked-ETag": f'"{"0" * 64}"', "X-Linked-Size": "1"}, b""
+        if path.startswith("/datasets/") and path in self.objects and path not in self.lfs:
+            return 307, {"Location": f"/api/resolve-cache{target}"}, b""
+        if path.startswith("/api/datasets/"):
+            return self._api(path.partition("?")[0])
+        path = path.removeprefix("/api/resolve-cache")
+        if (found := self.objects.get(path)) is None:
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        if path not in self.lfs:
+            return ranged(found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
+        sha = hashlib.sha256(found).hexdigest()
+        linked = {"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
+        return 302, {"Location": self.content.sign(sha, found), **linked}, b""
+
+    def _api(self, path: str) -> Answered:
+        """Describe a repository at `main`, or list all of its files."""
+        repository = "/" + "/".join(path.split("/")[2:5])
+        root = f"{repository}/resolve/main/"
+        files = [self._entry(name.removeprefix(root), name) for name in self.objects if name.startswith(root)]
+        info = {"id": repository.removeprefix("/datasets/"), "_id": "1", "sha": "c" * 40, "siblings": [], "tags": []}
+        found = files if "/tree/" in path else info
+        return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+
+    def _entry(self, name: str, path: str) -> dict[str, Any]:
+        body = self.objects[path]
+        entry = {"type": "file", "path": name, "size": len(body), "oid": git_sha(body)}
+        lfs = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
+        return entry | ({"lfs": lfs} if path in self.lfs else {})
+
+
+def git_sha(body: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+
+
+class _Content(ObjectServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.signed = 0
+
+    def sign(self, sha: str, body: bytes) -> str:
+        self.objects[f"/{sha}"] = body
+        self.signed += 1
+        return f"{self.endpoint_url}/{sha}?X-Amz-Expires=3600&X-Amz-Signature={self.signed}"
+
+    def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
+        path, _, query = target.partition("?")
+        if "authorization" in headers or not query.endswith(f"={self.signed}"):
+            return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
+        return ranged(self.objects[path], headers.get("range"), {"ETag": '"of the content"'})

@@ -1,0 +1,142 @@
+"""The Hugging Face Hub: redirects to signed urls that expire, files of git LFS and of git, tokens that stay at home."""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    NotAllowedError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    ShardChangedError,
+)
+from shardcache.origin.base import Checksum
+from shardcache.origin.registry import Origins
+from shardcache.transport.workers import nothing
+from support.stores.buckets import read_range, read_whole
+from support.stores.object_servers import HubServer, Refusal
+
+pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
+
+DATA = bytes(range(256)) * 400
+SHA = int(hashlib.sha256(DATA).hexdigest(), 16)
+PATH = "/datasets/org/set/resolve/main/train/a b.tar"
+URL = "hf://datasets/org/set/train/a b.tar"
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    """A Hub with a shard in LFS and an index in git."""
+    with HubServer() as hub:
+        hub.put_lfs(PATH, DATA)
+        hub.put("/datasets/org/set/resolve/v1/index.json", DATA[:1000])
+        yield hub
+
+
+def origins_of(hub: HubServer, **table: Any) -> Origins:
+    """Return origins that reach the Hub with its token."""
+    given = {"match": "hf://", "endpoint_url": hub.endpoint_url, "storage_options": {"token": hub.TOKEN}, **table}
+    return Origins([OriginTable.model_validate(given)], max_connections=16)
+
+
+@pytest.fixture
+async def origins(hub: HubServer) -> AsyncIterator[Origins]:
+    """Origins for the Hub."""
+    origins = origins_of(hub)
+    yield origins
+    await origins.close()
+
+
+async def test_file_in_lfs_is_read_from_where_the_hub_leads(hub: HubServer, origins: Origins) -> None:
+    """Its SHA-256 is version and checksum; the Hub is asked once, and its token reaches no other server."""
+    origin = origins.origin(URL)
+    obj = await origin.stat(URL)
+    assert (obj.size_bytes, obj.version, obj.checksum) == (len(DATA), f"{SHA:064x}", Checksum("sha256", SHA))
+    assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
+    assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+    assert len(hub.requests) == 1
+    assert not any("authorization" in headers for _, _, headers in hub.content.requests)
+
+
+async def test_expired_url_is_obtained_again_for_the_same_version(hub: HubServer, origins: Origins) -> None:
+    """The read goes on; if the file has been replaced since, that is a changed shard."""
+    origin = origins.origin(URL)
+    obj = await origin.stat(URL)
+    hub.content.signed += 1
+    assert await read_range(origin, obj, 0, 500) == DATA[:500]
+    hub.put_lfs(PATH, DATA[::-1])
+    hub.content.signed += 1
+    with pytest.raises(ShardChangedError, match="another version"):
+        await read_range(origin, obj, 0, 500)
+    hub.content.refusals = [Refusal(403)] * 2
+    with pytest.raises(AccessDeniedError):
+        await read_range(origin, await origin.stat(URL), 0, 500)
+
+
+async def test_file_in_git_is_read_from_the_hub_itself(hub: HubServer, origins: Origins) -> None:
+    """Revisions are part of the url; redirects within the Hub are followed with the token."""
+    url = "hf://datasets/org/set@v1/index.json"
+    origin = origins.origin(url)
+    obj = await origin.stat(url)
+    assert (obj.size_bytes, obj.checksum, len(obj.version)) == (1000, None, 40)
+    assert await read_range(origin, obj, 10, 900) == DATA[10:900]
+    hub.put("/datasets/org/set/resolve/v1/index.json", DATA[1000:2000])
+    with pytest.raises(ShardChangedError):
+        await read_range(origin, obj, 10, 900)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, AccessDeniedError), (404, NotFoundError), (429, OriginBusyError), (500, OriginError)]
+)
+async def test_refusals_of_the_hub_and_of_the_other_server_are_typed(
+    status: int, error: type[OriginError], hub: HubServer, origins: Origins
+) -> None:
+    """Neither is taken for the other's, and what is no file's url is not found."""
+    origin = origins.origin(URL)
+    obj = await origin.stat(URL)
+    for server, request in ((hub, origin.stat(URL)), (hub.content, read_range(origin, obj, 0, 10))):
+        server.refusals = [Refusal(status)] * 2
+        with pytest.raises(error):
+            await request
+        server.refusals = []
+    for url in ("hf://datasets/org", "hf://buckets/org/set/a.tar", "hf://datasets/org/set/no.tar"):
+        with pytest.raises(NotFoundError):
+            await origin.stat(url)
+
+
+async def test_listing_has_the_versions_that_stat_returns(hub: HubServer, origins: Origins) -> None:
+    """It is huggingface_hub's, of files in LFS and in git; an index made of it names versions that exist."""
+    hub.put("/datasets/org/set/resolve/main/train/b.tar", DATA[:1000])
+    origin = origins.origin(URL)
+    wanted = [await origin.stat(f"hf://datasets/org/set/train/{name}.tar") for name in ("a b", "b")]
+    assert await origin.list_prefix("hf://datasets/org/set/train/", nothing) == wanted
+
+
+async def test_wrong_or_no_token_is_denied(hub: HubServer) -> None:
+    """A 401 is not taken for an expired url."""
+    for table in ({"storage_options": {"token": "hf_wrong"}}, {"storage_options": {}, "anon": True}):
+        origins = origins_of(hub, **table)
+        with pytest.raises(AccessDeniedError):
+            await origins.origin(URL).stat(URL)
+        await origins.close()
+
+
+async def test_redirect_to_this_node_is_refused_and_the_token_stays(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Hub elsewhere cannot have this node's services read, nor, by a url without a scheme, take the token away."""
+    monkeypatch.setenv("http_proxy", hub.endpoint_url)
+    origins = origins_of(hub, endpoint_url="http://hub.example")
+    for place in (hub.content.endpoint_url, "http://metadata.google.internal", hub.content.endpoint_url[5:]):
+        hub.elsewhere = f"{place}/secret"
+        with pytest.raises(NotAllowedError, match="this node"):
+            await origins.origin(URL).stat(URL)
+    assert not hub.content.requests
+    assert {headers["host"] for _, _, headers in hub.requests} == {"hub.example"}
+    await origins.close()
