@@ -5,9 +5,10 @@ import json
 import os
 import ssl
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -100,16 +101,15 @@ class TierNodes:
     def front(self, node: Node) -> str:
         return node.at(self._front_port)
 
-    def get(self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> Answer:
-        """Request a url of the object store from a front or an owner, HOST:PORT."""
+    def get(
+        self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None, source: str = ""
+    ) -> Answer:
+        """Request a url of the object store from a front or an owner, HOST:PORT, from an address of the loopback."""
         host, _, port = server.rpartition(":")
         parts = urlsplit(url, allow_fragments=False)
-        connection = (
-            http.client.HTTPConnection(host, int(port), timeout=GUARD_S)
-            if tls is None
-            else http.client.HTTPSConnection(host, int(port), timeout=GUARD_S, context=tls)
-        )
-        with closing(connection):
+        plain, secure = http.client.HTTPConnection, partial(http.client.HTTPSConnection, context=tls)
+        kind: Callable[..., http.client.HTTPConnection] = secure if tls else plain
+        with closing(kind(host, int(port), timeout=GUARD_S, source_address=(source, 0))) as connection:
             connection.request("GET", f"{parts.path}?{parts.query}", headers={"Host": parts.netloc, **headers})
             answer = connection.getresponse()
             names = {name.lower(): value for name, value in answer.getheaders()}
