@@ -38,7 +38,7 @@ _KEYS_PER_MIB = 8000
 _MIN_KEYS_MIB = 16
 _MIN_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
-_SIGNATURE = r"X-Amz-(Algorithm|Credential|Date|Expires|Security-Token|Signature|SignedHeaders)=[\w%/+=.~-]*"
+_SIGNATURE = r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 _STATUS_FILE, _ACCESS_LOG, _PID_FILE = "status.json", "access.log", "nginx.pid"
@@ -137,14 +137,12 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     pem = {} if tls is None else {"certificate": _path(tls.certificate), "key": _path(tls.key), "ca": _path(tls.ca)}
     # Of these, nginx knows the addresses when it starts.
     known = [store for store in tier.stores if store.is_address or not tier.resolvers]
-    groups = {store: f"store-{tier.stores.index(store)}" for store in known}
+    groups, copied_s = {store: f"store-{tier.stores.index(store)}" for store in known}, tier.trust_s // _COPIED
     return {
         "user": [{"user": tier.user}] if tier.user else [],
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
-        "trusted": [{"copied_s": tier.trust_s // _COPIED, "kept_s": tier.trust_s - tier.trust_s // _COPIED}]
-        if tier.trust_s
-        else [],
+        "trusted": [{"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}] if tier.trust_s else [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
         "stores": [
             {"pattern": _host_pattern(store), "url": f"{store.scheme}://{group}", "host": store.host}

@@ -233,9 +233,8 @@ class Tier:
 
     def node(self, name: str) -> Node:
         """Return a node by its name or address. Raises ConfigError."""
-        for node in self.nodes:
-            if name in (node.name, node.address):
-                return node
+        if found := next((node for node in self.nodes if name in (node.name, node.address)), None):
+            return found
         known = ", ".join(node.name for node in self.nodes[:5])
         raise ConfigError(f"{name} is not among the nodes", remedy=f"name one of the {len(self.nodes)}: {known}")
 
@@ -249,10 +248,8 @@ class Tier:
 
     def tls_of(self, node: Node) -> Tls | None:
         """Return the PEM files on a node."""
-        if self.tls is None:
-            return None
-        files = (self.tls.ca, self.tls.certificate, self.tls.key)
-        return Tls(*(_filled(str(file), node) for file in files))
+        tls = self.tls
+        return tls and Tls(*(_filled(str(file), node) for file in (tls.ca, tls.certificate, tls.key)))
 
 
 def expiry_warning(expires_s: float | None) -> str | None:

@@ -57,17 +57,18 @@ class Renewed:
     """A proof that is renewed five minutes before it expires, by one request, however many want it."""
 
     def __init__(self, prove: Callable[[bool], Awaitable[Proof]]) -> None:
-        self._prove = prove
-        self._proof = Proof({}, until_s=-math.inf)
-        self._due_s = -math.inf
-        self._was_refused = False
-        self._proving = asyncio.Lock()
+        self._prove, self._proving = prove, asyncio.Lock()
+        self._proof, self._was_refused = Proof({}, until_s=-math.inf), False
+        self._due_s = self._failed_s = -math.inf
+        self._failure: ShardcacheError  # of all requests that were waiting for a proof then
 
     async def get(self, url: str) -> Proof:
         """Return the proof for a url; while it is renewed or cannot be, the previous one until that expires."""
         now_s = time.time()
         if now_s >= self._due_s and not (self._proving.locked() and now_s < self._proof.until_s):
             async with self._proving:
+                if self._failed_s > now_s:
+                    raise type(self._failure)(self._failure.message, url=url, remedy=self._failure.remedy)
                 if time.time() >= self._due_s:
                     await self._renew(url)
         return self._proof
@@ -77,7 +78,8 @@ class Renewed:
         try:
             with translated(url):
                 proof = await self._prove(self._was_refused)
-        except ShardcacheError:
+        except ShardcacheError as exn:
+            self._failure, self._failed_s = exn, time.time()
             if now_s >= self._proof.until_s:
                 raise
             self._due_s = now_s + _PAUSE_S

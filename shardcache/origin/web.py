@@ -19,6 +19,7 @@ from shardcache.access import WEB
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin import http_semantics
 from shardcache.origin.base import Origin, RemoteObject, Route, Setup
+from shardcache.redact import redact
 from shardcache.transport.messages import ECHOED, Answer, Body, Request, number_in
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
@@ -85,12 +86,14 @@ class HttpOrigin(Origin):
         http_semantics.judge(answer, _version(answer.headers, size_bytes), obj, parts)
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
-        """As `Origin.ask_tier`; None unless ETags tell versions of the file apart."""
+        """As `Origin.ask_tier`; None unless ETags tell versions of the file apart, and for secrets that it keeps."""
         if not (obj.ranges and obj.version.startswith('"')):
             return None
         headers, body = _ask_for(obj, parts, held=False)
         with http_semantics.translated(obj.url):
             request = self._request(_parsed(obj.url), {**headers, **route.headers}, at_home=True)
+            if redact(bare := request.url.replace("X-Amz-", ".")) != bare:
+                return None
             request = replace(request, via=route.address, proxy=None, far_only=False)
             return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
 

@@ -67,6 +67,16 @@ async def test_parts_come_from_the_tier(tiered: TieredRig, *, web: bool) -> None
     assert tiered.counters == Counters(tier_bytes=len(DATA), tier_requests=PARTS, origin_requests=1)
 
 
+@pytest.mark.parametrize(("arguments", "asked"), [("X-Amz-Signature=a&X-Amz-Security-Token=b", PARTS), ("sig=a", 0)])
+async def test_secrets_that_the_tier_would_keep_on_disk_bypass_it(
+    arguments: str, asked: int, tiered: TieredRig
+) -> None:
+    """The names of its cached parts omit AWS's signatures alone."""
+    await tiered.put()
+    await tiered.download(await tiered.stat(f"{tiered.far.http_url('a.tar')}?{arguments}"))
+    assert tiered.gets(tiered.near) == asked
+
+
 async def test_a_busy_store_is_asked_again_by_way_of_the_tier(tiered: TieredRig) -> None:
     """Its 503 is no failure of the tier, and a request past that would be one more for the store."""
     obj = await tiered.put()

@@ -20,6 +20,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import Checksum, Origin
 from shardcache.origin.registry import Origins
+from shardcache.origin.stores import Proof, Renewed
 from shardcache.transport.workers import nothing
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import GoogleServer, Refusal
@@ -127,6 +128,20 @@ async def test_token_is_requested_once_for_all_and_again_if_refused(server: Goog
     with pytest.raises(AccessDeniedError):
         server.refusals = [Refusal(401)] * 2
         await origin.stat(URL)
+
+
+async def test_requests_that_wait_for_a_token_fail_together() -> None:
+    """Each would wait for the next attempt otherwise, and the last one for minutes."""
+    asked = []
+
+    async def prove(*asking: bool) -> Proof:
+        asked.append(asking)
+        await asyncio.sleep(0.01)
+        raise OSError("no metadata service")
+
+    renewed = Renewed(prove)
+    ended = await asyncio.gather(*(renewed.get(URL) for _ in range(64)), return_exceptions=True)
+    assert ({type(error) for error in ended}, len(asked)) == ({OriginUnavailableError}, 1)
 
 
 async def test_token_of_a_short_life_is_used_for_half_of_it(server: GoogleServer, origin: Origin) -> None:
