@@ -8,8 +8,8 @@ A dataset's shards are sent once: `manifest` has them `packed` (`shardcache.shar
 and a newline. A plan's `shards` are the fingerprints of such lists; its `order` numbers the shards of all of them, in
 reading order: first the `reads` positions of this epoch, then those of later epochs as far as they are determined.
 `extend` appends to the order, so that a plan of any length can be sent in pieces. A lease's `position` counts through
-the whole order. The answer is `unknown` if this user has not had the lists from this daemon, or long ago: the client
-then sends the shards itself, in lists of a limited size, and the plan with the fingerprints of those.
+the whole order. The answer is `unknown` if this user has not had the lists from this daemon, or long ago, or if
+they take too much memory: the client then sends the shards itself, in lists of a limited size, and the plan anew.
 
 A reader may have thousands of leases: on the shards it is reading, and on others that it requested ahead. Requesting a
 lease does not protect a shard: until it is needed, a `leased` shard may be evicted in favour of a reader that has

@@ -138,8 +138,8 @@ class Shards(Sequence[ShardRef]):
                 raise ValueError("it is too large")
             urls, versions = (Texts.of(array("I", take(4 * count)), take(size_bytes)) for size_bytes in sizes_bytes)
             numbers = [array("q", take(8 * count)) for _ in range(3)]
-            if {len(each) for each in numbers} != {count} or any(min(each, default=0) < -1 for each in numbers):
-                raise ValueError("it is cut off, or has negative numbers")
+            if {len(each) for each in numbers} != {count} or any(min(each, default=-2) < -1 for each in numbers):
+                raise ValueError("it is empty or cut off, or has negative numbers")
         except (ValueError, struct.error, zlib.error) as exn:
             raise ProtocolError(f"not a list of shards: {exn}") from None
         return cls(urls, versions, *numbers)

@@ -62,12 +62,13 @@ class Manifests:
             self._forget(asked_s)
             if fresh or key not in self._listed:
                 self._listed[key] = time.monotonic(), await self._list_all(patterns)
-            listed_s, listing = self._listed[key]
-            if -1 in listing.shards.samples:  # an index file gives every count
-                self._listed[key] = listed_s, await self._filled(listing)
-                if self._listed[key][1] is not listing:
-                    self._known.pop((peer, (listing.shards.fingerprint,)), None)
-            return await self._admit(self._listed[key][1], peer)
+            listed_s, old = self._listed[key]
+            listing = await self._filled(old) if -1 in old.shards.samples else old  # an index file gives every count
+            self._listed[key] = listed_s, listing
+            if listing is not old:
+                self._known.pop((peer, (await asyncio.to_thread(lambda: old.shards.fingerprint),)), None)
+            known = await self._admit(listing, peer)
+            return known if known.remembered == listing.remembered else listing  # a user may have sent the same counts
 
     async def admit(self, packed: bytes, peer: Peer) -> None:
         """Make a user's own list known. Raises ProtocolError, NotAllowedError."""
@@ -75,13 +76,13 @@ class Manifests:
             await self._admit(await asyncio.to_thread(lambda: Listing(Shards.unpack(packed, _MAX_SENT_BYTES))), peer)
 
     async def known(self, fingerprints: Sequence[str], peer: Peer) -> Listing | None:
-        """Return the shards of lists that this user was given or has sent; None if one is unknown."""
+        """Return the shards of lists that this user was given or has sent; None if one is unknown or all too large."""
         key = tuple(fingerprints)
-        async with self._locks.setdefault(key, asyncio.Lock()):
+        async with self._locks.setdefault(key if (peer, key) in self._known else (), asyncio.Lock()):
             found = self._known.pop((peer, key), None)
             if found is None:
                 lists = [self._known[peer, (each,)] for each in key if (peer, (each,)) in self._known]
-                if not key or len(lists) < len(key):
+                if not 0 < len(key) == len(lists) or sum(each.memory_bytes for each in lists) > self._memory_bytes:
                     return None
                 found = await asyncio.to_thread(Listing.joined, lists)
             return self._keep(key, peer, found)
@@ -96,10 +97,8 @@ class Manifests:
         """Note the latest use of a list, which users share; forget those that were not used for longest."""
         listing = self._known[peer, key] = next((each for (_, k), each in self._known.items() if k == key), listing)
         excess_bytes = sum(each.memory_bytes for each in set(self._known.values())) - self._memory_bytes
-        for oldest in list(self._known)[:-1]:
-            if excess_bytes <= 0:
-                break
-            excess_bytes -= self._known.pop(oldest).memory_bytes
+        for oldest in list(self._known)[:-1] if excess_bytes > 0 else ():
+            excess_bytes -= self._known.pop(oldest).memory_bytes if excess_bytes > 0 else 0
         return listing
 
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:

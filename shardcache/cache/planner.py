@@ -37,7 +37,7 @@ _GUESS_S = 5.0
 _NEWEST = 0.2
 
 _KIND = "shard"  # of rows in the catalogue
-_ROW_BYTES = 168  # memory of a shard in a list, besides its texts: its name, and numbers
+_LIST_BYTES, _ROW_BYTES = 16_384, 168  # memory of a list, and of a shard in it, besides its texts: name and numbers
 _READ_AT_ONCE = 256  # sidecars
 
 # Revalidation: a reader waits this long for an answer, and nothing waits longer than the timeout.
@@ -59,7 +59,7 @@ class Listing:
         self.remembered = remembered  # sample counts that come from this daemon's catalogue; other nodes may lack them
         pairs = zip(shards.urls, shards.versions, strict=True)
         self.names = names or [shard_key(*pair) if pair[1] else pair[0] for pair in pairs]
-        self.memory_bytes = len(shards.urls.text) + len(shards.versions.text) + _ROW_BYTES * len(shards)
+        self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + len(shards.urls.text) + len(shards.versions.text)
 
     @classmethod
     def joined(cls, lists: Sequence["Listing"]) -> "Listing":

@@ -134,20 +134,21 @@ class Reader:
     # The plan
 
     def declare(self, listing: Listing, reads: int) -> None:
-        """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
+        """Begin a new, empty plan; `reads` is the number of its positions in this epoch. Raises CapacityError."""
         if any(lease.granted is None for lease in self._leases.values()):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases.values():
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         self._planner.now.declare(self, job=self.job.key)
-        del self.order[:]
+        self.order, self.listing = array("I"), None
+        self._owner.check_memory(self, listing, 0)
         self.listing = listing
 
     async def extend(self, order: Sequence[int]) -> None:
         """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
         assert self.listing is not None
-        self._owner.check_memory(self, len(order))
+        self._owner.check_memory(self, self.listing, len(order))
         versions, names = self.listing.shards.versions, self.listing.names
         await self._owner.leasing.recall(names[number] for number in dict.fromkeys(order) if not versions[number])
 
@@ -420,12 +421,10 @@ class Readers:
         residency.planner.now.forget(reader)
         residency.changed.notify()
 
-    def check_memory(self, reader: Reader, added: int) -> None:
+    def check_memory(self, reader: Reader, listing: Listing, added: int) -> None:
         """Raise CapacityError if a reader's plan takes too much memory with `added` positions, alone or with all."""
-        own_bytes = _POSITION_BYTES * (len(reader.order) + added) + (
-            reader.listing.memory_bytes if reader.listing else 0
-        )
-        lists = {each.listing for each in self._readers if each.listing is not None}
+        own_bytes = _POSITION_BYTES * (len(reader.order) + added) + listing.memory_bytes
+        lists = {listing, *(each.listing for each in self._readers if each.listing is not None)}
         all_bytes = _POSITION_BYTES * (sum(len(each.order) for each in self._readers) + added)
         all_bytes += sum(each.memory_bytes for each in lists)
         for what, taken_bytes, max_bytes in (

@@ -339,7 +339,8 @@ class Session:
                 pieces = list(plan.shards.pieces())
                 for piece in pieces:
                     call("shards", packed=piece.packed)
-                call(kind, **fields | {"shards": [piece.fingerprint for piece in pieces]})
+                if call(kind, **fields | {"shards": [each.fingerprint for each in pieces]})["type"] == "unknown":
+                    raise errors.CapacityError("the daemon forgets the shards", remedy="raise its --plan-memory")
             sent += len(fields["order"])
             if sent > furthest:
                 break

@@ -10,6 +10,7 @@ from campaign import load, memory
 from campaign.harness import QUICK, Row, rows
 from shardcache.origin.listing import parse_index
 from shardcache.shardlist import read
+from shardcache.shards import Shards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -50,7 +51,7 @@ def test_answers_for_a_reader_that_never_listens_are_not_buffered(daemon: Daemon
         for number in range(400):
             deaf.send(type="resolve", id=number, urls=[MANIFEST])
         for _ in range(5):
-            assert len(other.ask("resolve", urls=[MANIFEST])["shards"]) == 10_000
+            assert len(Shards.unpack(other.ask("resolve", urls=[MANIFEST])["packed"])) == 10_000
         # All answers together are 160 MB.
         assert daemon.status()["process"]["rss_bytes"] - before_bytes < 80_000_000
     eventually(lambda: daemon.sessions() == 0)
@@ -98,10 +99,12 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
         with RawSession(daemon) as first, RawSession(daemon) as second:
             refused = first.plan([url], [0] * (HALF + 1))["error"]
             assert refused["code"] == "capacity" and "--plan-memory" in refused["remedy"]
+            assert first.plan([f"{url}{number}" for number in range(3000)], [])["error"]["code"] == "capacity"
+            assert first.ask("extend", order=[])["error"]["code"] == "protocol", "what is refused is not kept"
             for session in (first, second):
-                assert session.plan([url], [0] * (HALF - 16))["type"] == "ok"
+                assert session.plan([url], [0] * (HALF - 280))["type"] == "ok"
                 assert session.ask("extend", order=[0] * 100)["error"]["code"] == "capacity"
-            assert "all plans together" in waiting.plan([url], [0] * 100)["error"]["message"]
+            assert "all plans together" in waiting.plan([url], [0] * 400)["error"]["message"]
         eventually(lambda: waiting.plan([url], [0] * 100)["type"] == "ok")
 
 

@@ -63,6 +63,15 @@ def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls
         assert urls[2] not in {shard["url"] for shard in daemon.shards()}
 
 
+def test_counts_of_this_node_alone_are_told_from_those_of_an_index(daemon: Daemon, urls: list[str]) -> None:
+    """A reader that sends a list with them, as after a restart, does not make them known to other nodes."""
+    with Session(daemon) as session:
+        session.plan([ShardRef(urls[0], samples=10)], [0])
+        session.take(0)
+        answer = session.ask("resolve", urls=urls[:1])
+        assert (answer["remembered"], Shards.unpack(answer["packed"])[0].samples) == (1, 10)
+
+
 def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
     """Positions that `extend` adds are read and fetched ahead like the rest."""
     with Session(daemon) as session:

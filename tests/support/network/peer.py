@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, unix_serve
 
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import PROTOCOL_VERSION
+from shardcache.protocol import PROTOCOL_VERSION, parse
 
 Json = dict[str, Any]
 WELCOME = {"type": "welcome", "protocol": PROTOCOL_VERSION, "version": "0.0.0", "cache_dir": "/nowhere"}
@@ -50,8 +50,7 @@ class Peer:
         return self.heard.needs[-1]
 
     def _next(self) -> Json:
-        message: Json = json.loads(self.websocket.recv())
-        return message
+        return parse(self.websocket.recv())
 
     def say(self, **message: Any) -> None:
         self.websocket.send(json.dumps(message))

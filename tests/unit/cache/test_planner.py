@@ -79,12 +79,14 @@ async def test_a_fingerprint_is_no_door() -> None:
 
 
 async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
-    """The oldest ones are forgotten; the latest stays, whatever its size."""
-    known, lists = manifests(5_000), [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
+    """The oldest ones are forgotten; the latest stays, whatever its size. A short list of many lists is not joined."""
+    known, lists = manifests(200_000), [Shards.of([ShardRef(f"s3://open/{number}.tar")]) for number in range(100)]
     for shards in lists:
         await known.admit(shards.packed, Peer(1))
     kept = [await known.known([shards.fingerprint], Peer(1)) is not None for shards in lists]
     assert kept == sorted(kept) and 5 < sum(kept) < 60
+    assert await known.known([lists[-1].fingerprint] * 10, Peer(1)) is not None
+    assert await known.known([lists[-1].fingerprint] * 1000, Peer(1)) is None
 
 
 @pytest.mark.parametrize("cut", [0, 10, -20])
@@ -93,8 +95,9 @@ def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
     shards = Shards.of([ShardRef("s3://b/ü.tar", "v", 1, 2, 3), ShardRef("s3://b/b.tar"), ShardRef("c", None, 0, 0, 0)])
     assert Shards.unpack(shards.packed) == shards and list(shards)[::2] == [shards[0], shards[-1]]
     assert Shards.joined([Shards.of([]), *(Shards.of([ref]) for ref in shards)]) == shards
-    with pytest.raises(ProtocolError, match="not a list of shards"):
-        Shards.unpack(shards.packed[:cut])
+    for packed in (shards.packed[:cut], Shards.of([]).packed):
+        with pytest.raises(ProtocolError, match="not a list of shards"):
+            Shards.unpack(packed)
     with pytest.raises(ProtocolError, match="too large"):
         Shards.unpack(shards.packed, max_bytes=100)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import DaemonError, NoDaemonError, ShardTimeoutError
+from shardcache.errors import CapacityError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards
 from shardcache_client.daemon.choice import DaemonChoice, Patience
@@ -21,6 +21,7 @@ from support.network.peer import (
     Json,
     Peer,
     Script,
+    Step,
     accepted,
     begun,
     explaining,
@@ -165,10 +166,14 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
 
 
-def test_a_plan_that_is_refused(path: Path) -> None:
-    """The daemon's verdict on a plan is raised, not asked for again."""
-    script = welcomed(refused(DaemonError("no such plan")))
-    with pytest.raises(DaemonError, match="no such plan"), session_with(path, script):
+def unknown(peer: Peer) -> None:
+    peer.say(type="unknown", id=peer.hear()["id"])
+
+
+@pytest.mark.parametrize("steps", [(refused(CapacityError("raise its")),), (unknown, accepted, unknown)])
+def test_a_plan_that_is_refused(path: Path, steps: tuple[Step, ...]) -> None:
+    """The daemon's verdict on a plan is raised, not asked for again; so is that it forgets what it was just sent."""
+    with pytest.raises(CapacityError, match="raise its"), session_with(path, welcomed(*steps)):
         pass
 
 
