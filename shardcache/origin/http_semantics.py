@@ -3,8 +3,11 @@
 import os
 import re
 import ssl
+import time
+from calendar import timegm
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from email.utils import parsedate
 from typing import NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -162,8 +165,16 @@ def error_of(status: int, message: str, url: str, headers: Mapping[str, str] = _
     reason = headers.get("x-ms-error-code")
     error = _MEANING.get(status, default)(f"{message} ({reason})" if reason else message, url=url, remedy=remedy)
     if isinstance(error, errors.OriginUnavailableError):
-        error.retry_after_s = number_in(headers.get("retry-after")) or 0
+        after = headers.get("retry-after", "")
+        error.retry_after_s = number_in(after) or max(0, timestamp(after) - round(time.time()))
     return error
+
+
+def timestamp(date: str | None) -> int:
+    """Return the POSIX time of an HTTP date; 0 for anything else."""
+    with suppress(ValueError, OverflowError):
+        return timegm(parsedate(date) or ())
+    return 0
 
 
 @contextmanager

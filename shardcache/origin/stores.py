@@ -123,7 +123,9 @@ class StoreOrigin(FsspecOrigin):
         if answer.status >= 300 and not (answer.status in REDIRECTS and "x-linked-etag" in headers):
             what = f"the origin answered a HEAD with status {answer.status}"
             raise http_semantics.error_of(answer.status, what, url, headers)
-        size_bytes = http_semantics.size_of(headers.get("x-linked-size") or headers.get("content-length"), url)
+        size_bytes = http_semantics.size_of(
+            headers.get("x-linked-size" if "x-linked-etag" in headers else "content-length"), url
+        )
         return RemoteObject(url, self._version(headers, url), size_bytes, self._checksum(headers), joinable=True)
 
     async def fetch(

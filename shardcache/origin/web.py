@@ -5,7 +5,6 @@ Each redirect is checked against the redirect guard before it is followed.
 
 import http.client
 import re
-from calendar import timegm
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate
@@ -199,11 +198,8 @@ def _settled(headers: Mapping[str, str]) -> bool:
 
     Two seconds, because files are dated by a clock that lags by some milliseconds.
     """
-    try:
-        sent, modified = (timegm(parsedate(headers.get(name)) or ()) for name in ("date", "last-modified"))
-    except (ValueError, OverflowError):
-        return False
-    return sent - modified >= 2
+    sent, modified = (http_semantics.timestamp(headers.get(name)) for name in ("date", "last-modified"))
+    return 0 < modified <= sent - 2
 
 
 def _pinned(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:

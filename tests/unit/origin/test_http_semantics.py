@@ -1,9 +1,13 @@
-"""Choice of a proxy, compared with that of the S3 SDK."""
+"""Choice of a proxy, compared with that of the S3 SDK; the time that a busy server asks to wait."""
+
+import time
+from email.utils import formatdate
 
 import pytest
 from botocore.utils import get_environ_proxies
 
-from shardcache.origin.http_semantics import proxy_of
+from shardcache.errors import OriginBusyError
+from shardcache.origin.http_semantics import error_of, proxy_of
 
 PROXY = "http://proxy:3128"
 
@@ -36,3 +40,11 @@ def test_the_proxy_is_the_one_that_the_sdk_chooses(
     assert proxy_of(url) == get_environ_proxies(url).get(url.partition(":")[0]) == proxy
     monkeypatch.setenv("http_proxy", PROXY.removeprefix("http://"))
     assert proxy_of(url) == proxy, "one without a scheme speaks HTTP"
+
+
+def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
+    in_a_minute = formatdate(time.time() + 60, usegmt=True)
+    for given, shortest_s, longest_s in (("7", 7, 7), (in_a_minute, 55, 60), ("soon", 0, 0), (formatdate(0), 0, 0)):
+        error = error_of(503, "busy", "s3://b/k", {"retry-after": given})
+        assert isinstance(error, OriginBusyError)
+        assert shortest_s <= error.retry_after_s <= longest_s
