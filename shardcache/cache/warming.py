@@ -137,7 +137,17 @@ class Warming:
         await self._leasing.recall(ref.url for ref in refs if ref.version is None)
         # In an order of its own: nodes that warm the same shards do not all want the same one at a time.
         wanted = random.sample(unique := list(dict.fromkeys(refs)), len(unique))
-        self._check_size(wanted)
+        space = self._store.measured()  # before own transfers make that inexact
+        limit_bytes, explanation = space.effective_bytes(space.unwritten_bytes), space.explanation
+
+        def check_size(refs: Sequence[ShardRef]) -> int | None:
+            known_bytes = sum(ref.size_bytes or 0 for ref in refs)
+            if known_bytes > limit_bytes:
+                message = f"the shards total {size(known_bytes)}; {explanation}"
+                raise CapacityError(message, remedy=f"{space.remedy}, or warm fewer shards")
+            return known_bytes or None
+
+        check_size(wanted)
         delivered, work = list[Published](), Round(wanted, "cached", self._transfers, send)
 
         async def note(found: Published) -> None:
@@ -148,7 +158,7 @@ class Warming:
         try:
             await asyncio.wait((fetching, asking), return_when=asyncio.FIRST_COMPLETED)
             if not fetching.done():
-                work.total_bytes = self._check_size(asking.result())
+                work.total_bytes = check_size(asking.result())
             totals = await fetching
         finally:
             fetching.cancel()
@@ -163,14 +173,6 @@ class Warming:
                 evicted = CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
                 await send({"event": "error", "error": evicted.to_json()})
         await send({"event": "done", **totals})
-
-    def _check_size(self, refs: Sequence[ShardRef]) -> int | None:
-        """Return the known size of all shards. Raises CapacityError if it is too large."""
-        known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
-        if known_bytes > space.effective_bytes(space.unwritten_bytes):
-            remedy = f"{space.remedy}, or warm fewer shards"
-            raise CapacityError(f"the shards total {size(known_bytes)}; {space.explanation}", remedy=remedy)
-        return known_bytes or None
 
     async def fetch(self, work: Round, use: Callable[[Published], Awaitable[None]]) -> Event:
         """Fetch a round, reporting every event but the last; return its totals. `use` gets each shard, retained."""

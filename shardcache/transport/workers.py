@@ -30,8 +30,7 @@ Received: TypeAlias = Callable[[int], None]
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
 _MIN_WORKERS, _MAX_WORKERS = 2, 8
-# A daemon that is started for a job has other things to do at first.
-_OTHERS_AFTER_S = 5.0
+_OTHERS_AFTER_S = 5.0  # at first, a daemon that is started for a job has other things to do
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
 _START_LIMIT_S = 60.0
 # A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has longer.

@@ -81,7 +81,11 @@ def whole(make: Make, epoch: int = 0) -> list[Batch]:
 
 @pytest.mark.parametrize(
     ("make", "world_size", "workers"),
-    [pytest.param("dataset", 2, 2, marks=pytest.mark.slow), ("dataset", 8, 0), ("mixture", 2, 3)],
+    [
+        pytest.param("dataset", 2, 2, marks=pytest.mark.slow),
+        pytest.param("dataset", 8, 0, marks=pytest.mark.slow),
+        ("mixture", 2, 3),
+    ],
     indirect=["make"],
 )
 def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: int, workers: int) -> None:

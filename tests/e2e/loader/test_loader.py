@@ -73,6 +73,7 @@ def test_uncounted_shards_resume_exactly_too(make: Make, folder: Path) -> None:
         assert list(resumed) == whole[5:]
 
 
+@pytest.mark.slow
 def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
     """Not even one that is refused: splits and other loaders have the dataset's batch size, and epochs of their own."""
     dataset = make()
@@ -182,6 +183,7 @@ def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make,
     assert sorted(chain(*loader)) == KEYS
 
 
+@pytest.mark.slow
 def test_loader_resumes_where_a_worker_was_killed(make: Make) -> None:
     """The kill is an error; the state of before it has every other sample, read by new workers."""
     loader, before = load(make(), 2, prefetch_factor=1), {*children(os.getpid())}

@@ -68,6 +68,7 @@ def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, optio
     assert sorted(chain(taken, *plain(other))) == KEYS
 
 
+@pytest.mark.slow
 def test_a_look_at_the_dataset_leaves_its_iteration(make: Make) -> None:
     """Before it, in its middle, after a state was loaded, and where two are read at once."""
     whole = keys_of(make())
@@ -184,6 +185,7 @@ STEPS = st.lists(
         pytest.param(8, {"workers": 2, "persistent_workers": False}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_any_iterators_of_a_loader_read_what_naive_ones_do(make: Make, examples: int, options: dict[str, Any]) -> None:
     """In any order of beginning, reading, dropping, looking, saving and loading, whoever gets workers of its own."""
     whole = load(make(), **options)

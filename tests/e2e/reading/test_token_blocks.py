@@ -97,6 +97,7 @@ def test_ranks_read_each_block_once_and_resume_on_others(
     assert len({len(ShardReader(url, rank=rank, **even)) for rank in range(3)}) == 1
 
 
+@pytest.mark.slow
 def test_loader_resumes_within_a_document(index: str, daemon: Daemon) -> None:
     """With workers, from its state; each block is a row of a tensor."""
     blocks = expected(numbered(SIZES), LENGTH, overlap=1)

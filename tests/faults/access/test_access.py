@@ -194,6 +194,7 @@ ROOT = Layout(Path("/cache"))
 
 
 @given(st.one_of(NASTY, st.text()), st.one_of(NASTY, st.text()))
+@pytest.mark.slow
 def test_every_name_in_the_cache_is_made_of_hex_digits(url: str, version: str) -> None:
     """Urls and ETags have no influence on a shard's path but by their hash."""
     key = shard_key(url.encode(errors="replace").decode(), version.encode(errors="replace").decode())

@@ -85,6 +85,7 @@ index_values = values | st.dictionaries(st.sampled_from(["wids_version", "shardl
 
 @given(index_values.map(json.dumps) | st.lists(st.sampled_from(index_tokens)).map("".join))
 @example("[" * 100_000)
+@pytest.mark.slow
 def test_any_text_is_an_index_or_a_value_error(text: str) -> None:
     """The rows of an index file have the types that they should have; anything else is refused with a reason."""
     try:

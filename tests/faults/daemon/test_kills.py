@@ -39,6 +39,7 @@ def test_killed_daemon_loses_nothing_published(row: Row, lived: Ground) -> None:
     row.check(lived)
 
 
+@pytest.mark.slow
 def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
     """A shard lost, a byte changed, a file that nobody counts: each shows, so that their absence means something."""
     story = lived.stories["verify, evict, count"]

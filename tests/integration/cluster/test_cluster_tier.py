@@ -245,6 +245,7 @@ def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int,
             assert ByArgument.seen.count("bytes=0-0") == questions
 
 
+@pytest.mark.slow
 def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
     """Of all parts whose owners live, whichever node had asked the store until then."""
     with TierNodes([web], stall_timeout_s=1.0) as nodes:

@@ -78,6 +78,7 @@ def test_no_owner_has_much_more_than_the_mean(nodes: str, limit: float) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "moved"), [("10.0.0.{1..8}", 0), ("10.[10-50].0.[231-255]", 1 / 8)])
+@pytest.mark.slow
 def test_a_node_that_leaves_moves_few_parts_but_its_own(nodes: str, moved: float) -> None:
     """None, except that the ring of 1,024 nodes has more points per node than that of 1,025."""
     tier, keys = _tier(nodes), _keys(64, 32)
