@@ -81,13 +81,10 @@ def whole(make: Make, epoch: int = 0) -> list[Batch]:
 
 @pytest.mark.parametrize(
     ("make", "world_size", "workers"),
-    [
-        pytest.param("dataset", 2, 2, marks=pytest.mark.slow),
-        pytest.param("dataset", 8, 0, marks=pytest.mark.slow),
-        ("mixture", 2, 3),
-    ],
+    [("dataset", 2, 2), ("dataset", 8, 0), ("mixture", 2, 3)],
     indirect=["make"],
 )
+@pytest.mark.slow
 def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: int, workers: int) -> None:
     """1, 2 and 8 ranks without and with workers yield the same bytes in the same batches, in two epochs."""
     loaders = [plain(make(rank, world_size), workers) for rank in range(world_size)]

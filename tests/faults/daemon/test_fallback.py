@@ -80,7 +80,8 @@ def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator
         shard_source.close()
 
 
-@pytest.mark.parametrize("shards_in_hand", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("shards_in_hand", [1, 3])
+@pytest.mark.slow
 def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int) -> None:
     """A daemon dies in the middle of each of two shards and comes back: every sample comes once, and it lends again."""
     with Daemon(root) as daemon:

@@ -75,6 +75,7 @@ def test_warm_reports_each_shard_and_the_sum(daemon: Daemon, pattern: str, shard
     assert (again["cached"], again["fetched"], again["origin_bytes"]) == (SHARDS, 0, 0)
 
 
+@pytest.mark.slow
 def test_each_warm_has_an_order_of_its_own(pattern: str, shards: list[str], tmp_path: Path) -> None:
     """All nodes of a cluster warm the same shards, and would each want the same one at a time."""
     (tmp_path / "node").mkdir()

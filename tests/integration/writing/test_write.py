@@ -196,6 +196,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     assert shards(out) == fresh and len(samples(out)) == 41 and not list(out.glob(".*.part"))
 
 
+@pytest.mark.slow
 def test_input_that_changes_during_the_run_ends_it(photos: Path, tmp_path: Path) -> None:
     """Shards of the old and the new file never lie in one dataset: the error names it, and no index is written."""
     gate, changed = photos / "cat" / "000.png", photos / "dog" / "039.jpg"

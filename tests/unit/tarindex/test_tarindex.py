@@ -200,6 +200,7 @@ def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
     return Tar(read, size_bytes, URL, require_end=True)
 
 
+@pytest.mark.slow
 def test_unneeded_records_are_not_kept() -> None:
     """A header with 200,000 records before 100,000 members costs each of them nothing; it took a quarter of an hour."""
     records = b"".join(b"19 comment%06d=x\n" % number for number in range(200_000))
@@ -208,6 +209,7 @@ def test_unneeded_records_are_not_kept() -> None:
     assert sum(1 for _ in tar) == 100_000
 
 
+@pytest.mark.slow
 def test_extended_headers_without_end_are_read_once_each() -> None:
     """150,000 of them before one member, each with another keyword: the walk stays linear."""
 

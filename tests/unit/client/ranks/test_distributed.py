@@ -284,6 +284,7 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
         copies[2].compare_options(mixtures[1].options())
 
 
+@pytest.mark.slow
 def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ."""
     groups = datasets(url)

@@ -153,6 +153,7 @@ def test_ranks_go_on_where_only_some_have_given_their_last_sample(server: TCPSto
     assert at_once([second.begin, first.read, third.begin]) == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_rank_that_leaves_repeatedly_is_warned(server: TCPStore) -> None:
     """The error names the rank, the epoch and the remedy."""
     first, second, _ = ranks(server, IN_VAIN_S)
