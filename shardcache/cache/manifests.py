@@ -72,13 +72,13 @@ class Manifests:
 
     async def admit(self, packed: bytes, peer: Peer) -> None:
         """Make a user's own list known. Raises ProtocolError, NotAllowedError."""
-        async with self._locks.setdefault((), asyncio.Lock()):  # one at a time: each may inflate to the limit
+        async with self._locks.setdefault((str(peer.uid),), asyncio.Lock()):  # a user's by turns: each may be large
             await self._admit(await asyncio.to_thread(lambda: Listing(Shards.unpack(packed, _MAX_SENT_BYTES))), peer)
 
     async def known(self, fingerprints: Sequence[str], peer: Peer) -> Listing | None:
         """Return the shards of lists that this user was given or has sent; None if one is unknown or all too large."""
         key = tuple(fingerprints)
-        async with self._locks.setdefault(key if (peer, key) in self._known else (), asyncio.Lock()):
+        async with self._locks.setdefault(key if (peer, key) in self._known else (str(peer.uid),), asyncio.Lock()):
             found = self._known.pop((peer, key), None)
             if found is None:
                 lists = [self._known[peer, (each,)] for each in key if (peer, (each,)) in self._known]
