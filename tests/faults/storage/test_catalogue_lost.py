@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shardcache.shards import Shards
 from shardcache.store.catalogue import Catalogue
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
@@ -53,11 +54,10 @@ def read(daemon: Daemon, urls: list[str]) -> list[bytes]:
         return [Path(session.take(position)["path"]).read_bytes() for position in range(len(urls))]
 
 
-def counted(daemon: Daemon, urls: list[str]) -> list[list[object]]:
-    """Return the manifest's rows."""
+def counts(daemon: Daemon, urls: list[str]) -> list[int | None]:
+    """Return the manifest's numbers of samples."""
     with RawSession(daemon) as session:
-        rows: list[list[object]] = session.ask("resolve", urls=urls)["shards"]
-        return rows
+        return [ref.samples for ref in Shards.unpack(session.ask("resolve", urls=urls)["packed"])]
 
 
 def _delete(catalogue: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
     for lose in LOSSES:
         lose(daemon.cache_dir / "catalogue")
         with daemon:
-            assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS, lose
+            assert counts(daemon, urls) == [SAMPLES] * SHARDS, lose
             assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
             assert daemon.status()["counters"]["origin_bytes"] == 0, lose
         names = {path.name for path in daemon.cache_dir.iterdir()}
@@ -137,7 +137,7 @@ def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls
         assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
         assert daemon.status()["pid"] == pid
         daemon.restart()
-        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS, lose
+        assert counts(daemon, urls) == [SAMPLES] * SHARDS, lose
         assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
         assert daemon.status()["counters"]["origin_bytes"] == 0, lose
 
@@ -159,11 +159,11 @@ def test_counts_of_what_is_no_longer_cached_are_lost_with_it(daemon: Daemon, url
     with daemon:
         eventually(lambda: _is_evicted(daemon, urls[0]))
         daemon.restart()
-        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
+        assert counts(daemon, urls) == [SAMPLES] * SHARDS
         daemon.kill()
         _delete(daemon.cache_dir / "catalogue")
         daemon.start()
-        assert [row[3] for row in counted(daemon, urls)] == [None, SAMPLES, SAMPLES]
+        assert counts(daemon, urls) == [None, SAMPLES, SAMPLES]
 
 
 def _is_evicted(daemon: Daemon, url: str) -> bool:

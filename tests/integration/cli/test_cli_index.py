@@ -54,11 +54,10 @@ def done(ran: Ran) -> dict[str, Any]:
     return {name: ran.events[-1][name] for name in ("fetched", "known", "failed", "origin_bytes")}
 
 
-def manifest(daemon: Daemon, url: str) -> list[Any]:
+def manifest(daemon: Daemon, url: str) -> list[ShardRef]:
     """Return what a session is told that a url stands for."""
     with RawSession(daemon) as session:
-        shards: list[Any] = session.ask("resolve", urls=[url])["shards"]
-        return shards
+        return list(Shards.unpack(session.ask("resolve", urls=[url])["packed"]))
 
 
 def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
@@ -87,12 +86,12 @@ def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_pa
     Used as a url, the index tells sessions urls, versions, sizes and counts, as a listing of what was counted does.
     """
     url, first, second = f"file://{store}/shard-000000.tar", tmp_path / "first.json", tmp_path / "second.json"
-    assert manifest(daemon, url)[0][3] is None
+    assert manifest(daemon, url)[0].samples is None
     assert shardcache("warm", url, socket=daemon.socket).code == 0
     assert shardcache("evict", url, socket=daemon.socket).code == 0
     daemon.restart()
     assert url not in [row["url"] for row in daemon.shards()]
-    assert manifest(daemon, url)[0][3] == SAMPLES
+    assert manifest(daemon, url)[0].samples == SAMPLES
     assert shardcache("index", f"file://{store}/", "-o", first, socket=daemon.socket).code == 0
     daemon.restart()
     ran = shardcache("index", "--json", f"file://{store}/", "-o", second, socket=daemon.socket)
@@ -101,7 +100,7 @@ def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_pa
     assert daemon.status()["counters"]["origin_bytes"] == 0
     told = manifest(daemon, f"file://{second}")
     assert told == manifest(daemon, f"file://{store}/")
-    assert [(samples, version is None) for _, version, _, samples in told] == [(SAMPLES, False)] * SHARDS
+    assert [(ref.samples, ref.version is None) for ref in told] == [(SAMPLES, False)] * SHARDS
 
 
 def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
     assert (after[3]["nsamples"], after[3]["filesize"]) == (3, replaced.stat().st_size)
     assert after[3]["etag"] != before[3]["etag"]
     assert after[:3] + after[4:] == before[:3] + before[4:]
-    assert [row[3] for row in manifest(daemon, f"file://{store}/")] == [SAMPLES] * 3 + [None] + [SAMPLES] * 2
+    assert [ref.samples for ref in manifest(daemon, f"file://{store}/")] == [SAMPLES] * 3 + [None] + [SAMPLES] * 2
     (store / "shard-000001.tar").write_bytes(make_tar(random_samples(2, SIZES)))
     assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
     assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, SAMPLES, 3, SAMPLES, SAMPLES]
