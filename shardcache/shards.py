@@ -43,7 +43,7 @@ class Texts:
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that two sequences share if and only if their texts are equal."""
-        return _digest((self.ends.tobytes(), self.text))
+        return digest((self.ends.tobytes(), self.text))
 
     @property
     def lengths(self) -> "array[int]":
@@ -102,7 +102,7 @@ class Shards(Sequence[ShardRef]):
     @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits (BLAKE2b, RFC 7693) that two lists share if and only if their shards are equal."""
-        return _digest(self._columns())
+        return digest(self._columns())
 
     def _columns(self) -> Iterator[bytes]:
         yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
@@ -145,8 +145,9 @@ class Shards(Sequence[ShardRef]):
         return cls(urls, versions, *numbers)
 
 
-def _digest(columns: Iterable[bytes]) -> str:
-    digest = blake2b(digest_size=16)
-    for column in columns:
-        digest.update(column)
-    return digest.hexdigest()
+def digest(pieces: Iterable[bytes]) -> str:
+    """Return 32 hexadecimal digits (BLAKE2b, RFC 7693) of pieces put end to end."""
+    found = blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()

@@ -97,8 +97,8 @@ class Manifests:
         """Note the latest use of a list, which users share; forget those that were not used for longest."""
         listing = self._known[peer, key] = next((each for (_, k), each in self._known.items() if k == key), listing)
         excess_bytes = sum(each.memory_bytes for each in set(self._known.values())) - self._memory_bytes
-        for oldest in list(self._known)[:-1] if excess_bytes > 0 else ():
-            excess_bytes -= self._known.pop(oldest).memory_bytes if excess_bytes > 0 else 0
+        while excess_bytes > 0 and len(self._known) > 1:
+            excess_bytes -= self._known.pop(next(iter(self._known))).memory_bytes
         return listing
 
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:

@@ -1,6 +1,5 @@
 """The shards of a dataset, the choice of samples among them, and one reader's plan to read them. Pure."""
 
-import hashlib
 import math
 from array import array
 from bisect import bisect_right
@@ -12,7 +11,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
+from shardcache.shards import Shards, digest
 from shardcache_client.order.lanes import Proportions
 from shardcache_client.order.rounds import permutation
 
@@ -240,7 +239,7 @@ class Manifest(Sequence[ShardRef]):
     @cached_property
     def selection(self) -> str:
         """32 hexadecimal digits that identify the choices among the samples; empty without any."""
-        return "" if self.choices is None else _digest(map(repr, self.choices))
+        return "" if self.choices is None else digest(repr(choice).encode() for choice in self.choices)
 
     @property
     def fingerprint(self) -> str:
@@ -253,13 +252,6 @@ class Manifest(Sequence[ShardRef]):
             if mine != others:
                 return f"shard {number} is {_described(mine)} here and {_described(others)} there"
         return None
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        digest.update(text.encode())
-    return digest.hexdigest()
 
 
 def _described(shard: ShardRef | None) -> str:
