@@ -23,7 +23,7 @@ from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import percent_encode
 
-from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import AccessDeniedError, NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin import http_semantics
 from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
@@ -50,6 +50,15 @@ _UPLOAD_SILENCE_S = 60
 
 SIGNED_FOR_S = 600
 _HOUR_S = 3600
+
+_SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
+_NO_CREDENTIALS = (
+    "there are no credentials in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
+    "~/.aws/credentials and config, the container's role, the instance's role"
+)
+_GIVE_CREDENTIALS = (
+    "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
+)
 
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
@@ -123,6 +132,20 @@ class S3Origin(Origin):
             return RemoteObject(
                 url, version, http_semantics.size_of(head["content-length"], url), checksum, joinable=joinable
             )
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`: the link of botocore's chain, never the credentials themselves."""
+        async with self._sessions.use(url) as fs:
+            if fs.anon:
+                return "none: the [[origin]] table sets anon"
+            if fs.key:
+                return "storage_options of the [[origin]] table"
+            if (found := await fs.session.get_credentials()) is None:
+                raise AccessDeniedError(_NO_CREDENTIALS, url=url, remedy=_GIVE_CREDENTIALS)
+            is_temporary = (await found.get_frozen_credentials()).token
+            profile = fs.session.get_config_variable("profile")
+        source = _SOURCES.get(found.method, found.method.replace("-", " "))
+        return f"{source}{f', profile {profile}' if profile else ''}{', temporary' if is_temporary else ''}"
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

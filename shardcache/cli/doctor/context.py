@@ -33,6 +33,11 @@ class Finding:
     subject: str = ""  # the url concerned; empty for the node
     figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
 
+    @property
+    def family(self) -> str:
+        """Heading of the finding in the report."""
+        return "store" if self.subject else self.check.partition(".")[0]
+
     def named(self, check: str, subject: str = "") -> Self:
         """Return the finding with the names of its check and its url; those that it already has stay."""
         return replace(self, check=self.check or check, subject=self.subject or printable(redact(subject)))

@@ -12,7 +12,7 @@ from shutil import disk_usage
 
 from shardcache.cli.doctor.context import Context, Finding, connect, failed, me, of_error, ok, skipped, warning
 from shardcache.config import Settings
-from shardcache.errors import CacheFormatError, DaemonError
+from shardcache.errors import DaemonError
 from shardcache.private import tool_socket
 from shardcache.protocol import SOCKET_ENV
 from shardcache.server.connections import own_files
@@ -115,25 +115,12 @@ def health(context: Context) -> Finding | None:
 def options(context: Context) -> Finding:
     """Check that the options are valid."""
     config, error = context.config, context.config_error
-    try:
-        exists = config.is_file()
-        readable = not exists or os.access(config, os.R_OK)
-    except PermissionError:  # its folder is closed
-        readable = False
-    if not readable:
+    closed = _barrier(config, os.R_OK)
+    if closed is not None and os.path.lexists(closed):
         return skipped(f"you may not read {config}; its contents are not checked")
     if error is not None:
         return of_error(error, "the daemon does not start with it")
-    return ok(f"{config} is valid" if exists else f"no file at {config}: options come only from flags and environment")
-
-
-def environment(context: Context) -> Finding | None:
-    """Name the variables that differ from the daemon's; their values may be secrets."""
-    if context.environment is None:
-        return None
-    differing = context.environment.items() ^ context.store_variables(os.environ).items()
-    names = sorted({name for name, _ in differing})
-    return ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}") if names else None
+    return ok(f"no file at {config}: options come from flags and environment" if closed else f"{config} is valid")
 
 
 # The cache's folder, space and disk
@@ -184,16 +171,6 @@ def _owned(context: Context, place: Path) -> Finding:
         cause = f"every user of this node may write to it ({_who_may(place)})"
         return warning(f"{place} is world-writable", cause, f"chmod o-w {place}")
     return ok(f"{place} ({_who_may(place)})")
-
-
-def folder_format(context: Context) -> Finding | None:
-    """Check the folder's format: the daemon refuses to start on a folder written by a newer release."""
-    if context.own_cache_dir is not None:
-        try:
-            Layout(context.own_cache_dir).check_format()
-        except CacheFormatError as exn:
-            return of_error(exn, "the daemon does not start with it")
-    return None
 
 
 def filesystem(context: Context) -> Finding | None:

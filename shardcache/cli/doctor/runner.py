@@ -27,9 +27,7 @@ CHECKS: Sequence[Check] = (
     ("socket.daemon", node.listener),
     ("daemon.health", node.health),
     ("config.file", node.options),
-    ("config.environment", node.environment),
     ("cache.folder", node.folder),
-    ("cache.format", node.folder_format),
     ("cache.filesystem", node.filesystem),
     ("cache.space", node.space),
     ("disk.write", node.speed),
@@ -84,7 +82,7 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
 def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     """Print the findings by family and url, below each problem its cause and fix, and a summary."""
     console = common.make_console()
-    for (family, subject), group in groupby(findings, _heading):
+    for (family, subject), group in groupby(findings, lambda finding: (finding.family, finding.subject)):
         console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
         for finding in group:
             sign, style = SIGNS[finding.state]
@@ -102,7 +100,3 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
                 console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
     failures = f"{common.count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
-
-
-def _heading(finding: Finding) -> tuple[str, str]:
-    return ("store" if finding.subject else finding.check.partition(".")[0], finding.subject)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from shardcache.access import INDEX_SUFFIX, S3, SHARD_SUFFIXES, STORES, WEB, AllowList, Peer, protocol_of, store_of
+from shardcache.access import INDEX_SUFFIX, SHARD_SUFFIXES, STORES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS
@@ -24,7 +24,7 @@ from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins, reason_to_bypass
-from shardcache.redact import HIDDEN, redact
+from shardcache.redact import HIDDEN
 from shardcache.transport.parts import Parts
 from shardcache.transport.workers import Flow
 from shardcache.units import duration, size, user_name
@@ -40,14 +40,6 @@ _READ_LIMIT_S = 5.0
 _TELLING_S = 1.0
 _SLOW_BYTES_PER_S = 20e6
 
-_CHAIN = (
-    "nothing found in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
-    "config, the container's role, the instance's role"
-)
-_REMEDY = (
-    "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
-)
-_SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
 
 _TIER_LIMIT_S = 5.0
 _MIN_FREE_BYTES = 1 << 30
@@ -119,15 +111,15 @@ class _Stores:
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure that makes further checks pointless."""
         found: list[Finding] = []
+        check = "origin.credentials"
         try:
             self._allow.check(url, self._peer)
-            if protocol_of(url) in S3.names:
-                found.append((await self._credentials(url)).named("origin.credentials"))
-            elif protocol_of(url) in STORES and (source := await self.origins.origin(url).credentials(url)):
-                found.append(ok(f"{source} ({self._owner})").named("origin.credentials"))
+            if protocol_of(url) in STORES and (source := await self.origins.origin(url).credentials(url)):
+                found.append(ok(f"{source} ({self._owner})").named(check))
+            check = "origin.reach"
             obj = await self._object(url)
             origin = self.origins.origin(obj.url)
-            found.append((await _reach(origin, obj)).named("origin.reach"))
+            found.append((await _reach(origin, obj)).named(check))
             if obj.size_bytes and not self._quick:
                 settings = self._settings
                 speed = await _speed(origin, obj, settings.shard_connections, settings.part_size)
@@ -135,32 +127,8 @@ class _Stores:
         except ShardcacheError as exn:
             table = self.origins.rule(url)
             cause = f"{exn.code}; accessed through the [[origin]] table for {table.match}" if table.match else exn.code
-            found.append(of_error(exn, cause).named("origin.reach"))
+            found.append(of_error(exn, cause).named(check))
         return found
-
-    async def _credentials(self, url: str) -> Finding:
-        """Walk the credential chain as a fetch does; name the source, never the credentials themselves."""
-        from shardcache.origin.s3_sdk import SdkSessions  # imports an SDK, which takes a second
-
-        table = self.origins.rule(url)
-        if table.anon or table.storage_options.get("anon"):
-            return ok("none: the [[origin]] table sets anon")
-        if table.storage_options.get("key"):
-            return ok("storage_options of the [[origin]] table")
-        sessions = SdkSessions(table, 1)
-        try:
-            async with sessions.use(url) as fs:
-                if (credentials := await fs.session.get_credentials()) is None:
-                    return failed(f"none ({self._owner})", _CHAIN, _REMEDY)
-                frozen = await credentials.get_frozen_credentials()
-                profile = fs.session.get_config_variable("profile")
-        except RuntimeError as exn:  # from botocore: credentials still expired after renewal
-            return failed(redact(str(exn)), "their issuer returned expired credentials", _REMEDY)
-        finally:
-            await sessions.close()
-        source = _SOURCES.get(credentials.method, credentials.method.replace("-", " "))
-        of_profile = f", profile {profile}" if profile else ""
-        return ok(f"{source}{of_profile}{', temporary' if frozen.token else ''} ({self._owner})")
 
     async def _object(self, url: str) -> RemoteObject:
         """Return one shard that a url, a pattern or an index file names. Raises as `expand` and `Origin.stat`."""
