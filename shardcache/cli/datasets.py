@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -189,6 +189,7 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 @click.argument("destination")
 @click.option(
     "--shard-size",
+    "shard_size_bytes",
     default="256MiB",
     show_default=True,
     metavar="SIZE",
@@ -232,18 +233,11 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 def write(
     sources: tuple[str, ...],
     destination: str,
-    shard_size: int,
     names: str,
     workers: int | None,
-    shuffle: int | None,
-    classes: bool,
-    columns: dict[str, str],
-    split: str | None,
-    field: str | None,
-    pack: bool,
-    tokens: TokenMember | None,
     config: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write a dataset as tar shards, with an index of their samples.
 
@@ -259,11 +253,10 @@ def write(
     from shardcache.writing.inputs import WriteOptions
     from shardcache.writing.shards import ShardNames
 
-    options = WriteOptions(shard_size, ShardNames(names), tokens, field, pack, columns, split, classes, shuffle)
     processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-    tables = Settings.load({}, config).origin
+    wanted, tables = WriteOptions(names=ShardNames(names), **options), Settings.load({}, config).origin
     with common.byte_progress(common.make_console(stderr=True), "writing") as show:
-        work = convert(sources, destination, options, workers=processes, tables=tables, progress=show)
+        work = convert(sources, destination, wanted, workers=processes, tables=tables, progress=show)
         summary = asyncio.run(work)
     if as_json:
         common.print_json(summary)
@@ -272,7 +265,7 @@ def write(
     shards, samples = (common.count(summary[f"{noun}s"], noun) for noun in ("shard", "sample"))
     numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
-    if tokens is not None:
+    if options["tokens"] is not None:
         console.print(common.count(summary["tokens"], "token"))
     if summary["skipped_files"]:
         console.print(f"{common.count(summary['skipped_files'], 'file')} left out: no name of the form KEY.EXTENSION")

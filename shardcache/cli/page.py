@@ -41,8 +41,8 @@ _MAX_KEY_BYTES = 64
 _BAR_COLUMNS = 12
 # A narrower screen needs the columns of the transfers' bars for their names.
 _BAR_FROM_COLUMNS = 100
-# A table's heading and the blank line above it.
-_HEADING_LINES = 2
+# The first line, and for each of the two tables a blank line, its heading, and the number of rows that are left out.
+_OTHER_LINES = 7
 _GAP_COLUMNS = 2
 _BAR = ""
 _NUMBERS = ("readers", "shards read", "shards/s", "ahead", "waits", "bytes", "rate", "needed in", "waiting")
@@ -111,44 +111,35 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     facts = _facts(moment, is_cut=is_cut)
     jobs = sorted(page["jobs"], key=_job_order)
     columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
-    heights = [str(name).count("\n") + 1 for name in columns["job"]]
+    readers = len(columns["job"])
     ended = [job["name"] for job in jobs if not job["sessions"]]
-    idle: list[RenderableType] = [*([] if heights else [""]), _without_readers(ended, width)] if ended else []
+    idle = [one_line(f"{count(len(ended), 'job')} without readers: {', '.join(ended)}", "dim")] if ended else []
     transfers = sorted(page["transfers"], key=_transfer_order)
-    headings = sum(_HEADING_LINES for rows in (heights, transfers) if rows)
-    room = None if height is None else max(0, height - 1 - facts.row_count - headings - len(idle))
-    for_jobs, for_transfers = share(room, sum(heights), len(transfers))
+    # Lists that are cut have another line, and names may be folded into several: what is still too long, rich crops.
+    room = sys.maxsize if height is None else max(0, height - facts.row_count - _OTHER_LINES - len(idle))
+    for_jobs = max(room // 2, room - len(transfers))
     rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
     return Group(
         Text.assemble((f"shardcache {page['version']}", "bold"), rest),
         facts,
-        *_list(columns, heights, for_jobs, is_cut=is_cut),
+        *_list(columns, for_jobs, is_cut=is_cut),
         *idle,
-        *_list(_transfer_columns(transfers, width, is_cut=is_cut), [1] * len(transfers), for_transfers, is_cut=is_cut),
+        *_list(_transfer_columns(transfers, width, is_cut=is_cut), room - min(for_jobs, readers), is_cut=is_cut),
     )
 
 
-def share(lines: int | None, jobs: int, transfers: int) -> tuple[int, int]:
-    """Divide lines between two lists: half for each, plus any that the other does not need; None means no limit."""
-    if lines is None:
-        return jobs, transfers
-    for_jobs = min(jobs, max(lines // 2, lines - transfers))
-    return for_jobs, min(transfers, lines - for_jobs)
-
-
-def _list(columns: Columns, heights: Sequence[int], lines: int, *, is_cut: bool) -> list[RenderableType]:
-    """Return a table of the rows that fit below the heading; if some do not, the last line says how many are hidden."""
-    if not heights or not lines:
+def _list(columns: Columns, max_rows: int, *, is_cut: bool) -> list[RenderableType]:
+    """Return a table of the first rows below its heading; if some are left out, the last line says how many."""
+    rows = list(zip(*columns.values(), strict=True))
+    if not rows:
         return []
-    left = lines if sum(heights) <= lines else lines - 1
-    shown = next((n for n in range(len(heights), 0, -1) if sum(heights[:n]) <= left), 0)
     table = make_table(*columns, numbers=_NUMBERS)
     for column in table.columns:
         column.no_wrap = is_cut and str(column.header) != _ELASTIC  # rich narrows this one alone
-    for row in list(zip(*columns.values(), strict=True))[:shown]:
+    for row in rows[:max_rows]:
         table.add_row(*row)
-    hidden = len(heights) - shown
-    return ["", table, *([Text(f"… and {hidden:,} more", "dim")] if hidden else [])]
+    hidden = len(rows) - max_rows
+    return ["", table, *([Text(f"… and {hidden:,} more", "dim")] if hidden > 0 else [])]
 
 
 # The facts about the daemon
@@ -334,17 +325,6 @@ def _waiting_now(job: Row) -> str:
     readers = job.get("waiting", 0)
     what = f": {job['waiting_for']}" if readers and job["waiting_for"] else ""
     return f"{count(readers, 'reader')}{what}" if readers else ""
-
-
-def _without_readers(names: Sequence[str], width: int) -> Text:
-    """Return one line about jobs that have ended or are between two epochs, with as many whole names as fit."""
-    head = f"{count(len(names), 'job')} without readers"
-    for shown in range(len(names), 0, -1):
-        rest = f" and {len(names) - shown:,} more" if shown < len(names) else ""
-        line = f"{head}: {', '.join(names[:shown])}{rest}"
-        if cell_len(line) <= width:
-            return one_line(line, "dim")
-    return one_line(head, "dim")
 
 
 # Transfers: those being waited for first, then by when they are needed
