@@ -20,7 +20,7 @@ SOURCES = ("shardcache", "client")
 POSITION = ROOT / "client" / "shardcache_client" / "position"
 
 LIMITS: dict[str, float] = {
-    "lines of Python and JavaScript": 35_500,
+    "lines of Python and JavaScript": 35_400,
     "Python files": 160,
     "import lines, % of Python": 6.0,
     "cycles inside packages": 0,

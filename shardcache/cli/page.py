@@ -111,7 +111,6 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     facts = _facts(moment, is_cut=is_cut)
     jobs = sorted(page["jobs"], key=_job_order)
     columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
-    readers = len(columns["job"])
     ended = [job["name"] for job in jobs if not job["sessions"]]
     idle = [one_line(f"{count(len(ended), 'job')} without readers: {', '.join(ended)}", "dim")] if ended else []
     transfers = sorted(page["transfers"], key=_transfer_order)
@@ -124,7 +123,7 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
         facts,
         *_list(columns, for_jobs, is_cut=is_cut),
         *idle,
-        *_list(_transfer_columns(transfers, width, is_cut=is_cut), room - min(for_jobs, readers), is_cut=is_cut),
+        *_list(_transfer_columns(transfers, width, is_cut=is_cut), room - min(for_jobs, len(jobs)), is_cut=is_cut),
     )
 
 

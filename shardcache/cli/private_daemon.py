@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardcache.errors import CacheDirError, DaemonError, MissingPackageError, ShardcacheError, from_json
+from shardcache.errors import CacheDirError, DaemonError, ShardcacheError, from_json
 from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
 from shardcache.store.disk import free_bytes, mount_of
 
@@ -158,11 +158,6 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
         serve(settings, on_ready)
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
-        raise
-    except ModuleNotFoundError as exn:
-        remedy = "pip install 'shardcache[daemon]'"
-        error = MissingPackageError(f"the package {exn.name} is not installed", remedy=remedy)
-        _report(writer, error=error.to_json())
         raise
     os.utime(settings.cache_dir)
     sys.exit()

@@ -1,12 +1,15 @@
-"""Health probes, with only the standard library: they run on every node every few seconds.
+"""`shardcache probe`: whether the daemon is started, ready and alive."""
 
-`python -m shardcache.cli.probing live` is `shardcache probe live` at the default socket, in half the time.
-"""
+from __future__ import annotations
 
-import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
+
+from shardcache.cli import common
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import socket_path
 from shardcache.unix_socket import health
@@ -20,8 +23,8 @@ PASSES = {
 LIMIT_S = 5.0
 # A full or broken disk still responds; a restart may help only with one that hangs. As in server/lifecycle.py.
 HUNG_S = 120.0
-
-_FAILED, _USAGE, _NO_DAEMON = 1, 2, 3
+_SECONDS = click.FloatRange(min=0)
+_PAUSE_S = 0.2
 
 
 def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
@@ -49,19 +52,37 @@ def passes(what: str, found: dict[str, Any]) -> bool:
     return found["status"] in PASSES[what] and not hangs
 
 
-def main(args: list[str]) -> int:
-    """Run one probe; print the daemon's status and return the exit code."""
-    if len(args) != 1 or args[0] not in PASSES:
-        print(f"usage: python -m shardcache.cli.probing {'|'.join(PASSES)}", file=sys.stderr)
-        return _USAGE
-    try:
-        found = ask()
-    except DaemonError as exn:
-        print(exn, file=sys.stderr)
-        return _NO_DAEMON if isinstance(exn, NoDaemonError) else _FAILED
-    print(found["status"])
-    return 0 if passes(args[0], found) else _FAILED
+@click.command()
+@click.argument("what", type=click.Choice(list(PASSES)))
+@click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="Time limit for an answer.")
+@click.option(
+    "--wait-s",
+    type=_SECONDS,
+    default=0.0,
+    help="Keep asking for this long until the probe passes.  [default: ask once]",
+)
+@common.query_options
+def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
+    """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
+
+    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
+    its disk does not hang. None of the probes depends on an object store.
+    """
+    found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
+    if as_json:
+        common.print_json(found)
+    else:
+        click.echo(found["status"])
+    if not passes(what, found):
+        common.fail()
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
+    """Return the first answer that passes the probe, or the one at the deadline; then raises as `ask` does."""
+    while time.monotonic() < deadline_s:
+        with suppress(NoDaemonError):
+            found = ask(socket, timeout_s)
+            if passes(what, found):
+                return found
+        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
+    return ask(socket, timeout_s)

@@ -1,30 +1,26 @@
-"""Commands that look at the daemon: `status`, `top`, `probe`, and `dashboard`, bridged from a loopback port."""
+"""Commands that look at the daemon: `status`, `top`, and `dashboard`, bridged from a loopback port."""
 
 from __future__ import annotations
 
 import hmac
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from shardcache.cli import common, probing
+from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.errors import ConfigError, NoDaemonError
+from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
-
-_SECONDS = click.FloatRange(min=0)
-_PAUSE_S = 0.2
 
 
 @click.command()
@@ -64,44 +60,6 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     from shardcache.cli.page import show_node
 
     asyncio.run(show_node(interval_s, once, as_json, socket))
-
-
-@click.command()
-@click.argument("what", type=click.Choice(list(probing.PASSES)))
-@click.option(
-    "--timeout-s", type=_SECONDS, default=probing.LIMIT_S, show_default=True, help="Time limit for an answer."
-)
-@click.option(
-    "--wait-s",
-    type=_SECONDS,
-    default=0.0,
-    help="Keep asking for this long until the probe passes.  [default: ask once]",
-)
-@common.query_options
-def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
-    """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
-
-    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
-    its disk does not hang. None of the probes depends on an object store.
-    """
-    health = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
-    if as_json:
-        common.print_json(health)
-    else:
-        click.echo(health["status"])
-    if not probing.passes(what, health):
-        common.fail()
-
-
-def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
-    """Return the first answer that passes the probe, or the one at the deadline; then raises as `ask` does."""
-    while time.monotonic() < deadline_s:
-        with suppress(NoDaemonError):
-            health = probing.ask(socket, timeout_s)
-            if probing.passes(what, health):
-                return health
-        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
-    return probing.ask(socket, timeout_s)
 
 
 # The dashboard, for every user of the socket

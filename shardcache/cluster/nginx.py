@@ -108,7 +108,6 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
 def _values(tier: Tier, node: Node) -> dict[str, object]:
     own = node.at(tier.owner_port)
     owner = own if tier.listen is None else Node(node.name, tier.listen).at(tier.owner_port)
-    facts = json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest})
     return {
         "workers": tier.workers,
         "signature": _SIGNATURE,
@@ -124,7 +123,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "own": own,
         "owner": owner if tier.tls is None else f"{owner} ssl",
         "scheme": "http" if tier.tls is None else "https",
-        "peers": f'{facts[:-1]}, "time_s": $msec}}',
+        "peers": json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}),
         "idle_s": _IDLE_S,
         "pooled_s": _IDLE_S - 1,
         **time_limits(tier.stall_timeout_s),

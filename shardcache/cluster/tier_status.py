@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,8 @@ class NodeReport:
     """Answer of one node."""
 
     node: Node
-    peers: dict[str, Any] | None = None  # its view of the cluster: `node`, `peers`, `digest`, `time_s`; None if down
+    peers: dict[str, Any] | None = None  # its view of the cluster: `node`, `peers` and `digest`; None if down
     figures: dict[str, Any] | None = None  # what `shardcache cluster run` publishes; None if started otherwise, or down
-    clock_skew_s: float | None = None  # its clock minus this machine's
     error: str | None = None  # the reason that it is down
 
     @property
@@ -58,7 +56,6 @@ class NodeReport:
             "error": self.error,
             "stale": self.stale,
             "digest": self.peers and self.peers["digest"],
-            "clock_skew_s": self.clock_skew_s,
             "hit_share": self.hit_share,
             "figures": self.figures,
         }
@@ -80,19 +77,17 @@ async def _ask(http: aiohttp.ClientSession, node: Node, address: str, context: s
     base = f"{'http' if context is None else 'https'}://{address}"
     tls: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": PEER_NAME}
     try:
-        asked_s = time.time()
         async with http.get(base + PEERS, allow_redirects=False, **tls) as answer:
             if answer.status != 200:
                 return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
-        skew_s = round(peers["time_s"] - (asked_s + time.time()) / 2, 3)
         async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
             figures = await answer.json(content_type=None) if answer.status == 200 else None
     except TimeoutError:
         return NodeReport(node, error="no answer")
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
         return NodeReport(node, error=str(exn) or type(exn).__name__)
-    return NodeReport(node, peers, figures, skew_s)
+    return NodeReport(node, peers, figures)
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
