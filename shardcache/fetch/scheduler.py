@@ -146,11 +146,10 @@ class _Group:
 
     @property
     def is_admitted(self) -> bool:
-        """True if a claim may get a free slot; while the link is cleared and not measured yet, only a reader's."""
-        origin = self.origin
-        return not origin.is_full and (
-            self.priority.waiting or not origin.cleared or origin.link.connections is not None
-        )
+        """True if a claim may get a free slot; while the link is cleared and not measured yet, a reader's first."""
+        origin, priority = self.origin, self.priority
+        begins = priority.waiting and not (priority.alone and len(self.queued) < self.count)
+        return not origin.is_full and (begins or not origin.cleared or origin.link.connections is not None)
 
 
 class Scheduler:
@@ -160,7 +159,7 @@ class Scheduler:
     of its claims the one with the earliest deadline, then the first to arrive.
 
     While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
-    would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
+    would delay each of its parts. On a link that is not measured yet, it runs alone, with the first of other readers.
 
     A preempted claim pauses, and queues for another slot with its own priority. At most as many claims are paused as
     there are slots, so at most twice as many claims as slots occupy memory.
@@ -304,7 +303,7 @@ class Scheduler:
         victims = {claim.group.origin for claim in self._victims(None)}
 
         def preempts(group: _Group) -> bool:
-            return group.priority.waiting and (group.origin in victims or not group.origin.is_full)
+            return group.priority.waiting and (group.origin in victims or group.is_admitted)
 
         if not victims:
             return None

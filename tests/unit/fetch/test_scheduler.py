@@ -45,10 +45,12 @@ class Users:
         self._ends: dict[str, asyncio.Future[None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, name: str, priority: Priority, *, origin: str = "", pausable: bool = False) -> None:
-        """Let a task ask for a slot."""
+    async def start(
+        self, name: str, priority: Priority, *, origin: str = "", pausable: bool = False, after: str = ""
+    ) -> None:
+        """Let a task ask for a slot, for a download of its own or for that of the task before it."""
         self.priorities[name] = priority
-        self.claims[name] = Claim(lambda: self.priorities[name], origin)
+        self.claims[name] = Claim(self.claims[after].priority if after else lambda: self.priorities[name], origin)
         self._ends[name] = asyncio.get_running_loop().create_future()
         self._tasks[name] = asyncio.create_task(self._use(name, pausable))
         await turns()
@@ -92,13 +94,8 @@ class Users:
 async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
     """Lowest class first, then the earliest deadline, then the first to arrive."""
     users = Users(1)
-    priorities = {
-        "held": Priority(0),
-        "warm": WARM,
-        "late": Priority(2, 9.0),
-        "soon1": Priority(2, 5.0),
-        "soon2": Priority(2, 5.0),
-    }
+    soon = Priority(2, 5.0)
+    priorities = {"held": Priority(0), "warm": WARM, "late": Priority(2, 9.0), "soon1": soon, "soon2": soon}
     for name, priority in (priorities | {"waiting": Priority(WAITING)}).items():
         await users.start(name, priority)
     expected = ["held", "waiting", "soon1", "soon2", "late", "warm"]
@@ -223,15 +220,18 @@ async def test_a_paused_part_may_end() -> None:
 
 @still
 async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
-    """Though there are slots, they pause until the first part has arrived; those of other origins continue."""
+    """Though there are slots, they pause until its parts have arrived, the first alone; other origins' continue."""
     users = Users(8)
     await users.start("planned", PLANNED, pausable=True)
     await users.start("elsewhere", PLANNED, origin="other", pausable=True)
     await users.start("first part", Priority(WAITING, alone=True))
+    await users.start("next part", PLANNED, after="first part")
     await users.start("new", PLANNED)
     await users.start("waits too", Priority(WAITING))
     assert users.holding == {"elsewhere", "first part", "waits too"}
     await users.finish("first part")
+    assert users.holding == {"elsewhere", "next part", "waits too"}
+    await users.finish("next part")
     assert users.holding == {"elsewhere", "waits too", "planned", "new"}
 
 
