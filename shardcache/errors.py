@@ -133,6 +133,10 @@ class MissingPackageError(OriginError, code="missing_package"):
     """The url's filesystem needs a Python package that is not installed for the daemon."""
 
 
+class NotAnIndexError(OriginError, code="not_an_index"):
+    """A url ends in .json, but the object there does not list shards."""
+
+
 class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", retryable=True):
     """All retries failed with timeouts, connection resets, 5xx responses or throttling."""
 

@@ -28,6 +28,11 @@ a lease that has ended are ignored: an error may have crossed them on the wire.
 Cached shards are scrubbed. When a shard that a reader has in use turns out to be damaged, the next `leased` or
 `arriving` has a list `damaged` of errors, each naming a shard: samples read from it may be wrong.
 
+A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any objects' own bytes.
+With `either`, an object with a shard's name is a shard, and any other a file; `resolve` takes the same word, by which
+it finds all files or shards alone. A file has no samples, and may be arriving whatever it holds. Of an arriving file,
+`lease` and `more` may name a `start`: the bytes from there to `beyond` are then fetched first, and waited for.
+
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others come from an index
 file.
 
@@ -47,16 +52,17 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import formatannotation
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from shardcache.errors import DaemonError, ProtocolError, VersionMismatchError
 
 T = TypeVar("T")
 Json = dict[str, Any]
+Wanted: TypeAlias = Literal["samples", "either", "files"]
 Fields = Mapping[str, Any]
 
 PROTOCOL_VERSION = 4
@@ -132,6 +138,7 @@ class ShardRef:
     size_bytes: int | None = None  # in the object store
     samples: int | None = None  # known once the shard has been indexed
     tokens: int | None = None  # as `tarindex.contents` counts them, if an index file says so
+    is_file: bool = field(default=False, kw_only=True)  # True if the object's own bytes are wanted, and no samples
 
 
 def check_indices(values: Sequence[object], count: int) -> None:
@@ -195,6 +202,14 @@ def take(message: Json, name: str, kind: type[T]) -> T:
     if not _IS_SOUND[kind](value):
         raise _unsound(message, name, kind)
     return cast(T, value)
+
+
+def wanted_of(message: Json) -> Wanted:
+    """Return what a plan or a list of urls is wanted for. Raises ProtocolError."""
+    wanted = message.get("wanted", "samples")
+    if wanted not in get_args(Wanted):
+        raise ProtocolError(f"'wanted' is {wanted[:100]!r}; it is one of {', '.join(get_args(Wanted))}")
+    return cast(Wanted, wanted)
 
 
 def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
@@ -263,13 +278,15 @@ REQUESTS = {
         },
         answers=("welcome",),
     ),
-    "resolve": Message({"id": int, "urls": list[str]}, answers=("manifest",)),
+    "resolve": Message({"id": int, "urls": list[str]}, {"wanted": str}, answers=("manifest",)),
     "shards": Message({"id": int, "packed": bytes}, answers=("ok",)),
-    "plan": Message({**_PIECE, "shards": list[str], "reads": int}, {"epoch": int}, answers=("ok", "unknown")),
+    "plan": Message(
+        {**_PIECE, "shards": list[str], "reads": int}, {"epoch": int, "wanted": str}, answers=("ok", "unknown")
+    ),
     "extend": Message(_PIECE, answers=("ok",)),
-    "lease": Message({"id": int, "position": int}, {"partial": bool}, answers=_GRANTS),
+    "lease": Message({"id": int, "position": int}, {"partial": bool, "start": int, "beyond": int}, answers=_GRANTS),
     "need": Message({"of": int}),
-    "more": Message({"id": int, "lease": int, "beyond": int}, answers=_GRANTS),
+    "more": Message({"id": int, "lease": int, "beyond": int}, {"start": int}, answers=_GRANTS),
     "explain": Message({"id": int, "of": int}, answers=("waiting",)),
     "release": Message({"lease": int}, {"read": bool}),
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardcache_client.files import TokenBlocks
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
-    from shardcache_client.paths import cached_paths
+    from shardcache_client.paths import cached_paths, open_cached
     from shardcache_client.reader import MixtureReader, ShardReader
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "cached_paths",
     "ignore_and_continue",
     "ignore_and_stop",
+    "open_cached",
     "reraise",
     "warn_and_continue",
     "warn_and_stop",
@@ -47,6 +48,7 @@ _MODULES = {
     "TokenBlocks": "files",
     "batch_by_length": "lengths",
     "cached_paths": "paths",
+    "open_cached": "paths",
 }
 
 _WITHOUT_TORCH = {"ShardDataset": "ShardReader", "Mixture": "MixtureReader"}

@@ -22,9 +22,8 @@ from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.protocol import Json, ShardRef
+from shardcache.protocol import Json, ShardRef, Wanted
 from shardcache.redact import redact
-from shardcache.shards import Shards
 from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
@@ -95,28 +94,28 @@ class Cache:
     # Shards that users name. Events go to `send`; an exception from it aborts the request.
 
     async def warm(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
-        """Fetch every shard that the patterns match. Raises CapacityError, OriginError."""
-        async with self._found(patterns, peer, send) as refs:
+        """Fetch every shard or file that the patterns match. Raises CapacityError, OriginError."""
+        async with self._found(patterns, peer, send, "either") as refs:
             await self._warming.warm(refs, send)
 
     async def index(self, patterns: Sequence[str], peer: Peer, send: Send, member: TokenMember | None = None) -> None:
         """Count the samples, and tokens in `member` if given, of every matching shard. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        async with self._found(patterns, peer, send, fresh=True) as refs:
+        async with self._found(patterns, peer, send, "samples", fresh=True) as refs:
             await self._warming.count(refs, send, listed=listed, member=member)
 
     @asynccontextmanager
     async def _found(
-        self, patterns: Sequence[str], peer: Peer, send: Send, *, fresh: bool = False
-    ) -> AsyncIterator[Shards]:
-        """Provide the shards that patterns match; report repeated requests for them, in the block as well."""
+        self, patterns: Sequence[str], peer: Peer, send: Send, wanted: Wanted, *, fresh: bool = False
+    ) -> AsyncIterator[Sequence[ShardRef]]:
+        """Provide the shards and files that patterns match; report repeated requests for them, in the block as well."""
         async with reporting(patterns, self._downloader, send):
-            shards = (await self.manifests.resolve(patterns, peer, fresh=fresh)).shards
-        async with reporting(frozenset(shards.urls), self._downloader, send):
-            yield shards
+            listing = await self.manifests.resolve(patterns, peer, fresh=fresh, wanted=wanted)
+        async with reporting(frozenset(listing.shards.urls), self._downloader, send):
+            yield await asyncio.to_thread(lambda: listing.wanting(wanted).refs())
 
     async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
-        """Pin every shard that the patterns match, and fetch the missing ones.
+        """Pin every shard or file that the patterns match, and fetch the missing ones.
 
         Shards that cannot be fetched are not pinned, unless they were before. If `send` raises, all pins remain, and
         each applies when its shard arrives. Raises CapacityError, DiskError, OriginError.
@@ -130,7 +129,7 @@ class Cache:
                 await self._pins.add([Pin(found.facts.url, found.shard.key, found.shard.kept_bytes, uids)])
             self._pins.arrived(found.shard)
 
-        async with self._found(patterns, peer, send) as refs:
+        async with self._found(patterns, peer, send, "either") as refs:
             asked = await self._warming.ask(refs, versions=True)
             new = await self._pins.add(await asyncio.to_thread(_pins_of, asked, uids))
             totals = await self._warming.fetch(Round(asked, "cached", self._transfers, send), keep)
@@ -212,7 +211,7 @@ class Cache:
                 evicted.append(facts.url)
                 freed_bytes += shard.kept_bytes
             else:
-                kept.append({"url": facts.url, "reason": "a process still has it open"})
+                kept.append({"url": facts.url, "reason": "a process still has it open, or a hard link to it exists"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:

@@ -13,15 +13,22 @@ from shardcache.cache.disk import Health
 from shardcache.cache.planner import History
 from shardcache.cache.residency import NOW
 from shardcache.cache.waits import Arrival, Class, KeyClaim, PostponedError, Stage, Transfer
-from shardcache.errors import CorruptShardError, DiskError, OriginUnavailableError, ShardcacheError, ShardChangedError
+from shardcache.errors import (
+    CorruptShardError,
+    DiskError,
+    OriginUnavailableError,
+    ShardcacheError,
+    ShardChangedError,
+    ShardError,
+)
 from shardcache.fetch.download import Downloader, refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
 from shardcache.store.folder import PART, SIDECAR, TAR, Leftover, shard_key
 from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import IndexRequest
-from shardcache.store.partial import Partial
+from shardcache.store.indexing import IndexRequest, write_bare
+from shardcache.store.partial import Partial, place_of
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Reservation, footprint_bytes
 
@@ -64,16 +71,18 @@ class Fetcher:
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
         obj = await self._downloader.stat(origin, url, transfer.ref.version)
-        key = shard_key(obj.url, obj.version)
+        key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
         async with self._claimed(key, transfer) as claim:
             present = self._store.shards.get(key)
-            if present is not None:
-                return present
-            self._health.check(obj.url)
-            transfer.begin(obj.size_bytes)
-            return await self._into(transfer, claim, origin, obj)
+            if present is None:
+                self._health.check(obj.url)
+                transfer.begin(obj.size_bytes)
+                return await self._into(transfer, claim, origin, obj, key)
+            if present.facts is not None and present.facts.samples is None and claim.wants_samples:
+                await self._index_present(transfer, claim, present, present.facts)
+            return present
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
@@ -88,16 +97,15 @@ class Fetcher:
             if not claim.transfers:
                 del self._residency.claims[key]
 
-    async def _into(self, transfer: Transfer, claim: KeyClaim, origin: Origin, obj: RemoteObject) -> Shard:
-        key, reservation = shard_key(obj.url, obj.version), Reservation(self._store.space)
-        claim.reservation = reservation
+    async def _into(self, transfer: Transfer, claim: KeyClaim, origin: Origin, obj: RemoteObject, key: str) -> Shard:
+        reservation = claim.reservation = Reservation(self._store.space)
         self._store.adopt(key, reservation)
         adopted_bytes, gave_way = reservation.size_bytes, False
         try:
-            await self._reserve(claim, transfer, key, obj)
+            await self._reserve(claim, transfer, key, footprint_bytes(obj.size_bytes))
             if (present := self._store.shards.get(key)) is not None:
                 return present  # its eviction was under way when this began, and failed
-            partial = await asyncio.to_thread(self._open, obj)
+            partial = await asyncio.to_thread(self._open, obj, transfer.ref.is_file)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
@@ -122,13 +130,13 @@ class Fetcher:
             if gave_way:
                 self._residency.changed.notify()
 
-    def _open(self, obj: RemoteObject) -> Partial:
+    def _open(self, obj: RemoteObject, is_file: bool) -> Partial:
         self._store.folder.check()  # if the disk was unmounted, this would fill the filesystem underneath
-        return Partial.open(self._store.layout, obj, self._part_bytes)
+        return Partial.open(self._store.layout, obj, self._part_bytes, is_file=is_file)
 
-    async def _reserve(self, claim: KeyClaim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
+    async def _reserve(self, claim: KeyClaim, transfer: Transfer, key: str, size_bytes: int) -> None:
         transfer.stages.enter(Stage.SPACE)
-        wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - claim.reserved_bytes)
+        wanted_bytes = max(0, size_bytes - claim.reserved_bytes)
         await self._residency.reserve(claim, wanted_bytes, lambda: self._needed_at_s(claim, key), ahead_waits=False)
 
     def _needed_at_s(self, claim: KeyClaim, key: str) -> float:
@@ -148,14 +156,15 @@ class Fetcher:
             priority=lambda: claim.priority(lambda: self._planner.now.next_use_s(partial.key)),
             progress=transfer.set_done,
             coming=transfer.coming,
+            first=lambda: claim.needed_first,
         )
         transfer.stages.enter(Stage.DISK)
-        shard = await self._publish(partial, claim)
+        shard, refused = await self._publish(partial, claim)
         self._planner.took(time.monotonic() - begun_s)
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:
                 self._residency.retain(shard)
-            transfer.arriving.publish(shard)
+            transfer.arriving.publish(shard, refused)
         return shard
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
@@ -176,22 +185,53 @@ class Fetcher:
 
     # A complete file becomes a published shard
 
-    async def _publish(self, partial: Partial, claim: KeyClaim) -> Shard:
-        """Inflate, index and publish a complete partial, which closes the claim's reservation."""
+    async def _publish(self, partial: Partial, claim: KeyClaim) -> tuple[Shard, ShardError | None]:
+        """Inflate, index and publish a complete partial, which closes the claim's reservation.
+
+        It is not indexed if nobody wants samples; nor, and that error is returned, if somebody waits for the mere file.
+        """
         tar, facts = await self._plain_tar(partial, claim)
-        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
-        allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
-        rule = self._origins.rule(partial.obj.url)
-        request = IndexRequest(str(tar), str(sidecar), facts.to_json(), facts.url, rule.require_end, allowed_bytes)
-        samples = await self._index(replace(request, ignore_trailing_data=rule.ignore_trailing_data), claim)
-        facts = replace(facts, samples=samples)
+        sidecar, refused = self._store.layout.in_progress(partial.key, SIDECAR), None
+        try:
+            if claim.wants_samples and not partial.is_file:
+                facts = await self._indexed(tar, sidecar, facts, partial.obj, claim)
+        except ShardError as exn:
+            if not claim.wants_file or partial.codec is not None:
+                raise
+            refused = exn
+        if facts.samples is None:
+            await asyncio.to_thread(write_bare, sidecar, facts.to_json())
         await self._history.remember(facts)
         shard = await self._store.publish(partial.key, tar, sidecar, facts)
         # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
         assert claim.reservation is not None
         claim.reservation.close(kept_bytes=shard.kept_bytes)
         self._residency.arrived(shard)
-        return shard
+        return shard, refused
+
+    async def _index_present(self, transfer: Transfer, claim: KeyClaim, shard: Shard, facts: Facts) -> None:
+        """Index a cached shard that was fetched as a plain file. Raises ShardError: it stays a file."""
+        layout = self._store.layout
+        sidecar = layout.in_progress(shard.key, SIDECAR)
+        reservation = claim.reservation = Reservation(self._store.space)
+        try:
+            with self._residency.retained(shard):
+                obj = RemoteObject(transfer.ref.url, facts.version, facts.size_bytes)
+                await self._reserve(claim, transfer, shard.key, footprint_bytes(obj.size_bytes) - obj.size_bytes)
+                transfer.stages.enter(Stage.DISK)
+                facts = await self._indexed(layout.tar(shard.key), sidecar, facts, obj, claim)
+                await self._history.remember(facts)
+                await self._store.add_index(shard, sidecar, facts)
+        finally:
+            reservation.close()
+            await asyncio.to_thread(partials.discard, layout, shard.key, keep_parts=True)
+
+    async def _indexed(self, tar: Path, sidecar: Path, facts: Facts, obj: RemoteObject, claim: KeyClaim) -> Facts:
+        """Write the sidecar of a complete tar with its index, and return the facts with the number of samples."""
+        allowed_bytes, rule = footprint_bytes(obj.size_bytes) - obj.size_bytes, self._origins.rule(obj.url)
+        request = IndexRequest(str(tar), str(sidecar), facts.to_json(), facts.url, rule.require_end, allowed_bytes)
+        samples = await self._index(replace(request, ignore_trailing_data=rule.ignore_trailing_data), claim)
+        return replace(facts, samples=samples)
 
     async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
         codec = partial.codec

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -13,12 +13,14 @@ from shardcache.access import INDEX_SUFFIX, AllowList, Peer, is_glob
 from shardcache.cache.planner import History, Listing
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand, expand_braces, glob_regex, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
+from shardcache.transport.workers import Received
 
 log = structlog.get_logger()
 
@@ -51,17 +53,20 @@ class Manifests:
     _indexes: WeakValueDictionary[tuple[str, str], Shards] = field(default_factory=WeakValueDictionary, init=False)
     _locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
-    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Listing:
+    async def resolve(
+        self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False, wanted: Wanted = "samples"
+    ) -> Listing:
         """Return the shards of every pattern, in order, with known sample counts; `fresh` ignores remembered listings.
 
-        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
+        Of files that are `wanted`, versions and sizes are known, too, unless the origin does not answer. Raises
+        NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
         """
-        key, asked_s = tuple(patterns), time.monotonic()  # what is listed while this request waits is new enough
+        key, asked_s = (wanted, *patterns), time.monotonic()  # what is listed while this request waits is new enough
         await asyncio.to_thread(self._check_patterns, patterns, peer)
         async with self._locks.setdefault(key, asyncio.Lock()):  # hundreds of workers start at the same moment
             self._forget(asked_s)
             if fresh or key not in self._listed:
-                self._listed[key] = time.monotonic(), await self._list_all(patterns)
+                self._listed[key] = time.monotonic(), await self._list_all(patterns, wanted)
             listed_s, old = self._listed[key]
             listing = await self._filled(old) if -1 in old.shards.samples else old  # an index file gives every count
             self._listed[key] = listed_s, listing
@@ -75,7 +80,7 @@ class Manifests:
         async with self._locks.setdefault((str(peer.uid),), asyncio.Lock()):  # a user's by turns: each may be large
             await self._admit(await asyncio.to_thread(lambda: Listing(Shards.unpack(packed, _MAX_SENT_BYTES))), peer)
 
-    async def known(self, fingerprints: Sequence[str], peer: Peer) -> Listing | None:
+    async def known(self, fingerprints: Sequence[str], peer: Peer, wanted: Wanted = "samples") -> Listing | None:
         """Return the shards of lists that this user was given or has sent; None if one is unknown or all too large."""
         key = tuple(fingerprints)
         async with self._locks.setdefault(key if (peer, key) in self._known else (str(peer.uid),), asyncio.Lock()):
@@ -85,7 +90,7 @@ class Manifests:
                 if not 0 < len(key) == len(lists) or sum(each.memory_bytes for each in lists) > self._memory_bytes:
                     return None
                 found = await asyncio.to_thread(Listing.joined, lists)
-            return self._keep(key, peer, found)
+            return await asyncio.to_thread(self._keep(key, peer, found).wanting, wanted)
 
     async def _admit(self, listing: Listing, peer: Peer) -> Listing:
         key = (await asyncio.to_thread(lambda: listing.shards.fingerprint),)
@@ -108,9 +113,9 @@ class Manifests:
             # A brace before the path expands to several hosts: each of them must be allowed.
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
-    async def _list_all(self, patterns: Sequence[str]) -> Listing:
+    async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
         named = await asyncio.to_thread(lambda: list(map(named_by_braces, patterns)))
-        lists = [each or await self._list(pattern) for pattern, each in zip(patterns, named, strict=True)]
+        lists = [each or await self._list(pattern, wanted) for pattern, each in zip(patterns, named, strict=True)]
         if sum(map(len, lists)) > MAX_SHARDS:
             raise ConfigError(
                 f"the patterns match more than {MAX_SHARDS:,} shards",
@@ -119,6 +124,9 @@ class Manifests:
         if not any(lists):
             raise NotFoundError("no urls given", remedy="name at least one shard")
         shards = await asyncio.to_thread(Shards.joined, lists)
+        if wanted == "files" and (unknown := [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]):
+            found = await self._downloader.stat_all(self._origins.origin, unknown)
+            shards = await asyncio.to_thread(lambda: Shards.of(_stated(ref, found.get(ref.url)) for ref in shards))
         known = next((each for each in self._known.values() if each.shards is shards), None)
         return await asyncio.to_thread(Listing, shards) if known is None else known
 
@@ -131,18 +139,22 @@ class Manifests:
         more = listing.shards.samples.count(-1) - shards.samples.count(-1)
         return Listing(shards, listing.names, listing.remembered + more) if more else listing
 
-    async def _list(self, pattern: str) -> Shards:
+    async def _list(self, pattern: str, wanted: Wanted) -> Shards:
+        def request(received: Received) -> Awaitable[Shards]:
+            return expand(pattern, self._origins, received, self._indexes, wanted)
+
+        row = (_KIND, pattern) if wanted == "samples" else (_KIND, pattern, wanted)
         try:
-            shards = await self._downloader.ask(pattern, lambda got: expand(pattern, self._origins, got, self._indexes))
+            shards = await self._downloader.ask(pattern, request)
         except OriginUnavailableError as exn:
-            rows = None if _is_secret(pattern) else await self._history.catalogue.get(_KIND, pattern)
+            rows = None if _is_secret(pattern) else await self._history.catalogue.get(*row)
             if rows is None:
                 raise
             log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
             return await asyncio.to_thread(lambda: Shards.unpack(b64decode(str(rows))))
         rows = await asyncio.to_thread(_rows, pattern, shards)
         if rows is not None:
-            await self._history.catalogue.put(rows, _KIND, pattern)
+            await self._history.catalogue.put(rows, *row)
         return shards
 
     def _forget(self, now_s: float) -> None:
@@ -154,6 +166,12 @@ class Manifests:
             total_bytes += listing.memory_bytes
             if now_s - listed_s >= ttl_s or total_bytes > self._memory_bytes:
                 del self._listed[key]
+
+
+def _stated(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
+    if obj is None or ref.version not in (None, obj.version):
+        return ref
+    return replace(ref, version=obj.version, size_bytes=obj.size_bytes)
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:

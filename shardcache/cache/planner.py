@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from shardcache.access import store_of
+from shardcache.access import SHARD_SUFFIXES, store_of
 from shardcache.cache.waits import Holder
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.plan.schedule import Schedule
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shards import Shards
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import shard_key
+from shardcache.store.partial import place_of
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store
 
@@ -47,19 +48,40 @@ _TIMEOUT_S = 5.0
 
 def name_of(ref: ShardRef) -> str:
     """Return the name of a shard in plans."""
-    return shard_key(ref.url, ref.version) if ref.version else ref.url
+    place = place_of(ref.url, is_file=ref.is_file)
+    return shard_key(place, ref.version) if ref.version else place
 
 
 class Listing:
     """The shards of a dataset, as plans name them."""
 
-    def __init__(self, shards: Shards, names: Sequence[str] = (), remembered: int = 0) -> None:
+    def __init__(
+        self, shards: Shards, names: Sequence[str] = (), remembered: int = 0, wanted: Wanted = "samples"
+    ) -> None:
         """Build from the shards, and from their names if these are known. Blocks."""
         self.shards = shards
+        self._wanted = wanted
         self.remembered = remembered  # sample counts that come from this daemon's catalogue; other nodes may lack them
-        pairs = zip(shards.urls, shards.versions, strict=True)
+        places = (place_of(url, is_file=self._is_file(url)) for url in shards.urls)
+        pairs = zip(shards.urls if wanted == "samples" else places, shards.versions, strict=True)
         self.names = names or [shard_key(*pair) if pair[1] else pair[0] for pair in pairs]
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + len(shards.urls.text) + len(shards.versions.text)
+
+    def _is_file(self, url: str) -> bool:
+        return self._wanted == "files" or (self._wanted == "either" and not url.endswith(SHARD_SUFFIXES))
+
+    def ref(self, number: int) -> ShardRef:
+        """Return a shard by its number, or a file if that is wanted."""
+        ref = self.shards[number]
+        return replace(ref, is_file=True) if self._is_file(ref.url) else ref
+
+    def refs(self) -> Sequence[ShardRef]:
+        """Return all shards and files. Blocks."""
+        return self.shards if self._wanted == "samples" else [*map(self.ref, range(len(self.shards)))]
+
+    def wanting(self, wanted: Wanted) -> "Listing":
+        """Return the list of which samples, or files, are wanted. Blocks."""
+        return self if wanted == self._wanted else Listing(self.shards, (), self.remembered, wanted)
 
     @classmethod
     def joined(cls, lists: Sequence["Listing"]) -> "Listing":
@@ -186,11 +208,14 @@ class History:
             for first in range(0, len(keys), _READ_AT_ONCE):
                 some = [shard for key in keys[first : first + _READ_AT_ONCE] if (shard := store.shards.get(key))]
                 found = [facts for facts in await store.peek(some) if facts is not None]
+                found.sort(key=lambda facts: facts.samples is None)  # of a url's shard and file, the shard
                 await self.catalogue.add_many([((_KIND, each.url), [each.version, each.samples]) for each in found])
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
-        await self.catalogue.put([facts.version, facts.samples], _KIND, facts.url)
+        row = await self.catalogue.get(_KIND, facts.url) if facts.samples is None else None
+        if row is None or row[0] != facts.version:  # a tar fetched as a plain file keeps its count
+            await self.catalogue.put([facts.version, facts.samples], _KIND, facts.url)
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""
@@ -235,13 +260,13 @@ class Revalidation:
     _under_way: Counter[str] = field(default_factory=Counter, init=False)
     _silent: set[str] = field(default_factory=set, init=False)
 
-    async def check(self, name: str, url: str) -> None:
+    async def check(self, name: str, ref: ShardRef) -> None:
         """Revalidate a cached shard unless that was done lately. Raises the origin's error if the shard is gone."""
-        origin = store_of(url)
+        origin, url = store_of(ref.url), ref.url
         if not self._is_stale(name) or (origin in self._silent and self._under_way[origin]):
             return
         if name not in self.questions:
-            self.questions[name] = self._group.create_task(self._ask(name, url), name=f"revalidate {url}")
+            self.questions[name] = self._group.create_task(self._ask(name, ref), name=f"revalidate {url}")
         if origin in self._silent:
             return
         answered, _ = await asyncio.wait([question := self.questions[name]], timeout=_GRACE_S)
@@ -259,12 +284,12 @@ class Revalidation:
         old = time.monotonic() - self._planner.checked_at_s(name) > self._ttl_s
         return old and self._planner.key(name) in self._store.shards  # for a missing shard, the transfer asks
 
-    async def _ask(self, name: str, url: str) -> ShardcacheError | None:
+    async def _ask(self, name: str, ref: ShardRef) -> ShardcacheError | None:
         """Learn the present version, or return the error for the reader."""
-        origin, asked_s = store_of(url), time.monotonic()
+        origin, asked_s = store_of(ref.url), time.monotonic()
         self._under_way[origin] += 1
         try:
-            key = await self._present_key(name, url)
+            key = await self._present_key(name, ref)
         except ShardcacheError as exn:
             return exn
         finally:
@@ -274,9 +299,10 @@ class Revalidation:
             self._planner.learn(name, key, time.monotonic())
         return None
 
-    async def _present_key(self, name: str, url: str) -> str:
+    async def _present_key(self, name: str, ref: ShardRef) -> str:
         """Return the key of the origin's present version, or of the last known one if the origin does not answer."""
         self._counters.origin_requests += 1
+        url = ref.url
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 obj = await self._origins.origin(url).stat(url)
@@ -290,4 +316,4 @@ class Revalidation:
             return self._planner.key(name)
         finally:
             (self._silent.add if limit.expired() else self._silent.discard)(store_of(url))
-        return shard_key(url, obj.version)
+        return shard_key(place_of(url, is_file=ref.is_file), obj.version)

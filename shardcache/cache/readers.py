@@ -164,7 +164,7 @@ class Reader:
         if not 0 <= position < len(self.order):
             raise ProtocolError(f"the plan has no position {position}")
         assert self.listing is not None
-        return self.listing.shards[self.order[position]]
+        return self.listing.ref(self.order[position])
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer of the shard at a position, if there is one."""
@@ -172,14 +172,14 @@ class Reader:
 
     # Leases
 
-    async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
+    async def lease(self, number: int, position: int, *, partial: bool, first: tuple[int, int] | None = None) -> Lease:
         """Lease the shard at a position of the plan. Raises every error that fetching it can raise."""
         ref = self.ref(position)
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._leases) >= _MAX_LEASES:
             raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
-        wait = Wait(self.job.key, partial=partial, holder=self)
+        wait = Wait(self.job.key, partial=partial, holder=self, bytes=first)
         lease = self._leases[number] = Lease(number, position, wait)
         try:
             found = await self._owner.leasing.acquire(ref, Class.PLANNED, wait)
@@ -229,18 +229,23 @@ class Reader:
             now.reads(self, lease.position, self._waited_s)
         self._residency.changed.notify()
 
-    async def more(self, number: int, beyond_bytes: int) -> Lease:
-        """Wait for more than `beyond_bytes` of an arriving shard, or all of it. The transfer's error ends the lease."""
+    async def more(self, number: int, beyond_bytes: int, first: tuple[int, int] | None = None) -> Lease:
+        """Wait for more than `beyond_bytes` of an arriving shard, for its `first` bytes, or all of it.
+
+        The transfer's error ends the lease.
+        """
         lease = self._lease(number)
         arrival = lease.granted
         if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer = self.transfer(lease.position)
         stages = None if transfer is None else transfer.stages
-        wait = Wait(self.job.key, stages=stages, holder=self)
+        wait = Wait(self.job.key, stages=stages, holder=self, bytes=first, is_file=self.ref(lease.position).is_file)
         self._begin_wait(wait, transfer)
         try:
             await arrival.beyond(beyond_bytes, wait)
+            if arrival.refused is not None and not wait.is_file:
+                raise arrival.refused
         except ShardcacheError:
             if self._leases.get(number) is lease:  # not released since, nor its number used again
                 del self._leases[number]
@@ -370,7 +375,7 @@ class Reader:
         return (
             not self._waits
             and time.monotonic() - self._moved_s > _STILL_S
-            and all(shard.facts is not None and shard.facts.samples > min_samples for shard in self._retained())
+            and all(shard.facts and (shard.facts.samples or 0) > min_samples for shard in self._retained())
         )
 
 

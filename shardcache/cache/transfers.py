@@ -95,7 +95,7 @@ class Transfers:
         may wait for it, now or later. Raises the transfer's error; a caller that joined a running transfer gets a new
         attempt first if the error is retryable.
         """
-        joined = name in self._by_name
+        joined, wait.is_file = name in self._by_name, ref.is_file
         try:
             return await self._wait(self.start(name, ref, wanted), wait)
         except ShardcacheError as exn:
@@ -109,7 +109,7 @@ class Transfers:
         try:
             while not transfer.outcome.done():
                 beginning = transfer.arriving
-                if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth_reading:
+                if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth(wait):
                     beginning.readers.append(wait.client)
                     return beginning
                 await transfer.moved.wait()
@@ -127,6 +127,7 @@ class Transfers:
             with about(shard=ref.url):
                 transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
         transfer.wanted = min(transfer.wanted, wanted)
+        transfer.ref = transfer.ref if ref.is_file else ref  # samples are wanted if anybody wants them
         return transfer
 
     def hurry(self, transfer: Transfer) -> None:
@@ -280,6 +281,9 @@ class Leasing:
                 # The published shard may have been evicted before this task runs: check again.
                 shard = self.store.shards.get(found.key)
             elif (facts := await self._facts(shard, ref.url)) and self.store.shards.get(shard.key) is shard:
+                if facts.samples is None and not ref.is_file:
+                    shard = None  # it was fetched as a plain file: the transfer indexes it
+                    continue
                 if hit:
                     self._planner.now.found(shard.key)
                 return Published(shard, facts, hit)
@@ -323,5 +327,5 @@ class Leasing:
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is cached; if no version is given, the origin's last known one."""
         if ref.version is None:
-            await self._revalidation.check(name, ref.url)
+            await self._revalidation.check(name, ref)
         return self.store.shards.get(self._planner.key(name))

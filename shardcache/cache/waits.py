@@ -167,6 +167,8 @@ class Wait:
     partial: bool = False  # whether the caller accepts a shard that is still arriving
     stages: Stages | None = None  # of the transfer being waited for, once there is one
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
+    is_file: bool = False  # True if the object's own bytes will do, without samples
+    bytes: tuple[int, int] | None = None  # start and end of those that are needed first
 
 
 class Arrival:
@@ -176,6 +178,7 @@ class Arrival:
         self.partial = partial
         self.readers: list[JobKey | None] = []  # the job of each reader that has the file open
         self.shard: Shard | None = None  # once it is published
+        self.refused: ShardcacheError | None = None  # with `shard`: why it has no samples, and is only a file
         self._transfer = transfer
         self._coming = transfer.coming
         self._failure: ShardcacheError | None = None
@@ -196,25 +199,33 @@ class Arrival:
         self._ready_bytes = max(self._ready_bytes, finished_bytes + self._coming.written_bytes(self._parts))
         return self._ready_bytes
 
-    @property
-    def is_worth_reading(self) -> bool:
-        """True if some bytes can be read already and some are still to come."""
-        return self._failure is None and 0 < self.ready_bytes < self.partial.obj.size_bytes
+    def is_worth(self, wait: Wait) -> bool:
+        """Return True if the bytes that are needed first can be read already and others are still to come."""
+        if wait.bytes is None:
+            return self._failure is None and 0 < self.ready_bytes < self.partial.obj.size_bytes
+        return self._failure is None and self._has(wait.bytes) and len(self.partial.done) < self.partial.count
+
+    def _has(self, needed: tuple[int, int]) -> bool:
+        part_bytes, stop = self.partial.part_bytes, min(needed[1], self.partial.obj.size_bytes)
+        return all(part in self.partial.done for part in range(needed[0] // part_bytes, -(-stop // part_bytes)))
 
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
-        """Wait until more than `count_bytes` are ready, or the whole shard. Raises the transfer's error."""
+        """Wait until more than `count_bytes` are ready, or those that are needed first, or the whole shard.
+
+        Raises the transfer's error.
+        """
         self._transfer.waits.add(wait)
         try:
-            while self.shard is None and self.ready_bytes <= count_bytes:
+            while self.shard is None and not (self._has(wait.bytes) if wait.bytes else self.ready_bytes > count_bytes):
                 if self._failure is not None:
                     raise self._failure
                 await self._transfer.moved.wait()
         finally:
             self._transfer.waits.discard(wait)
 
-    def publish(self, shard: Shard) -> None:
+    def publish(self, shard: Shard, refused: ShardcacheError | None) -> None:
         """Announce that the shard is complete. The caller has retained it for each reader."""
-        self.shard = shard
+        self.shard, self.refused = shard, refused
         self._transfer.moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:
@@ -317,6 +328,21 @@ class KeyClaim:
     def waits(self) -> list[Wait]:
         """All waits for the shard."""
         return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def wants_samples(self) -> bool:
+        """True if anybody wants the shard's samples."""
+        return not all(transfer.ref.is_file for transfer in self.transfers)
+
+    @property
+    def wants_file(self) -> bool:
+        """True if anybody waits for the object's own bytes, whatever they are."""
+        return any(wait.is_file for wait in self.waits)
+
+    @property
+    def needed_first(self) -> Sequence[tuple[int, int]]:
+        """Start and end of bytes that readers wait for."""
+        return [wait.bytes for wait in self.waits if wait.bytes is not None]
 
     @property
     def reader_waits(self) -> list[Wait]:

@@ -29,7 +29,6 @@ Outcome = tuple[str, int, Event]
 """Result for one shard: the counter that it adds to, its size at the origin, and further fields of its event."""
 
 _PROGRESS_S = 0.25
-_QUESTIONS = 16  # concurrent requests for sizes and versions
 _FETCHED, _FAILED = "fetched", "failed"
 
 
@@ -189,28 +188,13 @@ class Warming:
         """Return each ref once, with sizes that its pattern did not give, and, if asked for, versions."""
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
-        found = await self._ask_origins(unknown)
+        found = await self._downloader.stat_all(self._origins.origin, unknown)
         return [
             replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))
             if (obj := found.get(ref.url))
             else ref
             for ref in wanted
         ]
-
-    async def _ask_origins(self, urls: Iterable[str]) -> dict[str, RemoteObject]:
-        """Return the origin's object for each url, omitting failed requests: their transfers report the error."""
-        questions = asyncio.Semaphore(_QUESTIONS)
-        found: dict[str, RemoteObject] = {}
-
-        async def ask(url: str) -> None:
-            async with questions:
-                try:
-                    found[url] = await self._downloader.stat_ahead(self._origins.origin(url), url)
-                except ShardcacheError:
-                    return
-
-        await asyncio.gather(*map(ask, reversed([*urls])))  # a fetch that has begun asks for the first ones itself
-        return found
 
     # Counting. The shards pass through the cache, which may be smaller than the dataset: each may be evicted once it is
     # counted. A shard is fetched only if the count of its present version is unknown, or if tokens are counted.
@@ -246,7 +230,7 @@ class Warming:
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
         """Return each url once, in its present version, with that version's sample count if it is known."""
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
-        found = await self._ask_origins(unsure)
+        found = await self._downloader.stat_all(self._origins.origin, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
         present: dict[str, ShardRef] = {}
         for ref in refs:
@@ -269,6 +253,9 @@ class Warming:
             shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
             assert isinstance(shard, Shard)
             facts, hit = await self._store.facts(shard), False
+            if facts.samples is None:  # somebody wanted a plain file at the same time
+                async with self._leasing.published(ref) as found:
+                    facts = found.facts
         return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples), hit
 
     async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:

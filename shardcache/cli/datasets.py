@@ -145,8 +145,8 @@ def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
     with contextlib.closing(events):
         for event in events:
             if event["event"] == "shard":
-                facts = {name: event.get(name) for name in ("version", "size_bytes", "samples", "tokens")}
-                found[event["number"]] = ShardRef(event["url"], **facts)
+                facts = (event.get(name) for name in ("version", "size_bytes", "samples", "tokens"))
+                found[event["number"]] = ShardRef(event["url"], *facts)
             yield event
 
 

@@ -5,8 +5,7 @@ import hashlib
 import os
 import random
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -15,7 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 from shardcache.access import store_of
 from shardcache.checksums import ALGORITHMS, combined
 from shardcache.config import Settings
-from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, OutdatedError, ShardChangedError
+from shardcache.errors import (
+    CorruptShardError,
+    OriginError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS
 from shardcache.fetch.reads import Bandwidth, Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
@@ -37,6 +43,7 @@ T = TypeVar("T")
 # A shard may become urgent while a request lasts, and a request that fails is repeated.
 _REQUEST_S = 0.25
 _MAX_ANSWERS = 10_000
+_QUESTIONS = 16  # concurrent requests for sizes and versions
 # Attempts for an object that is overwritten during the download. If it is rewritten faster than it can be downloaded,
 # the error goes to the reader.
 _VERSIONS = 3
@@ -225,6 +232,21 @@ class Downloader:
         """The latest failed attempt at requests that are being repeated, by url."""
         return self._retry.failing
 
+    async def stat_all(self, origin: Callable[[str], Origin], urls: Iterable[str]) -> dict[str, RemoteObject]:
+        """Return the object of each url; without those whose request failed: their transfers report the error."""
+        questions = asyncio.Semaphore(_QUESTIONS)
+        found: dict[str, RemoteObject] = {}
+
+        async def ask(url: str) -> None:
+            async with questions:
+                try:
+                    found[url] = await self.stat_ahead(origin(url), url)
+                except ShardcacheError:
+                    return
+
+        await asyncio.gather(*map(ask, reversed([*urls])))  # a fetch that has begun asks for the first ones itself
+        return found
+
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried like a part, and keep it for the next `stat` of the object."""
         obj = await self.ask(url, lambda received: origin.stat(url))
@@ -274,6 +296,7 @@ class Downloader:
         priority: Callable[[], Priority],
         progress: Callable[[int], None],
         coming: Coming | None = None,
+        first: Callable[[], Sequence[tuple[int, int]]] = tuple,
     ) -> None:
         """Fetch every part missing from a partial file, in order, and check the whole object.
 
@@ -281,12 +304,13 @@ class Downloader:
             priority: returns the current priority for connections and bandwidth.
             progress: called with the number of bytes on disk, including those of an earlier run.
             coming: counts the bytes that have arrived but are not on disk yet.
+            first: returns the start and end of bytes to be fetched before all others.
 
         Raises the origin's errors once retries cannot help, ShardChangedError without a retry when the origin holds
         another version, CorruptShardError when the object differs from the origin's checksum or ETag, and the disk's
         errors. The first error cancels all parts of the shard; finished parts are kept.
         """
-        obj, download = partial.obj, _Download(origin, partial, priority, progress, coming or Coming())
+        obj, download = partial.obj, _Download(origin, partial, priority, progress, coming or Coming(), first)
         await self._fetch(download, partial.missing())
         if not obj.guarded and (await self.ask(obj.url, lambda _: origin.stat(obj.url))).version != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
@@ -315,12 +339,15 @@ class Downloader:
     def _requests_for(self, download: "_Download", missing: list[int]) -> Iterator[range]:
         """Yield consecutive parts for one request each; single parts as soon as a reader waits."""
         count = self._parts_per_request(download, len(missing))
-        left = deque(missing)
+        left = dict.fromkeys(missing)
         while left:
-            parts = range(left[0], left.popleft() + 1)
+            needed = download.needed_first(left) if download.obj.ranges else None
+            parts = range(part := next(iter(left)) if needed is None else needed, part + 1)
+            del left[part]
             maximum = 1 if download.obj.ranges and download.priority().waiting else count
-            while left and left[0] == parts.stop and len(parts) < maximum:
-                parts = range(parts.start, left.popleft() + 1)
+            while parts.stop in left and len(parts) < maximum:
+                del left[parts.stop]
+                parts = range(parts.start, parts.stop + 1)
             yield parts
 
     def _parts_per_request(self, download: "_Download", missing: int) -> int:
@@ -375,6 +402,7 @@ class _Download:
     priority: Callable[[], Priority]
     progress: Callable[[int], None]
     coming: Coming
+    first: Callable[[], Sequence[tuple[int, int]]]
     done_bytes: int = 0
     _sums: dict[int, int] = field(default_factory=dict)
 
@@ -392,6 +420,12 @@ class _Download:
         """Return consecutive parts as one request."""
         parts = replace(self.partial.parts(first, count), algorithm=self.algorithm)
         return RequestSpan(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
+
+    def needed_first(self, left: Container[int]) -> int | None:
+        """Return a part of those left that must be fetched before all others; None if there is none."""
+        part_bytes = self.partial.part_bytes
+        needed = (range(start // part_bytes, -(-stop // part_bytes)) for start, stop in self.first())
+        return next((part for parts in needed for part in parts if part in left), None)
 
     def start(self, missing: Sequence[int]) -> None:
         """Count the bytes that are already on disk."""

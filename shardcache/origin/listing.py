@@ -10,10 +10,10 @@ from braceexpand import braceexpand
 
 from shardcache import shardlist
 from shardcache.access import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, checked, glob_prefix, is_glob, join, protocol_of
-from shardcache.errors import ConfigError, NotFoundError, OriginError
+from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, Wanted
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
 from shardcache.transport.workers import Flow, Received, nothing
@@ -32,7 +32,11 @@ _MAX_LISTED = 10_000
 
 
 async def expand(
-    pattern: str, origins: Origins, received: Received = nothing, indexes: Indexes | None = None
+    pattern: str,
+    origins: Origins,
+    received: Received = nothing,
+    indexes: Indexes | None = None,
+    wanted: Wanted = "samples",
 ) -> Shards:
     """Return the shards that a pattern expands to; an index file in `indexes`, by url and version, is not read again.
 
@@ -40,11 +44,14 @@ async def expand(
     prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its own order)
     or a shard's url. Sizes and versions are set where a listing states them.
 
+    With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
+    wanted, only if there is no shard.
+
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
     found: list[Shards] = []
     for url in await asyncio.to_thread(expand_braces, pattern):
-        found.append(await _expand_one(url, origins, received, {} if indexes is None else indexes))
+        found.append(await _expand_one(url, origins, received, {} if indexes is None else indexes, wanted))
         _check_number(sum(map(len, found)), pattern)
     return await asyncio.to_thread(Shards.joined, found)
 
@@ -112,20 +119,28 @@ def _check_count(pattern: str) -> None:
         raise ConfigError("the pattern expands to too many shards", url=pattern, remedy="split it into several")
 
 
-async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes) -> Shards:
+async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes, wanted: Wanted) -> Shards:
     if is_glob(url):
         match = glob_regex(url).fullmatch
         found = await origins.origin(url).list_prefix(glob_prefix(url), received)
         return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)))
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
-        return _some(url, Shards.of(_ref(obj) for obj in found if obj.url.endswith(SHARD_SUFFIXES)))
+        below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES)]
+        if wanted == "files" or (wanted == "either" and not below):
+            below = [obj for obj in found if not obj.url.endswith("/")]
+        return _some(url, Shards.of(map(_ref, below)))
     if url.endswith(INDEX_SUFFIX):
         obj = await origins.origin(url).stat(url)
         if (url, obj.version) in indexes:
             return indexes[url, obj.version]
-        data = await _read(obj, origins, received)
-        shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data))
+        try:
+            data = await _read(obj, origins, received)
+            shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data))
+        except NotAnIndexError:
+            if wanted == "samples":
+                raise
+            return Shards.of([_ref(obj)])
         return shards
     return Shards.of([ShardRef(url)])
 
@@ -146,19 +161,19 @@ def _ref(obj: RemoteObject) -> ShardRef:
 
 async def _read(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
     if obj.size_bytes > MAX_INDEX_BYTES:
-        raise OriginError(f"the file is too large for an index ({size(obj.size_bytes)})", url=obj.url)
+        raise NotAnIndexError(f"the file is too large for an index ({size(obj.size_bytes)})", url=obj.url)
     return await read_object(origins.origin(obj.url), obj, Flow(received))
 
 
 def parse_index(url: str, data: bytes) -> Shards:
     """Parse the index file at `url`, whose format `shardlist` describes.
 
-    Raises OriginError for any other content.
+    Raises NotAnIndexError for any other content.
     """
     try:
         return Shards.of(_resolved(checked(join(url, row.url)), row) for row in shardlist.read(data))
     except ValueError as exn:
-        raise OriginError(
+        raise NotAnIndexError(
             f"not an index of shards ({exn})",
             url=url,
             remedy='create one with `shardcache index`; format: {"shardlist": [{"url": "a.tar", "nsamples": 1000}]}',

@@ -88,6 +88,11 @@ def _loader(hello: Json) -> Loader | None:
     return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
 
 
+def _first(message: Json) -> tuple[int, int] | None:
+    """Return start and end of the bytes of a file that a reader needs first."""
+    return (message["start"], message["beyond"] + 1) if {"start", "beyond"} <= message.keys() else None
+
+
 class Session:
     """Answers one reader's requests. Leases are waited for concurrently, so that `explain` is answered meantime."""
 
@@ -169,7 +174,7 @@ class Session:
         match message.get("type"):
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
-                    return await self._resolve(request_id, message["urls"])
+                    return await self._resolve(request_id, message["urls"], protocol.wanted_of(message))
             case "shards":
                 await self._cache.manifests.admit(message["packed"], self._peer)
                 return {"type": "ok"}
@@ -177,11 +182,11 @@ class Session:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
                 async with self._waiting(request_id, position := message["position"]):
-                    partial = message.get("partial", False)
-                    return self._granted(await self._reader.lease(request_id, position, partial=partial))
+                    partial, first = message.get("partial", False), _first(message)
+                    return self._granted(await self._reader.lease(request_id, position, partial=partial, first=first))
             case "more":
                 async with self._waiting(request_id, self._reader.position(number := message["lease"])):
-                    return self._granted(await self._reader.more(number, message["beyond"]))
+                    return self._granted(await self._reader.more(number, message["beyond"], _first(message)))
             case "need":
                 self._reader.need(message["of"])
             case "release":
@@ -192,9 +197,9 @@ class Session:
                 raise ProtocolError(f"unknown message {other!r}")
         return None
 
-    async def _resolve(self, request_id: int, urls: list[str]) -> Json:
+    async def _resolve(self, request_id: int, urls: list[str], wanted: protocol.Wanted) -> Json:
         self._listed = request_id, urls
-        found = await self._cache.manifests.resolve(urls, self._peer)
+        found = await self._cache.manifests.resolve(urls, self._peer, wanted=wanted)
         return {
             "type": "manifest",
             "remembered": found.remembered,
@@ -207,7 +212,8 @@ class Session:
         reader = self._reader
         if not new and reader.listing is None:
             raise ProtocolError("'extend' without a plan to extend")
-        listing = await self._cache.manifests.known(message["shards"], self._peer) if new else reader.listing
+        lists, wanted = message.get("shards", []), protocol.wanted_of(message)
+        listing = await self._cache.manifests.known(lists, self._peer, wanted) if new else reader.listing
         if listing is None:
             return {"type": "unknown"}
         order, count = message["order"], len(listing.shards)
@@ -250,7 +256,7 @@ class Session:
         answer: Json = {"lease": lease.number} | ({"damaged": damaged} if damaged else {})
         if shard is not None and (facts := shard.facts) is not None:
             files = {"path": str(layout.tar(shard.key)), "index_path": str(layout.sidecar(shard.key))}
-            sizes = {"size_bytes": facts.size_bytes, "samples": facts.samples}
+            sizes = {"size_bytes": facts.size_bytes, "samples": facts.samples or 0}
             return {"type": "leased", "url": facts.url, "version": facts.version} | answer | files | sizes
         assert isinstance(arriving, Arrival)  # a lease is for a published or an arriving shard
         partial, obj = arriving.partial, arriving.partial.obj

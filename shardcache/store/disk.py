@@ -123,7 +123,7 @@ def is_open_elsewhere(path: Path) -> bool:
 
 
 def ask_openness(path: Path) -> bool | None:
-    """Return True if another process has `path` open, False if not or if the filesystem cannot tell.
+    """Return True if another process has `path` open, or a hard link to it, False if not or if nothing can tell.
 
     None if another user owns the file. The kernel grants a write lease (fcntl(2), F_SETLEASE) only on a file that no
     other process has open, mappings included and across containers, and only to its owner or with CAP_LEASE, which
@@ -131,6 +131,8 @@ def ask_openness(path: Path) -> bool | None:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if os.fstat(fd).st_nlink > 1:
+            return True
         # A process that opens the file right now breaks the lease: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -1,6 +1,6 @@
 """The cache folder: its layout and format, the lock that one daemon holds on it, and its contents.
 
-<root>/shards/ab/<key>.tar    a published shard: a plain tar, never written again
+<root>/shards/ab/<key>.tar    a published shard: a plain tar, or any file, never written again
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published

@@ -89,6 +89,12 @@ def index_shard(request: IndexRequest) -> Indexed:
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
 
 
+def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
+    """Write the sidecar of a file without samples. Blocks. Raises DiskError."""
+    with disk_errors(sidecar):
+        tables.write(sidecar, header, tables.Samples())
+
+
 def end_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
 

@@ -86,6 +86,11 @@ def codec_of(url: str) -> Codec | None:
     return next((codec for suffix, codec in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 
+def place_of(url: str, *, is_file: bool) -> str:
+    """Return what a shard or file is cached under: its url, but for a compressed shard's own bytes, which no url is."""
+    return f"{url}\0" if is_file and codec_of(url) else url
+
+
 class _XzStreams(io.RawIOBase):
     """Decompressed bytes of all streams of an .xz file, as from `lzma.open`, but with a memory limit."""
 
@@ -177,6 +182,7 @@ class Partial:
     path: Path
     journal_path: Path
     key: str
+    is_file: bool = False  # True if the object's own bytes are wanted
     inode: int = 0  # of the file at `path`; changes if the download is restarted
     done: dict[int, int] = field(default_factory=dict)  # CRC32C of each finished part, by part number
 
@@ -187,8 +193,8 @@ class Partial:
 
     @property
     def codec(self) -> Codec | None:
-        """Compression of the shard; None for a plain tar."""
-        return codec_of(self.obj.url)
+        """Compression of the shard; None for a plain tar, and for a file."""
+        return None if self.is_file else codec_of(self.obj.url)
 
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be fetched, in order."""
@@ -218,14 +224,16 @@ class Partial:
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
         obj = self.obj
-        return Facts(redact(obj.url), obj.version, size_bytes, obj.size_bytes, self.part_bytes, tuple(crcs), samples=0)
+        return Facts(
+            redact(obj.url), obj.version, size_bytes, obj.size_bytes, self.part_bytes, tuple(crcs), samples=None
+        )
 
     @classmethod
-    def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
+    def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int, *, is_file: bool = False) -> Self:
         """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError."""
-        key = shard_key(obj.url, obj.version)
+        key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
-        partial = cls(obj, part_bytes, path, journal, key)
+        partial = cls(obj, part_bytes, path, journal, key, is_file)
         with disk_errors(path):
             if not partial._resume():
                 partial._create()

@@ -26,7 +26,7 @@ class Facts:
     origin_bytes: int  # size in the origin; differs if the shard is compressed there
     part_bytes: int  # size of the piece that one checksum covers
     part_crcs: tuple[int, ...]  # CRC32C of each piece of the tar, in order
-    samples: int
+    samples: int | None  # None for a plain file, and for a tar that was fetched as one and is not indexed yet
 
     def to_json(self) -> dict[str, Any]:
         """Return the sidecar's header."""
@@ -38,13 +38,14 @@ class Facts:
         if header["format"] != FORMAT:
             raise ValueError(f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}")
         size_bytes, origin_bytes, part_bytes = (int(header[f"{what}_bytes"]) for what in ("size", "origin", "part"))
-        crcs, samples = tuple(map(int, header["part_crcs"])), int(header["samples"])
+        crcs, samples = tuple(map(int, header["part_crcs"])), header["samples"]
+        samples = None if samples is None else int(samples)
         return cls(str(header["url"]), str(header["version"]), size_bytes, origin_bytes, part_bytes, crcs, samples)
 
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One published tar with its sidecar. The cache's `Residency` alone writes `leases` and `pinned`."""
+    """One published tar or file with its sidecar. The cache's `Residency` alone writes `leases` and `pinned`."""
 
     key: str
     size_bytes: int

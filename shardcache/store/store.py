@@ -214,6 +214,24 @@ class Store:
         partials.discard(self.layout, key)
         return sidecar_bytes
 
+    async def add_index(self, shard: Shard, sidecar_path: Path, facts: Facts) -> None:
+        """Replace the sidecar of a shard that was fetched as a plain file. Raises DiskError."""
+        async with self._setting_aside:
+            if self.shards.get(shard.key) is not shard:
+                return  # damaged, and out of service since
+            added_bytes = await asyncio.to_thread(self._replace_sidecar, shard, sidecar_path)
+            shard.sidecar_bytes += added_bytes
+            shard.facts = facts
+            self.space.kept_bytes += added_bytes
+            self.space.pinned_bytes += added_bytes if shard.pinned else 0
+
+    def _replace_sidecar(self, shard: Shard, sidecar_path: Path) -> int:
+        with disk.disk_errors(sidecar_path):
+            sidecar_path.chmod(_SHARD_MODE)
+            sidecar_path.rename(self.layout.sidecar(shard.key))
+            disk.fsync_path(self.layout.bucket(shard.key))
+            return self.layout.sidecar(shard.key).stat().st_size - shard.sidecar_bytes
+
     # Published shards
 
     def touch(self, shard: Shard) -> None:

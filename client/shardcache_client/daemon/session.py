@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from shardcache import errors
-from shardcache.protocol import Arriving, Json, Leased
+from shardcache.protocol import Arriving, Json, Leased, Wanted
 from shardcache.unix_socket import health
 from shardcache_client.daemon.choice import DaemonChoice, Outage, Patience, check_parent, ensure_started
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
@@ -41,6 +41,7 @@ class LeaseRequest:
 
     position: int  # of the shard in the plan
     partial: bool  # True if the beginning may be granted before the whole shard has arrived
+    first: tuple[int, int] | None = None  # with `partial`: start and end of the bytes of a file that are needed first
     needed: bool = False  # True once the reader has reached the shard, and holds it or waits for it
     number: int = 0  # of the lease
     request: int = 0  # id of the last request for it
@@ -84,8 +85,8 @@ class Session:
         which = "private" if self._is_private else str(self._choice.node)
         return f"Session({self.reader!r}, {which}, leases={len(self._leases)}, {self._connection!r})"
 
-    def resolve(self, urls: Sequence[str]) -> Manifest:
-        """Have the daemon resolve urls, patterns and prefixes to shards.
+    def resolve(self, urls: Sequence[str], wanted: Wanted = "samples") -> Manifest:
+        """Have the daemon resolve urls, patterns and prefixes to shards, or to files.
 
         Waits for a daemon that is stopping, or is lost before it has answered. If there is no daemon to begin with,
         raises NoDaemonError immediately. Raises NotFoundError, and any other error of the origin.
@@ -96,7 +97,7 @@ class Session:
         except _CACHE_SIDE as exn:
             if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
                 raise
-        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls))
+        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls), wanted=wanted)
         return Manifest.from_answer(self._insist(deadline_s, ask))
 
     def declare(self, plan: Plan) -> None:
@@ -115,14 +116,19 @@ class Session:
         if kind:
             self._try(lambda connection: connection.call(kind, self._silence_ends_s(), **fields))
 
-    def lease(self, position: int, *, partial: bool | None = None) -> LeaseRequest:
-        """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it."""
+    def lease(
+        self, position: int, *, partial: bool | None = None, first: tuple[int, int] | None = None
+    ) -> LeaseRequest:
+        """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it.
+
+        Of a file, another part than the beginning may be needed `first`.
+        """
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
             url = self._plan.shard(position).url
             self._leave(errors.CacheDirError("this process cannot read the daemon's files", url=url))
         self._go_back()
-        lease = LeaseRequest(position, self._partial_reads if partial is None else partial)
+        lease = LeaseRequest(position, self._partial_reads if partial is None else partial, first)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
@@ -146,15 +152,18 @@ class Session:
                 self._pause_s = self._patience.retry_s
         return lease.grant
 
-    def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
+    def more(self, lease: LeaseRequest, beyond: int, start: int | None = None) -> Grant | None:
         """Return an updated grant of an arriving shard, once more than its first `beyond` bytes, or all, have arrived.
+
+        Of a file, with `start`, only the bytes from there to `beyond`, which are then fetched before all others.
 
         Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and must not be read any
         further; `wait` returns a new one.
         """
 
         def ask(connection: DaemonConnection) -> None:
-            lease.request = connection.request("more", lease=lease.number, beyond=beyond)
+            fields = {} if start is None else {"start": start}
+            lease.request = connection.request("more", lease=lease.number, beyond=beyond, **fields)
 
         assert lease.grant is not None
         lease.grant, self._heard_s = None, time.monotonic()
@@ -355,7 +364,8 @@ class Session:
     def _ask(self, connection: DaemonConnection, lease: LeaseRequest) -> None:
         lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
-        lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
+        first = {} if lease.first is None else {"start": lease.first[0], "beyond": lease.first[1] - 1}
+        lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial, **first)
         if lease.needed:
             connection.tell("need", of=lease.request)
 
@@ -366,10 +376,12 @@ def _log_damage(answer: Json) -> None:
         log.warning(text, exn.url, exn.message)
 
 
-def resolve(choice: DaemonChoice, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float) -> Manifest:
+def resolve(
+    choice: DaemonChoice, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float, wanted: Wanted = "samples"
+) -> Manifest:
     """Have a daemon resolve urls over a session of its own; see `Session.resolve`."""
     with closing(Session(choice, reader, Patience(timeout_s))) as session:
-        return session.resolve(urls)
+        return session.resolve(urls, wanted)
 
 
 class SessionPool:

@@ -10,7 +10,7 @@ from itertools import accumulate, chain, pairwise, repeat, zip_longest
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, Wanted
 from shardcache.shards import Shards, digest
 from shardcache_client.order.lanes import Proportions
 from shardcache_client.order.rounds import permutation
@@ -276,12 +276,20 @@ class Plan:
     order: "array[int]"  # their numbers in reading order, through this epoch and the next
     reads: int  # number of positions of `order` that belong to this epoch
     lists: tuple[str, ...]  # fingerprints by which a daemon may know the shards
+    wanted: Wanted = "samples"
 
     @classmethod
-    def of(cls, manifest: Manifest, epoch: int, now: Sequence[int], after: Sequence[int] = ()) -> "Plan":
+    def of(
+        cls,
+        manifest: Manifest,
+        epoch: int,
+        now: Sequence[int],
+        after: Sequence[int] = (),
+        wanted: Wanted = "samples",
+    ) -> "Plan":
         """Build the plan to read shards by number: `now` in this epoch, `after` in the next, some perhaps again."""
         lists = manifest.lists or (manifest.fingerprint,)
-        return cls(epoch, manifest.shards, array("I", [*now, *after]), len(now), lists)
+        return cls(epoch, manifest.shards, array("I", [*now, *after]), len(now), lists, wanted)
 
     def shard(self, position: int) -> ShardRef:
         """Return the shard at a position."""
@@ -292,7 +300,8 @@ class Plan:
 
         The first is a `plan`, small for a quick start, the others each an `extend` of it. They are built lazily.
         """
-        first = {"shards": self.lists, "epoch": self.epoch, "reads": self.reads - start}
+        first: dict[str, Any] = {"shards": self.lists, "epoch": self.epoch, "reads": self.reads - start}
+        first |= {} if self.wanted == "samples" else {"wanted": self.wanted}
         end = start + _FIRST_PIECE
         yield "plan", first | {"order": self.order[start:end].tolist()}
         for begin in range(end, len(self.order), _NEXT_PIECE):

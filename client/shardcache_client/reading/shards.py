@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import count
@@ -44,6 +45,8 @@ class MappedShard:
         try:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 self.index = opened.enter_context(closing(TarIndex.open(index_path)))
+                if self.index.header.get("samples", 0) is None:  # evicted, and fetched again as a plain file
+                    raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
                 self.tar = opened.enter_context(closing(files.map_file(path, size_bytes, in_order=in_order)))
                 if view.blocks is not None:

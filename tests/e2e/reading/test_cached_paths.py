@@ -102,7 +102,7 @@ def test_shards_that_do_not_fit_together_are_an_error() -> None:
 
 
 def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
-    """Each shard takes file descriptors; the error for too few says how to get more."""
-    with holder(urls, daemon, "8") as process:
+    """Each shard takes a file descriptor; the error for too few says how to get more."""
+    with holder(urls, daemon, "6") as process:
         _, told = process.communicate()
     assert "Too many open files" in told and "ulimit -n" in told
