@@ -22,12 +22,10 @@ _LOOK_S = 5.0
 # A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-
 _KIND = "scrub"  # of the row in the catalogue
 # Interval for saving the position: a restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
-# Opening a file counts as reading this much.
-_MIN_BYTES = 64 * 1024
+_MIN_BYTES = 64 * 1024  # opening a file counts as reading this much
 
 
 class Health:

@@ -17,20 +17,16 @@ from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
 
 _OF_A_PREVIOUS_PLAN = -1
-
 _POSITION_BYTES = 64  # memory taken by a position of a plan
-# More than any reader needs: each is an open file.
-_MAX_LEASES = 4096
+_MAX_LEASES = 4096  # more than any reader needs: each is an open file
 
 # More batches than a loader requests from one worker before it needs another's (`prefetch_factor` defaults to 2).
 _BATCHES_AHEAD = 4
-# A worker that has neither taken nor released a shard for this long counts as idle.
-_STILL_S = 3.0
+_STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
-# A longer name would crowd everything else off the status page.
-_MAX_NAME_CHARS = 255
+_MAX_NAME_CHARS = 255  # a longer name would crowd everything else off the status page
 
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
 

@@ -30,8 +30,7 @@ AFTER_ALL_PLANS = sys.float_info.max
 
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
 _CHECK_AGAIN_S = 0.5
-# Number of evicted shards remembered, to count re-fetches.
-_REMEMBERED = 100_000
+_REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
 
 
 class Residency:

@@ -26,8 +26,7 @@ log = structlog.get_logger()
 _TRIES_AHEAD = 3
 # Number of failed shards remembered; a forgotten one is prefetched again.
 _REMEMBERED = 100_000
-# Urls looked up at a time: larger batches would block the event loop.
-_RECALLED_AT_ONCE = 1_000
+_RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
 
 
 class RetryGate:

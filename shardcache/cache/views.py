@@ -34,8 +34,7 @@ Visible = Callable[[str], bool]
 
 # A little less than the pages' interval, so that no page gets the same state twice.
 _PERIOD_S = 0.9
-# Share of the time that refreshing lanes and map may take.
-_SHARE = 0.04
+_SHARE = 0.04  # share of the time that refreshing lanes and map may take
 
 # Lanes: how far ahead, in how many intervals, and how many positions are examined per reader: one shard per second.
 HORIZON_S = 300.0

@@ -33,8 +33,7 @@ T = TypeVar("T")
 # answered, and may meet a turn each time.
 _TURN_S = 0.001
 _MAX_ITEMS = 256
-# Items between two looks at the clock.
-_PIECE = 32
+_PIECE = 32  # items between two looks at the clock
 
 
 class Signal:

@@ -29,8 +29,7 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
-# Wider than any url: a pipe has no edge to wrap at.
-_PIPE_COLUMNS = 10_000
+_PIPE_COLUMNS = 10_000  # wider than any url: a pipe has no edge to wrap at
 
 Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])

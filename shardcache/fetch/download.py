@@ -208,12 +208,7 @@ class Downloader:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        counters: Counters,
-        *,
-        backoff: Backoff = BACKOFF,
-        hedged_share: float = HEDGED_SHARE,
+        self, settings: Settings, counters: Counters, *, backoff: Backoff = BACKOFF, hedged_share: float = HEDGED_SHARE
     ) -> None:
         self._settings = settings
         self.counters = counters

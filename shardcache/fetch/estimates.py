@@ -38,8 +38,7 @@ _MIN_PATIENCE_S = 0.05
 _MAX_CREDIT = 8.0
 # So that a slow owner in a cluster's tier is found before a hundred parts have come.
 _TRIES = 2
-# Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
-_UNKNOWN = 0.2
+_UNKNOWN = 0.2  # expected time of a part from a tier that nothing is known of, as a share of the stall time-out
 
 MIN_STALL_SHARE = 0.04
 """Share of the stall time-out: a part from a tier that takes no longer is not late."""

@@ -16,8 +16,7 @@ Grant: TypeAlias = Callable[[float], Awaitable[float]]
 MIN_BYTES_PER_S = 1024
 """Minimum rate: a slower connection is given up, whether the network is failing or the peer stalls on purpose."""
 
-# Fraction of the limit by which a request may time out late, so that not every byte reschedules the timer.
-_SLACK = 0.1
+_SLACK = 0.1  # fraction of the limit by which a request may time out late, so that not every byte reschedules the timer
 
 _GRANTS_PER_S = 50
 _BURST_GRANTS = 5

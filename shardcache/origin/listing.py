@@ -19,8 +19,7 @@ from shardcache.shards import Shards
 from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
 
-# An index of a million shards with long urls takes 250 MB.
-MAX_INDEX_BYTES = 512 * 1024 * 1024
+MAX_INDEX_BYTES = 512 * 1024 * 1024  # an index of a million shards with long urls takes 250 MB
 
 Indexes = MutableMapping[tuple[str, str], Shards]
 
@@ -195,8 +194,7 @@ _LAZY = {"*": "[^/]*?", "**": ".*?", "**/": "(?:.*?/)??"}
 
 # Stars outside atomic groups; each multiplies the work by the length of the url.
 _MAX_BACKTRACKING = 3
-# No listed url is that long, and a longer glob takes long to parse.
-_MAX_GLOB_CHARS = 2048
+_MAX_GLOB_CHARS = 2048  # no listed url is that long, and a longer glob takes long to parse
 
 
 def glob_regex(pattern: str) -> re.Pattern[str]:

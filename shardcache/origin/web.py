@@ -27,8 +27,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Of a Location; its bytes beyond ASCII are sent back as they came.
-_BLANKS = re.compile(r"[\x00-\x20\x7f]")
+_BLANKS = re.compile(r"[\x00-\x20\x7f]")  # of a Location; its bytes beyond ASCII are sent back as they came
 
 
 class HttpOrigin(Origin):

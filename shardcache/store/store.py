@@ -26,8 +26,7 @@ from shardcache.units import size
 log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
-# With less free space, not even the cache's own state can be written.
-_MIN_FREE_BYTES = 64 * 1024
+_MIN_FREE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
 
 def footprint_bytes(size_bytes: int) -> int:
