@@ -3,19 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 from campaign.harness import Result, Row, scaled
-from campaign.store_place import HANG_S, PART_BYTES, Reading, StorePlace, shard
-from support.programs.daemon import eventually
+from campaign.store_place import PART_BYTES, AzurePlace, GooglePlace, HubPlace, Reading, StorePlace, shard
 from support.stores.mischief import Mischief
 
 _SHARDS, _LEAST_SHARDS = 24, 4
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
-# Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
-_WRONG_BYTES = {Mischief.FLIP, Mischief.OTHER_BYTES}
 # What a listing can tell to be wrong: it has no checksum, and no ranges.
 _OF_LISTINGS = (
     *(Mischief.STALL, Mischief.SILENCE, Mischief.LATE, Mischief.DRIP, Mischief.RESET, Mischief.RESET_AT_ONCE),
@@ -24,6 +22,7 @@ _OF_LISTINGS = (
     *(Mischief.ERROR_AS_200, Mischief.EMPTY, Mischief.GARBAGE, Mischief.ENDLESS_HEAD),
 )
 _READS_OF_LISTINGS = 20
+_Act = Callable[[StorePlace, Result, float], None]
 # Of the kinds that differ little to a reader, the quick tests play one; tests of web servers play each.
 _QUICK = {Mischief.ERROR_AS_200, Mischief.FLIP, Mischief.HEAD_SILENCE}
 
@@ -32,9 +31,7 @@ _QUICK = {Mischief.ERROR_AS_200, Mischief.FLIP, Mischief.HEAD_SILENCE}
 def ground(folder: Path, scale: float) -> Iterator[StorePlace]:
     """Run a store, a proxy before it and a daemon that has read all, and so seen of what kind the store's ETags are."""
     with ExitStack() as stack:
-        place = StorePlace(folder, scaled(_SHARDS, scale, _LEAST_SHARDS), stack)
-        eventually(lambda: not place.read(Result("nothing")), limit_s=HANG_S)
-        yield place
+        yield StorePlace(folder, scaled(_SHARDS, scale, _LEAST_SHARDS), stack)
 
 
 def spoiled(
@@ -62,7 +59,7 @@ def listings(place: StorePlace, result: Result, scale: float) -> None:
 
 def dataset(place: StorePlace, result: Result, scale: float) -> None:
     """Have a dataset read while answers are spoiled; what it went on without comes when it is asked for again."""
-    kinds = [mischief for mischief in Mischief if mischief not in _WRONG_BYTES]
+    kinds = [mischief for mischief in Mischief if mischief not in place.wrong_bytes]
     for _ in _until(lambda: place.proxy.done.total(), result, scaled(600, scale, 10)):
         place.evict()
         for mischief in kinds:
@@ -86,6 +83,23 @@ def replaced(place: StorePlace, result: Result, scale: float) -> None:
             break
 
 
+def _elsewhere(kind: type[StorePlace], act: _Act, place: StorePlace, result: Result, scale: float) -> None:
+    act(place.other(kind), result, scale)
+
+
+def _rows(kind: type[StorePlace], module: str) -> Iterator[Row]:
+    """Yield the rows of another store, whose package may be missing."""
+    skip = "" if find_spec(module) else f"{module} is not installed"
+    kinds = [mischief for mischief in Mischief if kind is not HubPlace or mischief.method == "GET"]
+    acts: dict[str, _Act] = {mischief.value: partial(spoiled, [mischief], _SHARE, 50) for mischief in kinds}
+    acts["any of these, to samples that are read as they arrive"] = dataset
+    if kind is not HubPlace:  # there, a url leads to one version
+        acts["the object replaced between two ranges"] = replaced
+    acts["any of these at random"] = at_random = partial(spoiled, kinds, 2 * _SHARE / len(kinds), 600)
+    for fault, act in acts.items():
+        yield Row(f"{kind.prefix[:5]} {fault}", partial(_elsewhere, kind, act), act is not at_random, skip)
+
+
 def _until(done: Callable[[], int], result: Result, least: int) -> Iterator[None]:
     """Yield until so many faults have happened more than now, and keep their number in the result."""
     before = done()
@@ -100,4 +114,7 @@ ROWS = (
     Row("any of these, to a listing", listings, slow=True),
     Row("any of these, to samples that are read as they arrive", dataset),
     Row("the object replaced between two ranges", replaced),
+    *_rows(GooglePlace, "gcsfs"),
+    *_rows(AzurePlace, "adlfs"),
+    *_rows(HubPlace, "huggingface_hub"),
 )

@@ -1,12 +1,14 @@
 """A store behind a proxy that spoils its answers, a daemon, and readers that compare every byte."""
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
@@ -20,6 +22,8 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_proxy import FaultyProxy
+from support.stores.mischief import Mischief
+from support.stores.object_servers import AzureServer, GoogleServer, HubServer, ObjectServer
 from support.stores.seaweedfs import SeaweedFS
 
 PART_BYTES = 64 * 1024
@@ -53,26 +57,51 @@ class Failure:
 
 
 class StorePlace:
-    """Every other shard has a CRC32 in the store; of the rest the ETag is all that is known."""
+    """S3: every other shard has a CRC32 in the store; of the rest the ETag is all that is known."""
+
+    prefix: ClassVar[str] = f"s3://{_BUCKET}/"
+    version: ClassVar[str] = "etag"  # header of the version in answers
+    # Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
+    wrong_bytes: ClassVar[set[Mischief]] = {Mischief.FLIP, Mischief.OTHER_BYTES}
 
     def __init__(self, folder: Path, shards: int, stack: ExitStack) -> None:
         self.bodies = [shard(number) for number in range(shards)]  # the shards; `urls` and `keys` go with them
         self.keys = [f"{number:04d}.tar" for number in range(shards)]
-        self.urls = [f"s3://{_BUCKET}/{key}" for key in self.keys]
+        self.urls = [self.prefix + key for key in self.keys]
         self._former: dict[int, bytes] = {}
         self._due: set[int] = set()
-        self._folder = folder
-        self._server = stack.enter_context(SeaweedFS(folder))
-        self._server.make_bucket(_BUCKET)
-        # It stores objects as older ones did: without a checksum.
-        plain_client = self._server.connect(request_checksum_calculation="when_required")
-        self._plain_client = stack.enter_context(closing(plain_client))
+        self._folder, self._stack = folder, stack
+        self._others: dict[type[StorePlace], StorePlace] = {}
+        upstream_url = self._serve()
         for number, body in enumerate(self.bodies):
             self.put(number, body)
         objects = dict(zip(self.keys, self.bodies, strict=True))
-        proxy = FaultyProxy(self._server.endpoint_url, objects=objects, other=shard(shards), late_s=0.3, drip_s=0.05)
+        objects |= {hashlib.sha256(body).hexdigest(): body for body in self.bodies}  # the Hub's names of them
+        late = {"late_s": 0.3, "drip_s": 0.05}
+        proxy = FaultyProxy(upstream_url, objects=objects, other=shard(shards), version=self.version, **late)
         self.proxy = stack.enter_context(proxy)
-        self.daemon = stack.enter_context(Daemon(folder, *_FLAGS, env=self.proxy.env(self._server.env())))
+        self.daemon = stack.enter_context(Daemon(folder, *_FLAGS, env=self._env()))
+        eventually(lambda: not self.read(Result("nothing")), limit_s=HANG_S)
+
+    def other(self, kind: "type[StorePlace]") -> "StorePlace":
+        """Return the same with another store, started when it is first wanted."""
+        if kind not in self._others:
+            (folder := self._folder / kind.prefix[:2]).mkdir()
+            self._others[kind] = kind(folder, len(self.bodies), self._stack)
+        return self._others[kind]
+
+    def _serve(self) -> str:
+        """Start the store; return the address that the proxy hides."""
+        self._server = self._stack.enter_context(SeaweedFS(self._folder))
+        self._server.make_bucket(_BUCKET)
+        # It stores objects as older ones did: without a checksum.
+        plain_client = self._server.connect(request_checksum_calculation="when_required")
+        self._plain_client = self._stack.enter_context(closing(plain_client))
+        return self._server.endpoint_url
+
+    def _env(self) -> Mapping[str, str]:
+        """Return the variables by which the daemon finds the store, with the proxy in between."""
+        return self.proxy.env(self._server.env())
 
     def put(self, number: int, body: bytes) -> None:
         """Store a shard past the proxy."""
@@ -140,7 +169,7 @@ class StorePlace:
     def list_all(self, result: Result) -> bool:
         """Ask the daemon for all shards by their prefix, and return whether they came."""
         try:
-            found = resolve(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
+            found = resolve(DaemonChoice(self.daemon.socket), ReaderIdentity("campaign"), [self.prefix], HANG_S)
         except ShardcacheError as exn:
             if type(exn) is ShardcacheError or exn.url is None:
                 result.fail("untyped", f"{result.fault}: {exn!r}")
@@ -177,6 +206,59 @@ class StorePlace:
             result.fail("untyped", f"{result.fault}: {exn!r} for {self.urls[number]}")
 
 
+class GooglePlace(StorePlace):
+    """Google's store, in a bucket that anyone may read; every shard has a CRC32C."""
+
+    prefix = f"gs://{_BUCKET}/"
+    version = "x-goog-generation"
+    _objects: ObjectServer
+
+    def _serve(self) -> str:
+        self._objects = server = self._stack.enter_context(GoogleServer())
+        server.public.add(_BUCKET)
+        return server.endpoint_url
+
+    def _env(self) -> Mapping[str, str]:
+        return {"STORAGE_EMULATOR_HOST": self.proxy.endpoint_url, "NO_GCE_CHECK": "true"}
+
+    def put(self, number: int, body: bytes) -> None:
+        self._objects.put(f"/{_BUCKET}/{self.keys[number]}", body)
+
+
+class AzurePlace(GooglePlace):
+    """Azure's store, by a shared access signature; every shard has an MD5."""
+
+    prefix = f"az://{_BUCKET}/"
+    version = "etag"
+
+    def _serve(self) -> str:
+        self._objects = self._stack.enter_context(AzureServer())
+        return self._objects.endpoint_url
+
+    def _env(self) -> Mapping[str, str]:
+        account = f"BlobEndpoint={self.proxy.endpoint_url}/;SharedAccessSignature={AzureServer.SAS}"
+        return {"AZURE_STORAGE_CONNECTION_STRING": account}
+
+
+class HubPlace(StorePlace):
+    """The Hub; the proxy is before the server to which it leads, by urls of which the last 64 are valid."""
+
+    prefix = "hf://datasets/org/set/"
+    wrong_bytes = StorePlace.wrong_bytes | {Mischief.OTHER_OBJECT}  # that server's versions are not the Hub's
+
+    def _serve(self) -> str:
+        self._hub = self._stack.enter_context(HubServer())
+        self._hub.content.valid_urls = 64
+        return self._hub.content.endpoint_url
+
+    def _env(self) -> Mapping[str, str]:
+        self._hub.content_url = self.proxy.endpoint_url
+        return {"HF_ENDPOINT": self._hub.endpoint_url, "HF_TOKEN": HubServer.TOKEN}
+
+    def put(self, number: int, body: bytes) -> None:
+        self._hub.put_lfs(f"/datasets/org/set/resolve/main/{self.keys[number]}", body)
+
+
 class Reading:
     """Reads every shard once, as samples; continues without those that fail, and asks for them again in the end."""
 
@@ -210,7 +292,7 @@ class Reading:
         for sample in ShardDataset(urls, socket=socket, even=None, timeout_s=HANG_S, on_error=self._go_on):
             key = sample["__key__"]
             self._seen[key] += 1
-            if sample["bin"] != self._bins[key]:
+            if sample["bin"] != self._bins.get(key):
                 self._result.fail("wrong", f"sample {key} is not the one in the store")
 
     def _go_on(self, exn: Exception) -> bool:

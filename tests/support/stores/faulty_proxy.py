@@ -78,6 +78,7 @@ class FaultyProxy:
         *,
         objects: Mapping[str, bytes] | None = None,
         other: bytes = b"",
+        version: str = "etag",
         late_s: float = 2.0,
         drip_s: float = 1.0,
     ) -> None:
@@ -86,11 +87,12 @@ class FaultyProxy:
         Args:
             objects: the bytes of each key, for mischief that needs more of an object than was asked for.
             other: bytes of another object, as long as the longest at least.
+            version: header of an object's version.
             late_s, drip_s: how late a late answer is, and how long a byte takes that drips.
         """
         self._upstream = urlsplit(upstream_url).netloc
         self._objects = objects or {}
-        self._other = other
+        self._other, self._version = other, version
         self._rng = random.Random(0)  # decides what a rule with a share takes
         self._late_s, self._drip_s = late_s, drip_s
         self._rules: tuple[Rule, ...] = ()
@@ -186,7 +188,8 @@ class FaultyProxy:
         answer = await asyncio.to_thread(self._ask, request)
         mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
         if mischief:
-            spoil(mischief, answer, Scene(request.start or 0, self._other, self._objects.get(request.key, answer.body)))
+            whole = self._objects.get(request.key, answer.body)
+            spoil(mischief, answer, Scene(request.start or 0, self._other, whole, self._version))
         if answer.late:
             await asyncio.sleep(self._late_s)
         writer.write(answer.head() if answer.raw is None else answer.raw)

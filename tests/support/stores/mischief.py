@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-_LENGTH, _RANGE, _ETAG = "content-length", "content-range", "etag"
+_LENGTH, _RANGE = "content-length", "content-range"
+_CHECKSUMS = ("x-amz-checksum-crc32", "x-goog-hash", "content-md5")
 _CHUNK_BYTES = 10_000
 
 
@@ -97,6 +98,7 @@ class Scene:
     start: int  # of the range that was asked for
     other: bytes  # the bytes of another object, as many as this one has at least
     whole: bytes  # the bytes of the object itself; empty where they are not known
+    version: str  # header of the version
 
 
 Spoiler = Callable[[Answer, Scene], None]
@@ -175,6 +177,10 @@ def _with(name: str, value: str, answer: Answer, _scene: Scene) -> None:
     answer.headers[name] = value
 
 
+def _odd_checksums(answer: Answer, _scene: Scene) -> None:
+    answer.headers |= {name: "crc32c=none" if "hash" in name else "none" for name in _CHECKSUMS}
+
+
 def _whole(answer: Answer, scene: Scene) -> None:
     answer.status, answer.body = 200, scene.whole
     answer.headers[_LENGTH] = str(len(scene.whole))
@@ -197,8 +203,14 @@ def _flip(answer: Answer, _scene: Scene) -> None:
     answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
 
 
-def _other_etag(answer: Answer, _scene: Scene) -> None:
-    answer.headers[_ETAG] = '"' + answer.headers.get(_ETAG, "").strip('"')[::-1] + '"'
+def _no_etag(answer: Answer, scene: Scene) -> None:
+    answer.headers.pop(scene.version, None)
+
+
+def _other_etag(answer: Answer, scene: Scene) -> None:
+    version = answer.headers.get(scene.version, "")
+    quote = '"' * version.startswith('"')
+    answer.headers[scene.version] = quote + version.strip('"')[::-1] + quote
 
 
 def _other_bytes(answer: Answer, scene: Scene) -> None:
@@ -237,17 +249,17 @@ _SPOILERS: Mapping[Mischief, Spoiler] = {
     Mischief.ENCODED: partial(_with, "content-encoding", "gzip"),
     Mischief.FLIP: _flip,
     Mischief.ETAG_OTHER: _other_etag,
-    Mischief.ETAG_NONE: partial(_without, _ETAG),
+    Mischief.ETAG_NONE: _no_etag,
     Mischief.OTHER_BYTES: _other_bytes,
     Mischief.OTHER_OBJECT: _other_object,
     Mischief.HEAD_LESS: partial(_length, 0.5),
     Mischief.HEAD_MORE: partial(_length, 2),
-    Mischief.HEAD_NO_ETAG: partial(_without, _ETAG),
+    Mischief.HEAD_NO_ETAG: _no_etag,
     Mischief.HEAD_ETAG: _other_etag,
     Mischief.HEAD_NO_LENGTH: partial(_without, _LENGTH),
     Mischief.HEAD_ODD_LENGTH: partial(_with, _LENGTH, "many"),
     Mischief.HEAD_ODD_DATE: partial(_with, "last-modified", "long ago"),
-    Mischief.HEAD_ODD_CHECKSUM: partial(_with, "x-amz-checksum-crc32", "none"),
+    Mischief.HEAD_ODD_CHECKSUM: _odd_checksums,
     Mischief.HEAD_SILENCE: partial(_set, raw=b"", ending=Ending.HANG),
     Mischief.HEAD_RESET: partial(_set, raw=b"", ending=Ending.RESET),
     Mischief.HEAD_GARBAGE: partial(_set, raw=b"\x00\xff not a word of HTTP \r\n\r\n", ending=Ending.CLOSE),

@@ -286,6 +286,7 @@ class HubServer(ObjectServer):
         lfs: paths of files in LFS; others are in git.
         signed: number of signed urls; only the last one is valid.
         elsewhere: Location of all answers, in place of the right one.
+        content_url: where the server of LFS files seems to be; set on entering.
     """
 
     TOKEN = "hf_token"
@@ -294,11 +295,11 @@ class HubServer(ObjectServer):
         super().__init__()
         self.content = _Content()
         self.lfs: set[str] = set()
-        self.elsewhere = ""
+        self.elsewhere = self.content_url = ""
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._stack.enter_context(self.content)
+        self.content_url = self._stack.enter_context(self.content).endpoint_url
         return self
 
     def put_lfs(self, path: str, body: bytes) -> None:
@@ -323,7 +324,7 @@ class HubServer(ObjectServer):
             return ranged(found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
         sha = hashlib.sha256(found).hexdigest()
         linked = {"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
-        return 302, {"Location": self.content.sign(sha, found), **linked}, b""
+        return 302, {"Location": self.content_url + self.content.sign(sha, found), **linked}, b""
 
     def _api(self, path: str) -> Answered:
         """Describe a repository at `main`, or list all of its files."""
@@ -348,15 +349,16 @@ def git_sha(body: bytes) -> str:
 class _Content(ObjectServer):
     def __init__(self) -> None:
         super().__init__()
-        self.signed = 0
+        self.signed, self.valid_urls = 0, 1  # the latest of the signed ones
 
     def sign(self, sha: str, body: bytes) -> str:
-        self.objects[f"/{sha}"] = body
+        self.objects[f"/lfs/{sha}"] = body
         self.signed += 1
-        return f"{self.endpoint_url}/{sha}?X-Amz-Expires=3600&X-Amz-Signature={self.signed}"
+        return f"/lfs/{sha}?X-Amz-Expires=3600&X-Amz-Signature={self.signed}"
 
     def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
         path, _, query = target.partition("?")
-        if "authorization" in headers or not query.endswith(f"={self.signed}"):
+        number = int(query.rpartition("=")[2] or 0)
+        if "authorization" in headers or number not in range(self.signed + 1)[-self.valid_urls :]:
             return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
         return ranged(self.objects[path], headers.get("range"), {"ETag": '"of the content"'})
