@@ -145,7 +145,7 @@ class OriginTable(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field(description="url prefix that this table applies to; the longest match wins")
-    endpoint_url: str | None = Field(None, description="endpoint of S3 or Google Cloud Storage")
+    endpoint_url: str | None = Field(None, description="endpoint of S3, Google Cloud Storage or Azure")
     region: str | None = Field(None, description="S3 region")
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")

@@ -58,7 +58,8 @@ class FsspecOrigin(Origin):
                 f"there is no filesystem for {protocol}:// urls{errors.did_you_mean(protocol, known, 0.5)}",
                 remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
             )
-        self._fs = _filesystem(protocol, dict(setup.table.storage_options))
+        self._setup = setup
+        self._fs = self._open()
         self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")
 
     async def stat(self, url: str) -> RemoteObject:
@@ -116,6 +117,23 @@ class FsspecOrigin(Origin):
     async def close(self) -> None:
         """Stop the threads; fsspec filesystems close their connections when they are garbage-collected."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self) -> Any:
+        """Return a new filesystem. Raises ImportError, ConfigError."""
+        protocol = self._setup.protocol
+        try:
+            return self._connect(fsspec.get_filesystem_class(protocol))
+        except ImportError as exn:  # fsspec's own is prose; its cause has the package's name
+            raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
+        except _foreign(TypeError) as exn:
+            raise errors.ConfigError(
+                f"{protocol}:// cannot be opened with its endpoint_url or storage_options: {exn}",
+                remedy="correct the [[origin]] table in the daemon's config",
+            ) from exn
+
+    def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        asynchronous = {"asynchronous": True} if cls.async_impl else {}
+        return cls(**(asynchronous | self._setup.table.storage_options), skip_instance_cache=True)
 
     async def _check(self, url: str) -> None:
         """Raise the error for a url that must not be read, by symbolic links or for want of its folder."""
@@ -183,27 +201,6 @@ def _publish(path: Path, target: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSystem:
-    cls = _implementation(protocol)
-    asynchronous = {"asynchronous": True} if cls.async_impl else {}
-    try:
-        return cls(**(asynchronous | options), skip_instance_cache=True)
-    except _foreign(TypeError) as exn:
-        raise errors.ConfigError(
-            f"{protocol}:// cannot be opened with these storage_options: {exn}",
-            remedy="correct the [[origin]] table in the daemon's config",
-        ) from exn
-
-
-def _implementation(protocol: str) -> type[fsspec.AbstractFileSystem]:
-    try:
-        cls: type[fsspec.AbstractFileSystem] = fsspec.get_filesystem_class(protocol)
-        return cls
-    except ImportError as exn:
-        # fsspec's own ImportError is prose; its cause has the package's name.
-        raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
 
 
 def _stamp(date: Any) -> str:

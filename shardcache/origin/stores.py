@@ -99,14 +99,14 @@ class StoreOrigin(FsspecOrigin):
 
     condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')  # header that requests a version, and its form there
     versions: ClassVar[tuple[str, str]] = ("etag", "etag")  # names of the version in answers and in listings
-    endpoint: ClassVar[str] = "endpoint_url"  # option of the filesystem for another endpoint
+    endpoint: ClassVar[str] = "endpoint_url"  # option of the filesystem for another endpoint, if it has one
     anonymous: ClassVar[dict[str, Any]]  # its options for requests without credentials
     defaults: ClassVar[dict[str, Any]] = {}  # its other options
     _is_far = True
 
     def __init__(self, setup: Setup) -> None:
         table = setup.table
-        options = {self.endpoint: table.endpoint_url} if table.endpoint_url else {}
+        options = {self.endpoint: table.endpoint_url} if table.endpoint_url and self.endpoint else {}
         options |= self.defaults | (self.anonymous if table.anon else {}) | table.storage_options
         super().__init__(replace(setup, table=table.model_copy(update={"storage_options": options})))
         self._workers, self._verify_md5 = setup.workers, table.verify_etag
@@ -229,8 +229,18 @@ class GcsOrigin(StoreOrigin):
 class AzureOrigin(StoreOrigin):
     """Azure Blob Storage. An account key signs a query that permits reads for an hour; the key itself is not sent."""
 
+    endpoint = ""
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}  # which its finalizers need; its methods do not
+
+    def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        fs = super()._connect(cls)
+        if endpoint_url := self._setup.table.endpoint_url:  # adlfs knows accounts at https:// alone
+            from azure.storage.blob.aio import BlobServiceClient
+
+            _, mark, query = fs.service_client.url.partition("?")
+            fs.service_client = BlobServiceClient(endpoint_url + mark + query, fs.service_client.credential)
+        return fs
 
     @property
     def _account(self) -> str:
@@ -253,7 +263,9 @@ class AzureOrigin(StoreOrigin):
         endpoint = self._fs.service_client.url.partition("?")[0].rstrip("/")
         return f"{endpoint}/{container.partition('@')[0]}/{key}"
 
-    async def _prove(self, _was_refused: bool) -> Proof:
+    async def _prove(self, was_refused: bool) -> Proof:
+        if was_refused:  # the credential has cached the token
+            self._fs = self._open()
         client, now_s, version = self._fs.service_client, time.time(), {"x-ms-version": _AZURE_VERSION}
         if self._fs.credential is not None:
             token = await self._fs.credential.get_token("https://storage.azure.com/.default")

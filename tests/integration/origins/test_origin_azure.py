@@ -13,6 +13,7 @@ import pytest
 from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
+    ConfigError,
     NotFoundError,
     OriginBusyError,
     OriginError,
@@ -108,15 +109,30 @@ async def test_refusals_are_typed(status: int, error: type[OriginError], server:
 async def test_token_of_a_managed_identity_is_requested_once_for_all(
     server: AzureServer, identities: AzureServer
 ) -> None:
-    """Sixty-four requests at the same time need one token; a request that it does not open is repeated once."""
+    """Sixty-four requests at the same time need one token; a request that it does not open is repeated with another."""
     async with origins_of(server) as origins:
         await asyncio.gather(*(origins.origin(URL).stat(URL) for _ in range(64)))
         assert identities.issued == 1
-        server.refusals = [Refusal(401)]
+        server.valid.clear()  # the token is revoked
         await origins.origin(URL).stat(URL)
+        assert identities.issued == 2
         server.refusals = [Refusal(401)] * 2
         with pytest.raises(AccessDeniedError, match="401"):
             await origins.origin(URL).stat(URL)
+
+
+async def test_endpoint_of_the_table_is_used(server: AzureServer, identities: AzureServer) -> None:
+    """The account may be its path; the SDK shows tokens to no server without TLS."""
+    for place, options in ((server, {}), (server, {"sas_token": server.SAS}), (identities, {"sas_token": server.SAS})):
+        place.put("/account/bucket/a.tar", DATA)
+        table: dict[str, Any] = {"match": "az://", "endpoint_url": f"{place.endpoint_url}/account"}
+        table["storage_options"] = {"account_name": "account", **options}
+        origins = Origins([OriginTable.model_validate(table)], max_connections=16)
+        assert (await origins.origin("az://bucket/a.tar").stat("az://bucket/a.tar")).size_bytes == len(DATA)
+        await origins.close()
+    table["storage_options"] = {"account_name": "account"}
+    with pytest.raises(ConfigError, match="HTTPS"):
+        await Origins([OriginTable.model_validate(table)], max_connections=16).origin(URL).stat(URL)
 
 
 async def test_credentials_that_nothing_provides_are_denied(
@@ -144,12 +160,17 @@ async def test_url_of_another_account_is_refused(server: AzureServer) -> None:
 
 
 @pytest.mark.skipif(azurite_program() is None, reason="Azurite is not installed: npm install -g azurite")
-async def test_azurite_takes_what_is_sent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_endpoint", [False, True], ids=["connection string", "endpoint"])
+async def test_azurite_takes_what_is_sent(by_endpoint: bool, tmp_path: Path) -> None:
     """Uploads, listings with the versions of `stat`, reads signed by the account's key, and a change."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
     with Azurite(tmp_path) as azurite:
-        table = {"match": "az://", "storage_options": {"connection_string": azurite.connection_string}}
+        table: dict[str, Any] = {"match": "az://", "storage_options": {"connection_string": azurite.connection_string}}
+        if by_endpoint:
+            account = dict(each.split("=", 1) for each in azurite.connection_string.split(";") if each)
+            table["endpoint_url"] = account["BlobEndpoint"]
+            table["storage_options"] = {"account_name": account["AccountName"], "account_key": account["AccountKey"]}
         origins = Origins([OriginTable.model_validate(table)], max_connections=16)
         origin = origins.origin(URL)
         obj = await origin.upload(file, URL)
