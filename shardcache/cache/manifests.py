@@ -25,13 +25,7 @@ from shardcache.transport.workers import Received
 log = structlog.get_logger()
 
 _KIND = "shards"  # of rows in the catalogue
-
-# Sample counts are looked up for this many shards at a time: larger batches would block the event loop.
-_FILLED = 1_000
-
-# All ranks of a job ask within seconds of each other.
-_INDEX_TTL_S = 2.0
-
+_INDEX_TTL_S = 2.0  # all ranks of a job ask within seconds of each other
 _MAX_SENT_BYTES = 64 * 1024 * 1024  # of a list that a user sends, inflated
 
 
@@ -131,11 +125,7 @@ class Manifests:
         return await asyncio.to_thread(Listing, shards) if known is None else known
 
     async def _filled(self, listing: Listing) -> Listing:
-        filled: list[ShardRef] = []
-        for first in range(0, len(listing.shards), _FILLED):
-            numbers = range(len(listing.shards))[first : first + _FILLED]
-            filled += await self._history.fill([listing.shards[number] for number in numbers])
-        shards = await asyncio.to_thread(Shards.of, filled)
+        shards = await self._history.fill(listing.shards)
         more = listing.shards.samples.count(-1) - shards.samples.count(-1)
         return Listing(shards, listing.names, listing.remembered + more) if more else listing
 

@@ -6,6 +6,7 @@ reports a different version, an alias maps the name to that version's key.
 
 import asyncio
 import time
+from array import array
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,10 +37,10 @@ _REMEMBERED = 200_000
 # Assumed duration of a transfer until one has been measured, and the weight of a new measurement.
 _GUESS_S = 5.0
 _NEWEST = 0.2
-
 _KIND = "shard"  # of rows in the catalogue
 _LIST_BYTES, _ROW_BYTES = 16_384, 168  # memory of a list, and of a shard in it, besides its texts: name and numbers
 _READ_AT_ONCE = 256  # sidecars
+_FILLED = 1_000  # shards whose sample counts are looked up at a time: more would block the event loop
 
 # Revalidation: a reader waits this long for an answer, and nothing waits longer than the timeout.
 _GRACE_S = 1.0
@@ -221,23 +222,21 @@ class History:
         """Return the last version fetched of each url, or None."""
         return [str(row[0]) if row else None for row in await self._rows(urls)]
 
-    async def fill(self, refs: Sequence[ShardRef]) -> list[ShardRef]:
-        """Return the refs with known sample counts filled in; a ref without a version gets the last version's."""
-        unknown = [ref.url for ref in refs if ref.samples is None]  # an index file gives every count
-        known = dict(zip(unknown, await self._rows(unknown), strict=True))
-        return [_filled(ref, known.get(ref.url)) for ref in refs]
+    async def fill(self, shards: Shards) -> Shards:
+        """Return the shards with known sample counts filled in; one without a version gets the last version's."""
+        samples = array("q", shards.samples)
+        unknown = [number for number, count in enumerate(samples) if count < 0]  # an index file gives every count
+        for some in (unknown[first : first + _FILLED] for first in range(0, len(unknown), _FILLED)):
+            rows = await self._rows([shards.urls[number] for number in some])
+            for number, row in zip(some, rows, strict=True):
+                if row and isinstance(row[1], int) and shards.versions[number] in ("", row[0]):
+                    samples[number] = row[1]
+        return replace(shards, samples=samples)
 
     async def _rows(self, urls: Sequence[str]) -> list[list[object] | None]:
         async with self._rebuilding:
             pass
         return await self.catalogue.get_many([(_KIND, redact(url)) for url in urls])
-
-
-def _filled(ref: ShardRef, row: list[object] | None) -> ShardRef:
-    if row is None or ref.samples is not None or ref.version not in (None, row[0]):
-        return ref
-    samples = row[1]
-    return replace(ref, samples=samples) if isinstance(samples, int) else ref
 
 
 @dataclass(slots=True, eq=False, repr=False)

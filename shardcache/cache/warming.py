@@ -17,6 +17,7 @@ from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
+from shardcache.shards import Shards
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import TokensRequest
 from shardcache.store.shard import Shard
@@ -227,7 +228,7 @@ class Warming:
         totals = await Round(present, "known", self._transfers, send).run(visit, self._max_transfers)
         await send({"event": "done", **totals, "samples": samples})
 
-    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
+    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
         """Return each url once, in its present version, with that version's sample count if it is known."""
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
         found = await self._downloader.stat_all(self._origins.origin, unsure)
@@ -237,7 +238,7 @@ class Warming:
             obj = found.get(ref.url)
             now = _ref(obj, counts.get((obj.url, obj.version))) if obj else ShardRef(ref.url)
             present.setdefault(ref.url, now if ref.url in unsure else ref)
-        return await self._leasing.history.fill(list(present.values()))
+        return await self._leasing.history.fill(Shards.of(present.values()))
 
     async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
         """Return the shard's ref with every field set, and True if no fetch was needed."""

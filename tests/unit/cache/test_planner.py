@@ -120,11 +120,11 @@ async def test_a_count_belongs_to_its_version(known: History) -> None:
         ShardRef("s3://b/a.tar", "v1", 2048, 7),
         ShardRef("s3://b/b.tar", "v1"),
     ]
-    assert [ref.samples for ref in await known.fill(refs)] == [10, 10, None, 7, None]
+    assert [ref.samples for ref in await known.fill(Shards.of(refs))] == [10, 10, None, 7, None]
 
 
 async def test_a_manifest_of_any_length_is_one_question(known: History) -> None:
     """More shards than a statement takes parameters by default (32,766): the known one is found among them."""
     refs = [ShardRef(f"s3://b/{number}.tar") for number in range(40_000)]
-    filled = await known.fill([*refs, ShardRef("s3://b/a.tar")])
+    filled = await known.fill(Shards.of([*refs, ShardRef("s3://b/a.tar")]))
     assert len(filled) == 40_001 and filled[-1].samples == 10 and filled[0].samples is None
