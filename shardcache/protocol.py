@@ -10,6 +10,7 @@ reading order: first the `reads` positions of this epoch, then those of later ep
 `extend` appends to the order, so that a plan of any length can be sent in pieces. A lease's `position` counts through
 the whole order. The answer is `unknown` if this user has not had the lists from this daemon, or long ago, or if
 they take too much memory: the client then sends the shards itself, in lists of a limited size, and the plan anew.
+`shards` without `packed` asks for each list whether this client has to send it: of a user's clients, one does.
 
 A reader may have thousands of leases: on the shards it is reading, and on others that it requested ahead. Requesting a
 lease does not protect a shard: until it is needed, a `leased` shard may be evicted in favour of a reader that has
@@ -279,7 +280,7 @@ REQUESTS = {
         answers=("welcome",),
     ),
     "resolve": Message({"id": int, "urls": list[str]}, {"wanted": str}, answers=("manifest",)),
-    "shards": Message({"id": int, "packed": bytes}, answers=("ok",)),
+    "shards": Message({"id": int, "fingerprint": str}, {"packed": bytes}, answers=("ok", "unknown")),
     "plan": Message(
         {**_PIECE, "shards": list[str], "reads": int}, {"epoch": int, "wanted": str}, answers=("ok", "unknown")
     ),

@@ -40,6 +40,11 @@ class Texts:
         list(() if text.isascii() else texts)  # a text could end within a character
         return texts
 
+    def cut(self, some: slice) -> "Texts":
+        """Return some of the texts."""
+        ends = self.ends[some.start : some.stop + 1]
+        return Texts(array("Q", (end - ends[0] for end in ends)), self.text[ends[0] : ends[-1]])
+
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that two sequences share if and only if their texts are equal."""
@@ -118,8 +123,9 @@ class Shards(Sequence[ShardRef]):
 
     def pieces(self) -> Iterator["Shards"]:
         """Yield the list in pieces, each small enough for a request."""
-        firsts = range(0, max(1, len(self)), _PIECE_SHARDS)
-        return (Shards.of(map(self.__getitem__, range(len(self))[first : first + _PIECE_SHARDS])) for first in firsts)
+        for some in (slice(first, first + _PIECE_SHARDS) for first in range(0, max(1, len(self)), _PIECE_SHARDS)):
+            numbers = (self.sizes[some], self.samples[some], self.tokens[some])
+            yield Shards(self.urls.cut(some), self.versions.cut(some), *numbers)
 
     @classmethod
     def unpack(cls, packed: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Self:

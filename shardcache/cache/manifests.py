@@ -74,6 +74,10 @@ class Manifests:
         async with self._locks.setdefault((str(peer.uid),), asyncio.Lock()):  # a user's by turns: each may be large
             await self._admit(await asyncio.to_thread(lambda: Listing(Shards.unpack(packed, _MAX_SENT_BYTES))), peer)
 
+    def turn(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
+        """Return what a reader holds while it sends a list."""
+        return self._locks.setdefault((str(peer.uid), fingerprint), asyncio.Lock())
+
     async def known(self, fingerprints: Sequence[str], peer: Peer, wanted: Wanted = "samples") -> Listing | None:
         """Return the shards of lists that this user was given or has sent; None if one is unknown or all too large."""
         key = tuple(fingerprints)

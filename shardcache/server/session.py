@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -23,15 +23,10 @@ log = structlog.get_logger()
 # Requests of one session handled concurrently, and requests waiting for a shard.
 _MAX_AT_ONCE = 32
 _MAX_AWAITED = 8192
-
-# Parsing a longer message blocks the event loop noticeably: such messages take turns.
-_LONG_CHARS = 16 * 1024
-
-# A reader sends its hello immediately; a client that never does would hold its connection indefinitely.
-_HELLO_S = 10.0
-
-# A reader busy with a shard does not answer the close handshake; its next request fails instead.
-_CLOSE_S = 1.0
+_LONG_CHARS = 16 * 1024  # parsing a longer message blocks the event loop noticeably: such messages take turns
+_HELLO_S = 10.0  # a reader sends its hello immediately; a client that never does would hold its connection indefinitely
+_SENDING_S = 10.0  # a reader that does not send a list for so long leaves it to others
+_CLOSE_S = 1.0  # a reader busy with a shard does not answer the close handshake; its next request fails instead
 
 
 async def handle_session(request: web.Request) -> web.WebSocketResponse:
@@ -110,13 +105,14 @@ class Session:
         self._epoch: int | None = None  # of the latest plan
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
+        self._turn = AsyncExitStack()  # in which this reader, and no other of its user, sends a list
         self._listed: tuple[int, list[str]] = 0, []  # id and urls of the latest `resolve`
         self._room = asyncio.Semaphore(_MAX_AT_ONCE)
         self._gone = False
 
     async def run(self) -> None:
         """Handle messages until the connection ends; requests still waiting are cancelled."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._turn, asyncio.TaskGroup() as tasks:
             running: set[asyncio.Task[None]] = set()
             async for text in self._texts():
                 # Backpressure: a client with too many unanswered requests is not read any further.
@@ -176,8 +172,7 @@ class Session:
                 async with self._resolving:  # one at a time: each may be millions of shards
                     return await self._resolve(request_id, message["urls"], protocol.wanted_of(message))
             case "shards":
-                await self._cache.manifests.admit(message["packed"], self._peer)
-                return {"type": "ok"}
+                return {"type": "ok" if await self._take(message["fingerprint"], message.get("packed")) else "unknown"}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
@@ -207,6 +202,21 @@ class Session:
         }
 
     # Plans
+
+    async def _take(self, fingerprint: str, packed: bytes | None) -> bool:
+        """Return whether a list is known; if not, this reader alone of its user's sends it, until it has or ends."""
+        manifests = self._cache.manifests
+        if packed is None:
+            await self._turn.aclose()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SENDING_S):
+                    await self._turn.enter_async_context(manifests.turn(fingerprint, self._peer))
+            if await manifests.known([fingerprint], self._peer) is None:
+                return False
+        async with self._turn:
+            if packed is not None:
+                await manifests.admit(packed, self._peer)
+        return True
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
         reader = self._reader

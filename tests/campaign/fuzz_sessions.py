@@ -72,7 +72,7 @@ def _use(parsed: Json, request: Message) -> None:
             value.encode()
         elif kind == list[str]:
             assert all(type(item) is str for item in value)
-    if "packed" in request.fields:
+    if "packed" in parsed and "packed" in request.optional:
         shards = Shards.unpack(parsed["packed"], _MAX_PACKED_BYTES)
         assert Shards.of(shards) == shards
     if "order" in request.fields:

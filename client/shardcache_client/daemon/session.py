@@ -347,7 +347,8 @@ class Session:
             if call(kind, **fields)["type"] == "unknown":
                 pieces = list(plan.shards.pieces())
                 for piece in pieces:
-                    call("shards", packed=piece.packed)
+                    if call("shards", fingerprint=piece.fingerprint)["type"] == "unknown":
+                        call("shards", fingerprint=piece.fingerprint, packed=piece.packed)
                 if call(kind, **fields | {"shards": [each.fingerprint for each in pieces]})["type"] == "unknown":
                     raise errors.CapacityError("the daemon forgets the shards", remedy="raise its --plan-memory")
             sent += len(fields["order"])

@@ -53,6 +53,20 @@ def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None
     assert job_of(daemon, "vanishing")["sessions"] == 0
 
 
+def test_one_of_a_users_readers_sends_a_list(daemon: Daemon) -> None:
+    """The others wait until it has sent it; if it goes before that, the next one does."""
+    lists = [Shards.of([ShardRef(f"s3://bucket/{name}.tar")]) for name in "ab"]
+    with Session(daemon, job="second") as second:
+        with Session(daemon, job="first") as first:
+            for each in lists:
+                assert first.ask("shards", fingerprint=each.fingerprint)["type"] == "unknown"
+                second.request("shards", fingerprint=each.fingerprint)
+                if each is lists[0]:
+                    assert first.ask("shards", fingerprint=each.fingerprint, packed=each.packed)["type"] == "ok"
+                    assert second.receive()["type"] == "ok"
+        assert second.receive()["type"] == "unknown"
+
+
 def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
     """Fetching ahead needs nothing but the plan, the next epoch's part included."""
     with Session(daemon, job="foresighted") as session:
@@ -181,8 +195,8 @@ NONSENSE: tuple[tuple[dict[str, Any], str], ...] = (
     ({"type": "lease", "id": 7, "position": "first"}, "position"),
     ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
     ({"type": "lease", "id": 7, "position": True}, "position"),
-    ({"type": "shards", "id": 7}, "packed"),
-    ({"type": "shards", "id": 7, "packed": b"x"}, "not a list of shards"),
+    ({"type": "shards", "id": 7, "packed": b"x"}, "fingerprint"),
+    ({"type": "shards", "id": 7, "fingerprint": "x", "packed": b"x"}, "not a list of shards"),
     ({"type": "plan", "id": 7, "shards": [""], "order": []}, "reads"),
     ({"type": "extend", "id": 7, "order": [4]}, "indices"),
     ({"type": "more", "id": 7, "lease": 10**9, "beyond": 0}, "no lease"),

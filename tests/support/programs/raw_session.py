@@ -98,7 +98,7 @@ class RawSession:
     ) -> dict[str, Any]:
         """Declare a plan of shards, by their urls alone or whole; `reads` positions belong to this epoch, or all."""
         known = Shards.of(ShardRef(each) if isinstance(each, str) else each for each in shards)
-        sent = self.ask("shards", packed=known.packed, **fields)
+        sent = self.ask("shards", fingerprint=known.fingerprint, packed=known.packed, **fields)
         if sent["type"] == "error":
             return sent
         reads = len(order) if reads is None else reads

@@ -170,7 +170,7 @@ def unknown(peer: Peer) -> None:
     peer.say(type="unknown", id=peer.hear()["id"])
 
 
-@pytest.mark.parametrize("steps", [(refused(CapacityError("raise its")),), (unknown, accepted, unknown)])
+@pytest.mark.parametrize("steps", [(refused(CapacityError("raise its")),), (unknown, unknown, accepted, unknown)])
 def test_a_plan_that_is_refused(path: Path, steps: tuple[Step, ...]) -> None:
     """The daemon's verdict on a plan is raised, not asked for again; so is that it forgets what it was just sent."""
     with pytest.raises(CapacityError, match="raise its"), session_with(path, welcomed(*steps)):
