@@ -159,7 +159,8 @@ def join(base: str, relative: str) -> str:
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Local paths and all other hosts need a closer look.
 _PLAIN = re.compile(
-    rf"(?:(?:{'|'.join(sorted(STORES))})://|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[1-9][0-9]{{0,3}})?/)"
+    rf"(?:(?:{'|'.join(sorted(STORES))})://|"
+    r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::(?:[1-5][0-9]{4}|[1-9][0-9]{0,3}))?/)"
     r"[A-Za-z0-9_./=-]+"
 )
 # Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.

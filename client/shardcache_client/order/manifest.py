@@ -175,7 +175,9 @@ class Manifest(Sequence[ShardRef]):
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> "Manifest":
         """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
-        return cls(Shards.unpack(answer["packed"]), counts_listed=answer.get("remembered", 1) == 0)
+        shards = Shards.unpack(answer["packed"])
+        assert shards.fingerprint  # once here, rather than in each of the workers that are forked from this process
+        return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
 
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
         """Return the same shards with another number of samples each: `count(tokens, samples)`. Raises ConfigError."""

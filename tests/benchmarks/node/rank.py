@@ -1,7 +1,7 @@
 """`python -m benchmarks.node.rank INDEX SOCKET FOLDER RANK READERS`: readers of a job of 64, forked by their rank.
 
-It imports what a training script without torch does. Each reader writes how long its dataset and first sample took, and
-stays until the folder has a file `end`.
+It imports what a training script without torch does, and begins once the folder has a file `go`. Each reader writes how
+long its dataset and first sample took, and stays until there is a file `end`.
 """
 
 import json
@@ -16,6 +16,9 @@ READERS = 64
 
 if __name__ == "__main__":
     index, socket, folder, rank, readers = sys.argv[1], sys.argv[2], Path(sys.argv[3]), *map(int, sys.argv[4:])
+    (folder / f"{rank}.ready").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
     begun_s = time.time()
     reader = ShardReader(index, shuffle=True, socket=socket, daemon="node", job="scale")
     made_s = time.time() - begun_s

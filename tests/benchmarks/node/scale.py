@@ -83,13 +83,19 @@ def _store(shards: int) -> Iterator[str]:
 
 
 def _round(place: Workplace, index: str) -> list[float]:
-    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when all have begun."""
+    """Return the figures of `TARGETS`, of readers that start together, and of one that starts when all have begun.
+
+    The start of the interpreters does not count.
+    """
     with place.folder() as cache_dir, tempfile.TemporaryDirectory() as name, Daemon(cache_dir, _CAPACITY) as daemon:
         folder, idle_bytes, idle_s = Path(name), peak_bytes(daemon.pid), thread_cpu_s(daemon.pid)[daemon.pid]
         where, readers = (index, str(daemon.socket), str(folder)), READERS // RANKS
         command = [sys.executable, "-m", "benchmarks.node.rank", *where]
-        begun_s = time.time()
         ranks = [subprocess.Popen([*command, str(rank), str(readers)]) for rank in range(RANKS)]
+        while len(list(folder.glob("*.ready"))) < RANKS:
+            time.sleep(0.01)
+        begun_s = time.time()
+        (folder / "go").touch()
         firsts = [_first(folder, number) for number in range(READERS)]
         loop_s = thread_cpu_s(daemon.pid)[daemon.pid] - idle_s
         ranks.append(subprocess.Popen([*command, str(READERS), "1"]))
