@@ -160,9 +160,6 @@ class Etags:
         self._other: set[str] = set()  # origins whose ETags are not MD5s
         self._doubted: dict[tuple[str, str], int] = {}  # MD5s that did not match, by url and version
 
-    def __repr__(self) -> str:
-        return f"<Etags MD5 at {sorted(self._digests)}, something else at {sorted(self._other)}>"
-
     async def verify(self, obj: RemoteObject, path: Path) -> None:
         """Compare a file with its object's ETag, if that may be an MD5.
 

@@ -61,9 +61,6 @@ class Aimd:
         self._successes = 0
         self.generation = 0
 
-    def __repr__(self) -> str:
-        return f"<Aimd {self.limit} of {self._maximum}, generation {self.generation}>"
-
     @property
     def is_lowered(self) -> bool:
         """True while the origin accepts fewer requests than it may get."""
@@ -95,9 +92,6 @@ class Link:
         self._times_s: defaultdict[int, deque[float]] = defaultdict(partial(deque[float], maxlen=_LINK_OBSERVED))
         self._saturating: deque[float] = deque(maxlen=_NEWEST)
         self._bytes_per_s: deque[float] = deque(maxlen=_NEWEST)
-
-    def __repr__(self) -> str:
-        return f"<Link {self.connections} connections>"
 
     @property
     def connections(self) -> int | None:
@@ -149,9 +143,6 @@ class Hedging:
         self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by size
         self._credit = 0.0
         self._tries = _TRIES
-
-    def __repr__(self) -> str:
-        return f"<Hedging {self._share:.0%} of requests, {self._credit:.1f} now>"
 
     def took(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
         """Record the time from the first request for some parts to their arrival, whichever request brought them."""

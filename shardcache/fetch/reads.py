@@ -46,9 +46,6 @@ class Bandwidth:
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
 
-    def __repr__(self) -> str:
-        return f"<Bandwidth {self._bytes_per_s or 'unlimited'}, {len(self._orders)} orders>"
-
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
         """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
         if self._bytes_per_s is None:

@@ -8,6 +8,7 @@ from calendar import timegm
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate
+from functools import lru_cache
 from typing import NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -22,24 +23,28 @@ from shardcache.transport.workers import Flow
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 _READ_BYTES = 256 * 1024
 
+_MAX_SERVERS = 256
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
-def request(
-    method: str, url: str, headers: Mapping[str, str], *, proxy: str | None = None, far_only: bool = False
-) -> Request:
-    """Return a request as programs other than the S3 SDK make it: the environment names CA file and proxy.
+class Environment:
+    """CA file and proxies as the environment names them for programs other than the S3 SDK, looked up once each."""
 
-    Raises ConfigError for a proxy that cannot be used.
-    """
-    ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
-    proxy = proxy or proxy_of(url)
-    if proxy is not None and not proxy.startswith("http://"):
-        raise errors.ConfigError(
-            f"unsupported proxy: {proxy}", remedy="use a proxy that speaks plain HTTP, as http://host:port"
-        )
-    return Request(method, url, headers, proxy, ca_file, far_only)
+    def __init__(self) -> None:
+        self._ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+        self._proxy_of = lru_cache(_MAX_SERVERS)(proxy_of)
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], *, proxy: str | None = None, far_only: bool = False
+    ) -> Request:
+        """Return a request. Raises ConfigError for a proxy that cannot be used."""
+        scheme, server, *_ = urlsplit(url)
+        proxy = proxy or self._proxy_of(f"{scheme}://{server}")
+        if proxy is not None and not proxy.startswith("http://"):
+            remedy = "use a proxy that speaks plain HTTP, as http://host:port"
+            raise errors.ConfigError(f"unsupported proxy: {proxy}", remedy=remedy)
+        return Request(method, url, headers, proxy, self._ca_file, far_only)
 
 
 def range_header(start: int, stop: int) -> str:

@@ -60,6 +60,7 @@ _GIVE_CREDENTIALS = (
     "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
 )
 
+_quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
 _PREFIX = "X-Amz-"
@@ -420,11 +421,6 @@ class Signer:
         moved = {place: kind.moved(region) for place, kind in kinds.items()}
         self._kinds |= moved
         return moved != kinds
-
-
-def _quoted(key: str) -> str:
-    quoted: str = percent_encode(key, safe="/~")
-    return quoted
 
 
 def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:

@@ -110,7 +110,7 @@ class StoreOrigin(FsspecOrigin):
         options |= self.defaults | (self.anonymous if table.anon else {}) | table.storage_options
         super().__init__(replace(setup, table=table.model_copy(update={"storage_options": options})))
         self._workers, self._verify_md5 = setup.workers, table.verify_etag
-        self._proof = Renewed(self._prove)
+        self._proof, self._environment = Renewed(self._prove), http_semantics.Environment()
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
@@ -169,7 +169,7 @@ class StoreOrigin(FsspecOrigin):
             proof = Proof({}) if away else await self._proof.get(url)
             target, shown = (place or self._target(url)) + proof.query, {**proof.headers, **headers}
             with http_semantics.translated(url):
-                request = http_semantics.request(method, target, shown, far_only=away and self._is_far)
+                request = self._environment.request(method, target, shown, far_only=away and self._is_far)
                 workers = self._workers
                 answer: Answer | None = await (workers.fetch(request, *reading) if reading else workers.ask(request))
             if is_last or answer is None or answer.status != 401 or not self._proof.refuse(proof):

@@ -53,6 +53,7 @@ class HttpOrigin(Origin):
         self._proxy: str | None = merged.get("proxy")
         self._redirect_guard = setup.redirect_guard
         self._workers = setup.workers
+        self._environment = http_semantics.Environment()
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.
@@ -133,7 +134,7 @@ class HttpOrigin(Origin):
             query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
             target = _verbatim(target, target.raw_path, query)
         far_only = self._redirect_guard is not None and self._redirect_guard.far_only
-        return http_semantics.request("GET", str(target), {**own, **headers}, proxy=self._proxy, far_only=far_only)
+        return self._environment.request("GET", str(target), {**own, **headers}, proxy=self._proxy, far_only=far_only)
 
 
 def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
