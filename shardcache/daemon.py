@@ -42,6 +42,8 @@ _THREADS = 32
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
+# At first, a daemon that is started for a job has other things to do; one that needs the SDK at once loads it itself.
+_SDK_AFTER_S = 1.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
@@ -137,7 +139,7 @@ class DaemonRun:
                     self._on_ready(store)
                     watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
                     watching = [group.create_task(watchdog, name="manager"), group.create_task(origins.prepare())]
-                    group.create_task(_load_sdk())
+                    watching.append(group.create_task(_load_sdk()))
                     group.create_task(indexers.prepare())
                     if settings.idle_exit_s is not None:
                         watching.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
@@ -158,6 +160,7 @@ class DaemonRun:
 
 async def _load_sdk() -> None:
     """Load the SDK before the first reader waits for it, and freeze its tens of thousands of objects, too."""
+    await asyncio.sleep(_SDK_AFTER_S)
     with building():
         await Origins.load()
 

@@ -67,6 +67,7 @@ class Manifests:
             if listing is not old:
                 self._known.pop((peer, (await asyncio.to_thread(lambda: old.shards.fingerprint),)), None)
             known = await self._admit(listing, peer)
+            self._origins.origin(url := listing.shards.urls[0]).expect(url)
             return known if known.remembered == listing.remembered else listing  # a user may have sent the same counts
 
     async def admit(self, packed: bytes, peer: Peer) -> None:

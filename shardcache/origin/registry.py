@@ -106,9 +106,6 @@ class SlowOwners:
         self._seen_s: dict[str, float] = {}
         self._until_s: dict[str, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<SlowOwners {sorted(self._until_s)}>"
-
     def add(self, owner: str, now_s: float) -> None:
         """Record that the object store was much quicker than an owner."""
         if now_s - self._seen_s.get(owner, -math.inf) < self._pause_s:
@@ -277,12 +274,22 @@ class Deferred(Origin):
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None
         self._known: dict[str, RemoteObject] = {}  # behind the tier, oldest first
+        self._expecting: asyncio.Task[None] | None = None
 
     async def _loaded(self) -> Origin:
         async with self._loading:
             if self._origin is None:
                 self._origin = await asyncio.to_thread(_load, self._setup)
         return self._origin
+
+    def expect(self, url: str) -> None:
+        """Load it and its credentials before the first request, which will report what fails."""
+
+        async def prepare() -> None:
+            with contextlib.suppress(errors.ShardcacheError):
+                await self.credentials(url)
+
+        self._expecting = self._expecting or asyncio.create_task(prepare())
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
@@ -325,6 +332,8 @@ class Deferred(Origin):
 
     async def close(self) -> None:
         """Close the origin if it was loaded."""
+        if self._expecting is not None:
+            self._expecting.cancel()
         if self._origin is not None:
             await self._origin.close()
 
