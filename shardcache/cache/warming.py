@@ -134,9 +134,10 @@ class Warming:
 
         Raises CapacityError as soon as they are known to exceed the cache's capacity together.
         """
-        await self._leasing.recall(ref.url for ref in refs if ref.version is None)
+        unique = list(dict.fromkeys(refs))
+        await self._leasing.recall(ref.url for ref in unique if ref.version is None)
         # In an order of its own: nodes that warm the same shards do not all want the same one at a time.
-        wanted = random.sample(unique := list(dict.fromkeys(refs)), len(unique))
+        wanted = random.sample(unique, len(unique))
         space = self._store.measured()  # before own transfers make that inexact
         limit_bytes, explanation = space.effective_bytes(space.unwritten_bytes), space.explanation
 

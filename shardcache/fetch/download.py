@@ -226,17 +226,17 @@ class Downloader:
 
     async def stat_all(self, origin: Callable[[str], Origin], urls: Iterable[str]) -> dict[str, RemoteObject]:
         """Return the object of each url; without those whose request failed: their transfers report the error."""
-        questions = asyncio.Semaphore(_QUESTIONS)
         found: dict[str, RemoteObject] = {}
+        left = reversed([*urls])  # a fetch that has begun asks for the first ones itself
 
-        async def ask(url: str) -> None:
-            async with questions:
+        async def ask() -> None:
+            for url in left:  # shared: a task for each of many urls would block the event loop
                 try:
                     found[url] = await self.stat_ahead(origin(url), url)
                 except ShardcacheError:
-                    return
+                    continue
 
-        await asyncio.gather(*map(ask, reversed([*urls])))  # a fetch that has begun asks for the first ones itself
+        await asyncio.gather(*(ask() for _ in range(_QUESTIONS)))
         return found
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
