@@ -34,6 +34,7 @@ http {{
     ssl_certificate {certificate};
     ssl_certificate_key {certificate};
     server {{
+        add_header x-goog-generation 1;
         listen 127.0.0.1:{http};
         listen 127.0.0.1:{https} ssl;
         location {location}/ {{ alias {shards}/; }}

@@ -20,7 +20,6 @@ from support.stores.seaweedfs import SeaweedFS
 from support.stores.throttled_s3 import ThrottledS3
 
 BUCKET = "benchmark"
-
 # At one time there are: the tars, their copy in the S3 server, litdata's chunks, a cache and a copy by a peer.
 _COPIES = 5
 _SLACK_BYTES = 2_000_000_000

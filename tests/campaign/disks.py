@@ -392,7 +392,6 @@ def crowded(parent: Path, result: Result, scale: float) -> None:
 _NEEDS_CC = "" if HAS_CC else "needs a C compiler"
 _NEEDS_MOUNTS = "" if may_mount() else "needs root, who may mount"
 _QUICK_CALL = "ENOSPC at each call that changes a file, once"
-
 ROWS = (
     *(Row(call.name, partial(failing_calls, call), call.name != _QUICK_CALL, _NEEDS_CC) for call in CALLS),
     Row("cache folder deleted", removed, slow=True),

@@ -67,5 +67,4 @@ def _kept(name: str) -> list[str]:
 
 
 _NEEDS_ATHERIS = "" if importlib.util.find_spec("atheris") else "atheris is for Linux alone"
-
 ROWS = tuple(Row(TARGETS[name].what, partial(guided, name), slow=True, skip=_NEEDS_ATHERIS) for name in _RUNS)

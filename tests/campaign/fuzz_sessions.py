@@ -44,7 +44,6 @@ Json = dict[str, Any]
 
 SHARDS = 3
 _MAX_PACKED_BYTES = 1_000_000
-
 _HELLO = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "fuzz", "job": "fuzz"}
 _KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
 _RAW = b"\0"
@@ -295,10 +294,8 @@ def _check(answer: Json) -> None:
 
 
 LIMIT_S = 10.0
-
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
-# The kept inputs have the ids of these, in this order.
-_FIRST = ("resolve", "plan", "lease", "more", "explain")
+_FIRST = ("resolve", "plan", "lease", "more", "explain")  # the kept inputs have the ids of these, in this order
 
 
 def answers(data: bytes) -> None:

@@ -39,11 +39,9 @@ AMPLE = "1GB"
 SHARDS = 6
 SAMPLES = 10
 COMPRESSED = 4  # the number of the one that is
-
 # A start asks for every folder again; where they are all there, that changes nothing.
 WITHOUT_FOLDERS = tuple(op for op in CHANGES if op is not Op.MKDIR)
 WRITES = (Op.WRITE, Op.ALLOCATE)
-
 # What a reader or a tool meets when the daemon dies under it.
 GONE = (OSError, http.client.HTTPException, HandshakeError)
 
@@ -510,7 +508,6 @@ def _start_reader(daemon: Daemon, source: Source, seed: float) -> subprocess.Pop
 
 
 _STORIES = ("first start", "take over", "pin", "fetch", "fetch from S3", "resume and evict", "verify, evict, count")
-
 ROWS = (
     *(Row(f"SIGKILL: {name}", partial(killed, name), skip=NEEDS_CC) for name in _STORIES),
     Row("SIGKILL, and again while it recovers", killed_twice, skip=NEEDS_CC),

@@ -31,8 +31,7 @@ _SHARD_BYTES = 600
 _SLACK_BYTES = 48 * _MIB
 _LIMIT_S = 300.0
 _HELPERS = 3  # processes that a daemon starts: two transport workers, one of them later, and one that indexes
-# The longest that the daemon may owe an answer to a health check, on a machine that does other things.
-_SILENT_S = 2.0
+_SILENT_S = 2.0  # the longest that the daemon may owe an answer to a health check, on a machine that does other things
 
 
 Send = Callable[[Daemon, Path, int], str]

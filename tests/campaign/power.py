@@ -29,9 +29,7 @@ from support.disks.shim import CHANGES, Action, Call, Op, read_log
 from support.programs.zygote import Zygote
 
 T = TypeVar("T")
-
 BLOCK_BYTES = 4096
-
 _FOLDER = -1  # stands for an inode in the entry of a folder
 
 
@@ -353,5 +351,4 @@ def lay_out(root: Path, state: dict[str, bytes]) -> None:
 
 
 _STORIES = ("first start", "take over", "pin", "fetch", "resume and evict", "verify, evict, count")
-
 ROWS = tuple(Row(f"power cut: {name}", partial(cut, name), skip=NEEDS_CC) for name in _STORIES)

@@ -39,9 +39,7 @@ LONGEST_CALM = 400
 LONGEST_FREEZE_S = 1.5
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
-# A reader that had nothing to read for so long when the daemon was ready again waited for it.
-_DRY_S = 0.3
-
+_DRY_S = 0.3  # a reader that had nothing to read for so long when the daemon was ready again waited for it
 _JOB = """
 import json, os, sys, threading, zlib
 from itertools import count

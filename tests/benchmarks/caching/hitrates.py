@@ -26,9 +26,7 @@ JOBS = (1, 2, 4, 8)
 CACHES_PERCENT = (10, 25, 50, 75)
 OURS, MIN = "shardcache", "offline MIN"
 
-# With fewer shards the smallest cache would be little more than what the jobs have in hand.
-_LEAST_SHARDS = 160
-
+_LEAST_SHARDS = 160  # with fewer shards the smallest cache would be little more than what the jobs have in hand
 # Of the curves, from the first, ours, which stands out, to the last.
 _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#c2410c", "linewidth": 2.6, "marker": "o", "markersize": 5, "zorder": 5},

@@ -21,8 +21,7 @@ JOBS, EPOCHS = 3, 2
 HALF_JOBS, HALF_EPOCHS, HALF_SHARDS = 2, 6, 100
 
 _SHARD_BYTES = 10_000_000
-# The second job comes when the first is this far into its first epoch.
-_STAGGER_EPOCHS = 0.4
+_STAGGER_EPOCHS = 0.4  # the second job comes when the first is this far into its first epoch
 
 
 def sharing(place: Workplace) -> list[Row]:

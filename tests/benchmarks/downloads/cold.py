@@ -26,7 +26,6 @@ from support.stores.throttled_s3 import ThrottledS3
 BATCH_SAMPLES = 32
 WORKERS = 2
 SAMPLES_PER_S = 1000.0
-
 OURS = "shardcache"
 LOCAL, STREAMED, CACHED = "webdataset, local disk", "webdataset, streamed", "webdataset, its cache"
 MEMORY = "samples from memory"

@@ -6,6 +6,8 @@ processor time is that of the daemon with all of its processes.
 
 Most of a download can be spread over more threads and processes. The daemon's event loop cannot: its processor time per
 gigabyte bounds the throughput of a node, however many cores it has.
+
+Google's and Azure's stores are compared with a web server: one nginx serves the same files as all three.
 """
 
 import mmap
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -28,12 +31,8 @@ from benchmarks.workplace import BUCKET, Daemon, Workplace, settle
 
 OURS = "shardcache"
 MEMORY = Path("/dev/shm")
-
-# What 100 Gbit/s leave the event loop.
-LOOP_CPU_S_PER_GB = 0.08
-
-# The cache's own files, and what others put into memory at the same time.
-_SLACK_BYTES = 200_000_000
+LOOP_CPU_S_PER_GB = 0.08  # what 100 Gbit/s leave the event loop
+_SLACK_BYTES = 200_000_000  # the cache's own files, and what others put into memory at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,8 @@ def measure(place: Workplace) -> list[Row]:
     """Return throughput and processor time over each endpoint, medians of all rounds."""
     with endpoints(place, LARGE) as found, kept_memory(2 * place.dataset(LARGE).tar_bytes):
         speed = [row for endpoint in found for row in _speed(place, endpoint)] if _memory_suffices(place) else []
-        return speed + _until_on_disk(place)
+        stores = [row for endpoint in found if endpoint.name == "nginx, http" for row in _stores(place, endpoint)]
+        return speed + stores * bool(speed) + _until_on_disk(place)
 
 
 @contextmanager
@@ -111,6 +111,29 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
     ]
 
 
+def _stores(place: Workplace, endpoint: Endpoint) -> list[Row]:
+    """Return what gs:// and az:// take, where their packages are installed, and http:// of the same server."""
+    web = endpoint.env["AWS_ENDPOINT_URL"]
+    google = {"STORAGE_EMULATOR_HOST": web, "NO_GCE_CHECK": "true"}
+    azure = {"AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint={web}/;SharedAccessSignature=sig=any"}
+    contenders = {"http": partial(_shardcache, place, Endpoint("http", {}), False, web)}
+    for protocol, package, env in (("gs", "gcsfs", google), ("az", "adlfs", azure)):
+        if find_spec(package):
+            contenders[protocol] = partial(_shardcache, place, Endpoint(protocol, env), False, f"{protocol}:/")
+        else:
+            place.say(f"{package} is not installed, the rows of {protocol}:// are left out")
+    tries = interleaved(contenders, lambda text: place.say(f"nginx, http · {text}"), place.rounds)
+    part, limits = "download, stores", {"MB/s": Target("≥", 0.87), "CPU-s/GB": Target("≤", 1.15)}
+    figures = {"MB/s": "mb_per_s", "CPU-s/GB": "cpu_s_per_gb", "CPU-s/GB of the event loop": "thread_cpu_s_per_gb"}
+    return [
+        Row(part, f"{protocol}://, {what}", ours, "http://", found["http"], limits.get(what))
+        for what, figure in figures.items()
+        for found in (median_of(tries, figure),)
+        for protocol, ours in found.items()
+        if protocol != "http"
+    ]
+
+
 def _until_on_disk(place: Workplace) -> list[Row]:
     tries = _tries(place, Endpoint("SeaweedFS, http, disk", place.store.env()), ["s5cmd"], on_disk=True)
     ours, theirs = median_of(tries, "mb_per_s").values()
@@ -130,9 +153,10 @@ def _rows(part: str, what: str, figures: Mapping[str, float], targets: Mapping[s
     return [Row(part, what, figures[OURS], peer, figures[peer], (targets or {}).get(peer)) for peer in peers]
 
 
-def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool) -> Download:
-    url = place.url(LARGE) + place.dataset(LARGE).names
+def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool, store: str = "s3:/") -> Download:
+    url = f"{store}/{BUCKET}/{LARGE.name}/{place.dataset(LARGE).names}"
     with _folder(place, on_disk) as folder, Daemon(folder, "100GB", endpoint.env) as daemon:
+        daemon.request("POST", "/v1/warm", {"urls": [f"{store}/{BUCKET}/none.tar"]})  # imports the store's package
         before = _at_rest(daemon.pid)
         started_s = time.perf_counter()
         daemon.warm(url)

@@ -24,7 +24,6 @@ from benchmarks.measure import thread_cpu_s
 
 REQUESTS = 8
 PART_BYTES = 8 * 1024 * 1024
-
 # A download that takes longer is stuck.
 _LIMIT_S = 600.0
 _SAMPLE_S = 0.02

@@ -28,9 +28,7 @@ WORKERS = 2
 DOLLARS_PER_GB = 0.02
 DOLLARS_PER_REQUEST = 0.0004 / 1000
 PERMISSIONS_PER_HOUR = 14  # of an object, at most, with `--trust-s 300`
-# Space that a node has for its part, over the part itself.
-_SPACE = 1.25
-
+_SPACE = 1.25  # space that a node has for its part, over the part itself
 CONNECTIONS = 16
 STALL_TIMEOUT_S = 20.0
 FAIL_TIMEOUT_S = 10.0

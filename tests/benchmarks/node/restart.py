@@ -9,7 +9,6 @@ from benchmarks.workplace import Daemon, Workplace, settle
 from support.shards.stores import make_hollow_shards
 
 SHARDS = 100_000
-
 _URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
 
 

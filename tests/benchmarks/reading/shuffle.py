@@ -17,7 +17,6 @@ from shardcache_client.order.rounds import Order, Shuffle
 SAMPLES, SHARD_SAMPLES = 500_000, 2_500
 WINDOW = 8
 BUFFER = 5_000
-
 _SEED = 7
 _SHARD_BUFFER = 100  # what WebDataset(shardshuffle=True) means
 _LEAST_SHARDS = 100  # with fewer, the largest window would be most of the epoch

@@ -13,14 +13,12 @@ from benchmarks.workplace import Daemon, Workplace
 OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
 UNSHUFFLED = "unshuffled"
 _SHUFFLED_ROUNDS = 5  # a ratio nearer to its target than tries are to each other
-
 # The largest window needs more shards than it mixes, and the small samples' own are too few.
 _MANY_BYTES = 16 * 1024 * 1024
 MANY = replace(
     SMALL, name="many", label=f"{SMALL.label} in 16 MiB shards", dataset_bytes=40 * _MANY_BYTES, shard_bytes=_MANY_BYTES
 )
 WINDOW = 8
-
 _TIMED_S = 1.5  # short epochs are repeated until this much was timed
 
 Task = dict[str, Any]

@@ -9,8 +9,7 @@ from typing import Any
 from support.programs.daemon import Daemon, UnixConnection
 
 LIVE_PATH = "/dashboard/live"
-# A page gets one or two events a second.
-_MAX_EVENTS = 120
+_MAX_EVENTS = 120  # a page gets one or two events a second
 
 Event = tuple[str, dict[str, Any]]
 

@@ -12,8 +12,7 @@ ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana" / "shardcache.json"
 RULES = ROOT / "deploy" / "prometheus" / "shardcache.rules.yml"
 
-# What Prometheus adds to each sample of a target.
-OF_THE_TARGET = {"instance", "job"}
+OF_THE_TARGET = {"instance", "job"}  # what Prometheus adds to each sample of a target
 
 _METRIC = re.compile(r"\b((?:shardcache|process)_\w+|up)\b(?:\{([^}]*)\})?")
 _BY = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
