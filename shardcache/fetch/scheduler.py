@@ -156,7 +156,7 @@ class Scheduler:
     """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
 
     The lowest class goes first; within it the client that holds the fewest slots, then the client served longest ago;
-    of its claims the one with the earliest deadline, then the first to arrive.
+    of its claims the one with the earliest deadline, then the first to arrive; those `alone` share equally.
 
     While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
     would delay each of its parts. On a link that is not measured yet, it runs alone, with the first of other readers.
@@ -316,14 +316,14 @@ class Scheduler:
         heads = [group.queued[0] for group in self._groups.values() if group.queued and may(group)]
         return min(heads, key=self._rank(), default=None)
 
-    def _rank(self) -> Callable[[Claim], tuple[int, int, int, float, int]]:
+    def _rank(self) -> Callable[[Claim], tuple[int, int, int, int, float, int]]:
         """Return the order in which claims are served."""
         held = Counter((claim.group.priority.klass, claim.group.priority.client) for claim in self._holding)
 
-        def rank(claim: Claim) -> tuple[int, int, int, float, int]:
-            priority = claim.group.priority
-            klass, client = priority.klass, priority.client
-            return klass, held[klass, client], self._round_robin.last(client), priority.deadline_s, claim.arrival
+        def rank(claim: Claim) -> tuple[int, int, int, int, float, int]:
+            group, priority = claim.group, claim.group.priority
+            klass, client, own = priority.klass, priority.client, priority.alone * (group.count - len(group.queued))
+            return klass, held[klass, client], self._round_robin.last(client), own, priority.deadline_s, claim.arrival
 
         return rank
 

@@ -235,6 +235,16 @@ async def test_background_claims_pause_for_a_claim_that_is_alone() -> None:
     assert users.holding == {"elsewhere", "waits too", "planned", "new"}
 
 
+async def test_arriving_shards_of_a_client_share_equally() -> None:
+    """Whichever reader began to wait first: each will soon have read what has arrived."""
+    users = Users(3)
+    for name, after in (("a0", ""), ("a1", "a0"), ("a2", "a0"), ("a3", "a0"), ("b0", "")):
+        await users.start(name, Priority(WAITING, float(name[0] == "b"), alone=True), after=after)
+        users.slots.took(users.claims["a0"], 1, 1.0)
+    await users.finish("a0")
+    assert users.holding == {"a1", "a2", "b0"}
+
+
 @still
 async def test_precedence_lasts_while_parts_arrive() -> None:
     """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
