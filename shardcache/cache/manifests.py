@@ -42,7 +42,7 @@ class Manifests:
     _allow: AllowList
     _ttl_s: float
     _memory_bytes: int  # limit of the lists that are kept without being in any plan
-    _listed: dict[tuple[str, ...], tuple[float, Listing]] = field(default_factory=dict, init=False)
+    _listed: dict[tuple[str, ...], tuple[float, Listing, int]] = field(default_factory=dict, init=False)
     _known: dict[tuple[Peer, tuple[str, ...]], Listing] = field(default_factory=dict, init=False)  # the latest last
     _indexes: WeakValueDictionary[tuple[str, str], Shards] = field(default_factory=WeakValueDictionary, init=False)
     _locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
@@ -60,10 +60,11 @@ class Manifests:
         async with self._locks.setdefault(key, asyncio.Lock()):  # hundreds of workers start at the same moment
             self._forget(asked_s)
             if fresh or key not in self._listed:
-                self._listed[key] = time.monotonic(), await self._list_all(patterns, wanted)
-            listed_s, old = self._listed[key]
-            listing = await self._filled(old) if -1 in old.shards.samples else old  # an index file gives every count
-            self._listed[key] = listed_s, listing
+                self._listed[key] = time.monotonic(), await self._list_all(patterns, wanted), -1
+            listed_s, old, filled_after = self._listed[key]
+            changes = self._history.changes  # an index file gives every count; others are looked up when one is new
+            listing = await self._filled(old) if changes != filled_after and -1 in old.shards.samples else old
+            self._listed[key] = listed_s, listing, changes
             if listing is not old:
                 self._known.pop((peer, (await asyncio.to_thread(lambda: old.shards.fingerprint),)), None)
             known = await self._admit(listing, peer)
@@ -155,7 +156,7 @@ class Manifests:
     def _forget(self, now_s: float) -> None:
         """Forget stale listings, and the oldest while they take too much memory."""
         total_bytes = 0
-        for key, (listed_s, listing) in reversed(list(self._listed.items())):
+        for key, (listed_s, listing, _) in reversed(list(self._listed.items())):
             # An index file costs one request, and may just have been updated for the job that asks.
             ttl_s = min(self._ttl_s, _INDEX_TTL_S) if any(each.endswith(INDEX_SUFFIX) for each in key) else self._ttl_s
             total_bytes += listing.memory_bytes

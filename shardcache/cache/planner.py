@@ -197,6 +197,7 @@ class History:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self.changes = 0  # number of versions and counts stored since the start
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, store: Store) -> None:
@@ -217,6 +218,7 @@ class History:
         row = await self.catalogue.get(_KIND, facts.url) if facts.samples is None else None
         if row is None or row[0] != facts.version:  # a tar fetched as a plain file keeps its count
             await self.catalogue.put([facts.version, facts.samples], _KIND, facts.url)
+            self.changes += 1
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""
