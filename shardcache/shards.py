@@ -69,16 +69,17 @@ class Shards(Sequence[ShardRef]):
     @classmethod
     def of(cls, refs: Iterable[ShardRef]) -> Self:
         """Build from shards."""
-        texts = [(array("Q", [0]), bytearray()) for _ in range(2)]
-        numbers = [array("q") for _ in range(3)]
-        for ref in refs:
-            for (ends, text), value in zip(texts, (ref.url, ref.version), strict=True):
-                text += (value or "").encode()
-                ends.append(len(text))
-            for column, number in zip(numbers, (ref.size_bytes, ref.samples, ref.tokens), strict=True):
-                column.append(-1 if number is None else number)
-        urls, versions = (Texts(ends, bytes(text)) for ends, text in texts)
-        return cls(urls, versions, *numbers)
+        url_ends, urls, version_ends, versions = array("Q", [0]), bytearray(), array("Q", [0]), bytearray()
+        sizes, samples, tokens = array("q"), array("q"), array("q")
+        for ref in refs:  # written out, for there may be a million
+            urls += ref.url.encode()
+            url_ends.append(len(urls))
+            versions += (ref.version or "").encode()
+            version_ends.append(len(versions))
+            sizes.append(-1 if ref.size_bytes is None else ref.size_bytes)
+            samples.append(-1 if ref.samples is None else ref.samples)
+            tokens.append(-1 if ref.tokens is None else ref.tokens)
+        return cls(Texts(url_ends, bytes(urls)), Texts(version_ends, bytes(versions)), sizes, samples, tokens)
 
     @classmethod
     def joined(cls, lists: Sequence["Shards"]) -> "Shards":

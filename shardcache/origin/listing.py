@@ -184,6 +184,8 @@ def _resolved(url: str, row: ShardRef) -> ShardRef:
     version = row.version
     if version and '"' in version and protocol_of(url) not in WEB:
         version = version.strip('"')
+    if version and version == row.version and url == row.url:
+        return row
     return ShardRef(url, version or None, row.size_bytes, row.samples, row.tokens)
 
 
