@@ -32,6 +32,7 @@ from benchmarks.workplace import BUCKET, Daemon, Workplace, settle
 OURS = "shardcache"
 MEMORY = Path("/dev/shm")
 LOOP_CPU_S_PER_GB = 0.08  # what 100 Gbit/s leave the event loop
+_STARTED_S = 6.0  # by then a daemon has all of its processes
 _SLACK_BYTES = 200_000_000  # the cache's own files, and what others put into memory at the same time
 
 
@@ -156,8 +157,9 @@ def _rows(part: str, what: str, figures: Mapping[str, float], targets: Mapping[s
 def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool, store: str = "s3:/") -> Download:
     url = f"{store}/{BUCKET}/{LARGE.name}/{place.dataset(LARGE).names}"
     with _folder(place, on_disk) as folder, Daemon(folder, "100GB", endpoint.env) as daemon:
-        daemon.request("POST", "/v1/warm", {"urls": [f"{store}/{BUCKET}/none.tar"]})  # imports the store's package
-        before = _at_rest(daemon.pid)
+        daemon.warm(url)
+        daemon.request("POST", "/v1/evict", {"urls": [url]})
+        before = _at_rest(daemon)
         started_s = time.perf_counter()
         daemon.warm(url)
         wall_s, after = time.perf_counter() - started_s, _cpu_s(daemon.pid)
@@ -192,10 +194,10 @@ def _cpu_s(pid: int) -> tuple[float, float]:
     return tree_cpu_s(pid), thread_cpu_s(pid)[pid]
 
 
-def _at_rest(pid: int) -> tuple[float, float]:
+def _at_rest(daemon: Daemon) -> tuple[float, float]:
     """Return the same once the daemon is idle: on a node it has been up for long when a job starts."""
     before = -1.0, -1.0
-    while (now := _cpu_s(pid)) != before:
+    while (now := _cpu_s(daemon.pid)) != before or daemon.get("/v1/status")["uptime_s"] < _STARTED_S:
         before = now
         time.sleep(0.5)
     return now
