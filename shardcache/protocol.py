@@ -31,8 +31,9 @@ Cached shards are scrubbed. When a shard that a reader has in use turns out to b
 
 A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any objects' own bytes.
 With `either`, an object with a shard's name is a shard, and any other a file; `resolve` takes the same word, by which
-it finds all files or shards alone. A file has no samples, and may be arriving whatever it holds. Of an arriving file,
-`lease` and `more` may name a `start`: the bytes from there to `beyond` are then fetched first, and waited for.
+it finds all files or shards alone; with `objects`, urls are no patterns. A file has no samples, and may be arriving
+whatever it holds. Of an arriving file, `lease` and `more` may name a `start`: the bytes from there to `beyond` are then
+fetched first, and waited for.
 
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others come from an index
 file.
@@ -63,7 +64,7 @@ from shardcache.errors import DaemonError, ProtocolError, VersionMismatchError
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Wanted: TypeAlias = Literal["samples", "either", "files"]
+Wanted: TypeAlias = Literal["samples", "either", "files", "objects"]
 Fields = Mapping[str, Any]
 
 PROTOCOL_VERSION = 4

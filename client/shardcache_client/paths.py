@@ -133,10 +133,10 @@ class CachedFile:
 
 @contextmanager
 def session_of(
-    choice: DaemonChoice, reader: ReaderIdentity, manifest: Manifest, wanted: Wanted, timeout_s: float
+    choice: DaemonChoice, reader: ReaderIdentity, manifest: Manifest, wanted: Wanted, patience: Patience
 ) -> Iterator[Session]:
     """Provide a session with a plan of all that a manifest lists."""
-    with closing(Session(choice, reader, Patience(timeout_s))) as session:
+    with closing(Session(choice, reader, patience)) as session:
         session.declare(Plan.of(manifest, 0, range(len(manifest)), wanted=wanted))
         yield session
 
@@ -183,7 +183,7 @@ def cached_paths(
     choice, reader = DaemonChoice.of(socket, daemon), ReaderIdentity(job or job_name())
     manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, "either")
     with ExitStack() as held:
-        session = held.enter_context(session_of(choice, reader, manifest, "either", timeout_s))
+        session = held.enter_context(session_of(choice, reader, manifest, "either", Patience(timeout_s)))
         cached = [held.enter_context(closing(CachedFile(session, number))) for number in range(len(manifest))]
         yield [str(each.whole()) for each in cached]
 
@@ -208,7 +208,7 @@ def open_cached(
     choice, reader = DaemonChoice.of(socket, daemon), ReaderIdentity(job or job_name())
     with ExitStack() as held:
         one = Manifest.of([ShardRef(from_here(url))])
-        session = held.enter_context(session_of(choice, reader, one, "files", timeout_s))
+        session = held.enter_context(session_of(choice, reader, one, "files", Patience(timeout_s)))
         path = held.enter_context(closing(CachedFile(session, 0))).whole()
         return io.BufferedReader(_Held(path, held))
 

@@ -114,7 +114,8 @@ class Manifests:
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
     async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
-        named = await asyncio.to_thread(lambda: list(map(named_by_braces, patterns)))
+        named_by = (lambda url: Shards.of([ShardRef(url)])) if wanted == "objects" else named_by_braces
+        named = await asyncio.to_thread(lambda: list(map(named_by, patterns)))
         lists = [each or await self._list(pattern, wanted) for pattern, each in zip(patterns, named, strict=True)]
         if sum(map(len, lists)) > MAX_SHARDS:
             raise ConfigError(
@@ -124,7 +125,9 @@ class Manifests:
         if not any(lists):
             raise NotFoundError("no urls given", remedy="name at least one shard")
         shards = await asyncio.to_thread(Shards.joined, lists)
-        if wanted == "files" and (unknown := [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]):
+        if wanted in ("files", "objects") and (
+            unknown := [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]
+        ):
             found = await self._downloader.stat_all(self._origins.origin, unknown)
             shards = await asyncio.to_thread(lambda: Shards.of(_stated(ref, found.get(ref.url)) for ref in shards))
         known = next((each for each in self._known.values() if each.shards is shards), None)

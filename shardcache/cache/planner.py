@@ -69,7 +69,7 @@ class Listing:
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + len(shards.urls.text) + len(shards.versions.text)
 
     def _is_file(self, url: str) -> bool:
-        return self._wanted == "files" or (self._wanted == "either" and not url.endswith(SHARD_SUFFIXES))
+        return self._wanted in ("files", "objects") or (self._wanted == "either" and not url.endswith(SHARD_SUFFIXES))
 
     def ref(self, number: int) -> ShardRef:
         """Return a shard by its number, or a file if that is wanted."""

@@ -28,7 +28,17 @@ class App(common.Family):
     cls=App,
     commands=[
         *(serve.serve, serve.stop, status.status, status.top, status.dashboard, datasets.write, shards.warm),
-        *(datasets.index, shards.ls, shards.pin, shards.unpin, shards.evict, shards.verify, doctor, probing.probe),
+        *(
+            shards.get,
+            datasets.index,
+            shards.ls,
+            shards.pin,
+            shards.unpin,
+            shards.evict,
+            shards.verify,
+            doctor,
+            probing.probe,
+        ),
         *(demo.demo, cluster.cluster, serve.config),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},

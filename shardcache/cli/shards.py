@@ -1,4 +1,4 @@
-"""Commands on cached shards: `warm`, `ls`, `pin`, `unpin`, `evict` and `verify`."""
+"""Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict` and `verify`."""
 
 import time
 from collections.abc import Iterable
@@ -29,6 +29,27 @@ def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
     common.carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
+
+
+@click.command()
+@click.argument("source", shell_complete=common.complete_path)
+@click.argument("dest", shell_complete=common.complete_path)
+@click.option("--link/--copy", "links", default=None, help="Hard links, or copies.  [default: links where it is safe]")
+@common.query_options
+def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path | None) -> None:
+    """Fetch files through the cache, and put them below the folder DEST.
+
+    SOURCE is a prefix ending in "/", a glob or brace pattern (quote it), an index file, hf://ORG/NAME, or the url of a
+    single file, which may be given another name as DEST. Files that are there already are kept, so run it again to
+    continue. With --json, prints one line of JSON per event. Exits 1 if a file failed.
+
+    A file on the cache's own filesystem that this user cannot write to becomes a hard link: read-only, without space of
+    its own, and kept in the cache while it exists. Any other is copied, at no cost where filesystems share blocks. Root
+    may write to any file, and a write to a link would damage the cache for everybody: there, copies are the default.
+    """
+    from shardcache.cli.get import fetch_into
+
+    fetch_into(from_here(source), dest, socket, links=links, as_json=as_json)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -138,6 +139,7 @@ class Patience:
     limit_s: float = 300.0  # how long to wait for one shard, or for a daemon that went away
     first_report_s: float = 10.0  # how long a wait lasts before it is first logged
     next_report_s: float = 60.0  # interval between further log lines
+    away_s: float = math.inf  # how long to wait for a daemon that went away, if shorter than `limit_s`
     grace_s: float = 10.0  # how long to wait for a node's daemon that a private one can replace; a restart takes 2 s
     retry_s: float = 10.0  # delay before the node's daemon is first tried again after that
 

@@ -265,7 +265,7 @@ class Session:
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._lost(exn)
-            away_s = self._patience.limit_s
+            away_s = min(self._patience.limit_s, self._patience.away_s)
             if self._can_leave:
                 away_s = self._patience.grace_s if self._met else 0.0
             if outage.pause(min(deadline_s, outage.begun_s + away_s)):

@@ -17,7 +17,7 @@ import pytest
 from shardcache.errors import NotATarError, NotFoundError, ShardChangedError, TruncatedShardError
 from shardcache.protocol import ShardRef
 from shardcache_client import ShardReader, cached_paths, open_cached
-from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.paths import CachedFile, session_of
@@ -223,7 +223,7 @@ def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: D
     with ExitStack() as held:
         one = Manifest.of([ShardRef(url)])
         place = DaemonChoice.of(daemon.socket), ReaderIdentity("j")
-        session = held.enter_context(session_of(*place, one, "files", GUARD_S))
+        session = held.enter_context(session_of(*place, one, "files", Patience(GUARD_S)))
         file = CachedFile(session, 0, partial=True)
         held.callback(file.close)
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]
@@ -249,7 +249,7 @@ def test_replaced_file_is_not_read_on(store: GatedStore, daemon: Daemon) -> None
     url = store.put("weights", WEIGHTS)
     with ExitStack() as held:
         place = DaemonChoice.of(daemon.socket), ReaderIdentity("j")
-        session = held.enter_context(session_of(*place, Manifest.of([ShardRef(url)]), "files", GUARD_S))
+        session = held.enter_context(session_of(*place, Manifest.of([ShardRef(url)]), "files", Patience(GUARD_S)))
         file = CachedFile(session, 0, partial=True)
         held.callback(file.close)
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]

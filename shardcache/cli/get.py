@@ -1,0 +1,298 @@
+"""The work of `shardcache get`: files from the cache in a folder, as hard links where that is safe, else as copies."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from shardcache.access import WEB, protocol_of
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.errors import CacheError, ConfigError, NotFoundError, OriginError, ShardcacheError, ShardError
+from shardcache.private import tool_socket
+from shardcache.protocol import ShardRef, local_path
+from shardcache.redact import printable, redact
+from shardcache.units import size
+from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import resolve
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.paths import CachedFile, session_of
+
+Json = dict[str, Any]
+Names: TypeAlias = tuple[str, ...]  # of the folders and the file, below the destination
+
+_JOB = "shardcache get"
+_PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=300.0)  # a file may take hours; a daemon restarts in seconds
+_PATTERN = re.compile(r"[*?\[{]")
+_FICLONE = 0x40049409  # ioctl_ficlone(2)
+_MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
+_LINE_S = 30.0  # between lines of progress in a log
+_STATES = ("linked", "cloned", "copied", "present", "failed")
+
+
+def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | None, as_json: bool) -> None:
+    """Fetch files and put them below a folder; exit 1 if some failed. `links` as the option, None without it."""
+    choice, reader, folder = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB), Path(dest)
+    wanted, alone = _found(source, choice, reader)
+    if alone and not folder.is_dir() and not dest.endswith("/"):
+        (ref,) = wanted.values()
+        wanted, folder = {(folder.name,): ref}, folder.parent
+    counts, progress = Counter[str](), Progress(wanted.values(), AdminClient(socket))
+    with ExitStack() as stack:
+        show = common.print_json if as_json else stack.enter_context(_shown())
+        place = stack.enter_context(_folder_of(folder))
+        todo = {names: ref for names, ref in wanted.items() if not _is_copy_of(place, names, ref)}
+        for names in wanted.keys() - todo.keys():
+            progress.ended(wanted[names])
+            counts["present"] += 1
+        show(progress.event("resolved"))
+        for names, ref, file in _held(todo, choice, reader, lambda: show(progress.event("progress"))):
+            path = folder.joinpath(*names)
+            try:
+                with closing(file):
+                    state = _put(file.whole(), place, names, ref, links=links)
+            except (OriginError, ShardError, CacheError, OSError) as exn:
+                state, url = "failed", redact(ref.url)
+                error = (
+                    exn
+                    if isinstance(exn, ShardcacheError)
+                    else ShardcacheError(f"cannot write {path} ({exn})", url=url)
+                )
+                show({"event": "error", "error": error.to_json()})
+            else:
+                sizes = {"size_bytes": ref.size_bytes}
+                show({"event": "file", "url": redact(ref.url), "path": str(path), "state": state, **sizes})
+            counts[state] += 1
+            progress.ended(ref)
+        show({**progress.event("done"), **counts})
+    if counts["failed"]:
+        common.fail()
+
+
+def _held(
+    todo: Mapping[Names, ShardRef], choice: DaemonChoice, reader: ReaderIdentity, on_wait: Callable[[], None]
+) -> Iterator[tuple[Names, ShardRef, CachedFile]]:
+    """Yield each file, to be waited for and closed by the caller; those after it are fetched meanwhile."""
+    if not todo:
+        return
+    with session_of(choice, reader, Manifest.of(todo.values()), "files", _PATIENCE) as session:
+        session.on_wait = on_wait
+        for number, (names, ref) in enumerate(todo.items()):
+            yield names, ref, CachedFile(session, number)
+
+
+def _found(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> tuple[dict[Names, ShardRef], bool]:
+    """Return the files of a source by their names below the destination, and True if it is a single file's url."""
+    refs = list(resolve(choice, reader, [source], _PATIENCE.limit_s, "files"))
+    if [ref.url for ref in refs] == [source] and refs[0].version is None:
+        with suppress(NotFoundError):  # not an object: a folder, or a repository on the Hub
+            source, refs = f"{source}/", list(resolve(choice, reader, [f"{source}/"], _PATIENCE.limit_s, "files"))
+    base = source[: source.rfind("/", 0, found.start() if (found := _PATTERN.search(source)) else None) + 1]
+    if protocol_of(source) in WEB:
+        base = source[: source.partition("?")[0].rfind("/") + 1]
+    named: dict[Names, ShardRef] = {}
+    for ref in refs:
+        names = _names(ref.url, base)
+        if named.setdefault(names, ref) != ref:
+            raise ConfigError(f"two files would be {'/'.join(names)}: this, and {named[names].url}", url=ref.url)
+    return named, not source.endswith("/") and _PATTERN.search(source) is None and len(refs) == 1
+
+
+def _names(url: str, base: str) -> Names:
+    """Return the folders and name of a file below the destination. Raises ConfigError for a name that leads outside."""
+    path, root = (local_path(text) or text for text in (url, base))
+    path = urlsplit(path)._replace(query="", fragment="").geturl() if protocol_of(url) in WEB else path
+    names = tuple((path.removeprefix(root) if path.startswith(root) else path.rpartition("/")[2]).split("/"))
+    if any(name in ("", ".", "..") or "\0" in name for name in names):
+        raise ConfigError("the key is no path below a folder", url=url, remedy="choose others by a pattern")
+    return names
+
+
+# Files in the destination: nothing outside of it, whatever links lie in it
+
+
+@contextmanager
+def _folder_of(place: Path | int, names: Names = ()) -> Iterator[int]:
+    """Provide the destination, or an open folder's folder by its names, created if missing; no link is followed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if isinstance(place, Path):
+        place.mkdir(parents=True, exist_ok=True)
+    fd = os.open(place, flags) if isinstance(place, Path) else os.dup(place)
+    try:
+        for name in names:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=fd)
+            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
+    """Return True if an earlier run has put a copy of the same version there, and nobody has changed it since."""
+    if ref.version is None:
+        return False
+    with suppress(OSError), _folder_of(folder, names[:-1]) as parent:
+        fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            return os.getxattr(fd, _MARK) == _mark(fd, ref)
+        finally:
+            os.close(fd)
+    return False
+
+
+def _mark(fd: int, ref: ShardRef) -> bytes:
+    stat, name = os.fstat(fd), hashlib.sha256(f"{ref.url}\0{ref.version}".encode()).hexdigest()
+    return f"{name} {stat.st_size} {stat.st_mtime_ns}".encode()
+
+
+def _put(cached: Path, folder: int, names: Names, ref: ShardRef, *, links: bool | None) -> str:
+    """Have a cached file under a name in the destination, at once and whole; return how. Raises OSError."""
+    if links is None:
+        links = not os.access(cached, os.W_OK, effective_ids=True)
+    with _folder_of(folder, names[:-1]) as parent, cached.open("rb", buffering=0) as file:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(names[-1], dir_fd=parent, follow_symlinks=False), os.fstat(file.fileno())):
+                return "present"
+        if links:
+            with suppress(OSError):  # another filesystem, too many links, or another user's file
+                _link(str(cached), names[-1], parent)
+                return "linked"
+        return _copy(file.fileno(), names[-1], parent, ref)
+
+
+def _link(source: str, name: str, parent: int) -> None:
+    try:
+        os.link(source, name, dst_dir_fd=parent, follow_symlinks=True)
+    except FileExistsError:
+        os.unlink(name, dir_fd=parent)
+        os.link(source, name, dst_dir_fd=parent, follow_symlinks=True)
+
+
+def _copy(source: int, name: str, parent: int, ref: ShardRef) -> str:
+    temporary = ""  # a file without a name leaves nothing behind, but not all filesystems have them
+    try:
+        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=parent)
+    except OSError:
+        temporary = f".{secrets.token_hex(8)}.part"
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=parent)
+    try:
+        state = _fill(fd, source)
+        with suppress(OSError):  # without the mark, it is copied again by the next run
+            os.setxattr(fd, _MARK, _mark(fd, ref))
+        if temporary:
+            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            temporary = ""
+        else:
+            _link(f"/proc/self/fd/{fd}", name, parent)
+    finally:
+        os.close(fd)
+        if temporary:
+            os.unlink(temporary, dir_fd=parent)
+    return state
+
+
+def _fill(fd: int, source: int) -> str:
+    try:
+        fcntl.ioctl(fd, _FICLONE, source)
+    except OSError:
+        offset = 0
+        while sent := os.sendfile(fd, source, offset, 2**30):
+            offset += sent
+        return "copied"
+    return "cloned"
+
+
+# Progress
+
+
+class Progress:
+    """The files of one run: bytes that are there, and those still on their way to the cache."""
+
+    def __init__(self, refs: Iterable[ShardRef], daemon: AdminClient) -> None:
+        self._left = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
+        self._files, self._total_bytes, self._done_bytes = len(self._left), sum(self._left.values()), 0
+        self._daemon = daemon
+        self._begun: tuple[float, int] | None = None
+
+    def ended(self, ref: ShardRef) -> None:
+        """Note that a file is there, or has failed."""
+        self._done_bytes += self._left.pop(redact(ref.url), 0)
+
+    def event(self, kind: str) -> Json:
+        """Return an event with the state of the whole and of the files that are arriving."""
+        arriving: list[Json] = []
+        with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
+            arriving = [row for row in self._daemon.status()["transfers"] if row["url"] in self._left]
+        done_bytes, now_s = self._done_bytes + sum(row["done_bytes"] for row in arriving), time.monotonic()
+        self._begun = self._begun or (now_s, done_bytes)
+        rate = (done_bytes - self._begun[1]) / max(now_s - self._begun[0], 1e-3)
+        fields = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s")
+        return {
+            "event": kind,
+            "done_files": self._files - len(self._left),
+            "files": self._files,
+            "done_bytes": done_bytes,
+            "total_bytes": self._total_bytes,
+            "rate_bytes_per_s": round(rate),
+            "left_s": round((self._total_bytes - done_bytes) / rate) if rate > 0 else None,
+            "arriving": [{name: row[name] for name in fields} for row in arriving],
+        }
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Json], None]]:
+    """Show events: bars on a terminal, one in total and one per arriving file; elsewhere lines."""
+    from rich import progress
+
+    console = common.make_console()
+    numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *numbers)
+    line, line_s = partial(console.print, markup=False), time.monotonic()
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        total, tasks = bars.add_task("total", total=None), dict[str, progress.TaskID]()
+
+        def advance(event: Json) -> None:
+            nonlocal line_s
+            described, extent = f"{event['done_files']:,}/{event['files']:,} files", ("done_bytes", "total_bytes")
+            done_bytes, total_bytes = map(event.get, extent)
+            bars.update(total, description=described, completed=done_bytes, total=total_bytes)
+            arriving = {row["url"]: [*map(row.get, extent)] for row in event["arriving"]}
+            for url in tasks.keys() - arriving.keys():
+                bars.remove_task(tasks.pop(url))
+            for url, (completed, whole) in arriving.items():
+                tasks[url] = tasks[url] if url in tasks else bars.add_task(printable(url).rpartition("/")[2])
+                bars.update(tasks[url], completed=completed, total=whole)
+            if not console.is_terminal and time.monotonic() - line_s > _LINE_S:
+                line_s, left = time.monotonic(), f", {event['left_s']:,} s left" if event["left_s"] else ""
+                numbers = map(size, (done_bytes, total_bytes, event["rate_bytes_per_s"]))
+                line("{}, {} of {}, {}/s{}".format(described, *numbers, left))
+
+        def show(event: Json) -> None:
+            match event["event"]:
+                case "file":
+                    line(f"{event['state']:8}{size(event['size_bytes'] or 0):>10}  {event['path']}")
+                case "error":
+                    text = "failed  {url}: {message}" + ("\n  What to do: {remedy}" if event["error"]["remedy"] else "")
+                    line(text.format_map(event["error"]))
+                case "done":
+                    states = ", ".join(f"{event[name]:,} {name}" for name in _STATES if event.get(name))
+                    line(f"{common.count(event['files'], 'file')}: {states or 'none'}")
+                case _:
+                    advance(event)
+
+        yield show

@@ -1,0 +1,190 @@
+"""`shardcache get`: files of a prefix, a pattern, an index or a url in a folder, and nothing outside of it."""
+
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.cli.get import _names
+from shardcache.errors import ConfigError
+from support.programs.cli import Ran, shardcache
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import GatedStore
+
+PART_BYTES = 64 * 1024
+MODEL = {
+    "config.json": b'{"layers": 2}',
+    "model.safetensors": os.urandom(3 * PART_BYTES),
+    "tokens/vocab.txt": b"a\nb\n",
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    flags = ("--part-size", str(PART_BYTES), "--scrub-rate", "0", "--listing-ttl-s", "0", "--attempts", "1")
+    with Daemon(tmp_path_factory.mktemp("d"), *flags) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for name, body in MODEL.items():
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "out" / "llama"
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)  # links would keep their files cached
+
+
+def get(daemon: Daemon, source: object, dest: object, *flags: str) -> Ran:
+    return shardcache("get", str(source), str(dest), *flags, socket=daemon.socket)
+
+
+def done(ran: Ran) -> dict[str, int]:
+    """Return the numbers of files by what became of them."""
+    last = json.loads(ran.out.splitlines()[-1])
+    return {name: last[name] for name in ("linked", "cloned", "copied", "present", "failed") if name in last}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fetched(daemon: Daemon) -> int:
+    return int(daemon.status()["counters"]["origin_bytes"])
+
+
+@pytest.mark.parametrize("how", ["--copy", "--link"])
+def test_files_of_a_prefix_are_in_the_folder_and_stay_when_it_runs_again(
+    daemon: Daemon, model: Path, dest: Path, how: str
+) -> None:
+    """Names and folders are those below the prefix; the second run fetches and writes nothing."""
+    before = fetched(daemon)
+    ran = get(daemon, f"{model}/", dest, how, "--json")
+    assert (ran.code, contents(dest)) == (0, MODEL), ran.err
+    assert sum(done(ran).values()) == 3 and ("linked" in done(ran)) == (how == "--link")
+    times = {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    assert done(get(daemon, f"{model}/", dest, how, "--json")) == {"present": 3}
+    assert times == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    assert fetched(daemon) - before == sum(map(len, MODEL.values()))
+
+
+def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path, dest: Path) -> None:
+    """It is the cache's own file, counted until the link is gone; a run with --copy replaces it by the user's own."""
+    get(daemon, model / "model.safetensors", dest, "--link")
+    assert dest.stat().st_nlink == 2 and not stat.S_IMODE(dest.stat().st_mode) & 0o222
+    eventually(lambda: daemon.leases() == 0)
+    evicted = shardcache("evict", f"{model}/**", socket=daemon.socket)
+    assert evicted.code == 1 and "hard link" in evicted.out
+    dest.unlink()
+    get(daemon, model / "model.safetensors", dest, "--copy")
+    assert dest.stat().st_nlink == 1 and os.access(dest, os.W_OK)
+    eventually(lambda: shardcache("evict", f"{model}/**", socket=daemon.socket).code == 0)
+
+
+def test_links_are_the_default_only_where_this_user_cannot_write_to_them(
+    daemon: Daemon, model: Path, dest: Path
+) -> None:
+    """Root, whom no mode stops from writing to the cache through a link, gets copies."""
+    states = done(get(daemon, model / "config.json", dest, "--json"))
+    assert ("linked" in states) == (os.geteuid() != 0)
+
+
+def test_changed_and_newer_files_are_replaced(daemon: Daemon, model: Path, dest: Path) -> None:
+    """A copy that somebody edited, and one whose object has another version by now."""
+    get(daemon, f"{model}/", dest)
+    (dest / "tokens/vocab.txt").write_bytes(b"edited")
+    (model / "config.json").write_bytes(b'{"layers": 3}')
+    ran = get(daemon, f"{model}/", dest, "--copy", "--json")
+    assert contents(dest) == contents(model) and done(ran)["present"] == 1, ran.out
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{}/model.safetensors", ["model.safetensors"]),
+        ("{}/*.json", ["config.json", "shards.json"]),
+        ("{}/**/*.txt", ["tokens/vocab.txt"]),
+        ("{}/{{config.json,tokens/vocab.txt}}", ["config.json", "tokens/vocab.txt"]),
+        ("{}/tokens", ["vocab.txt"]),
+        ("file://{}/tokens/", ["vocab.txt"]),
+        ("{}/shards.json", ["a.tar"]),
+    ],
+)
+def test_source_is_a_url_a_pattern_a_folder_or_an_index(
+    daemon: Daemon, model: Path, dest: Path, source: str, names: list[str]
+) -> None:
+    """Names are those below the folder in which the pattern begins; a .json that lists no shards is a file."""
+    (model / "a.tar").write_bytes(make_tar(random_samples(2, {"bin": 10})))
+    (model / "shards.json").write_text('{"wids_version": 1, "shardlist": [{"url": "a.tar"}]}')
+    ran = get(daemon, source.format(model), f"{dest}/")
+    assert (ran.code, sorted(contents(dest))) == (0, names), ran.err
+
+
+def test_single_file_gets_the_name_of_the_destination(daemon: Daemon, model: Path, dest: Path) -> None:
+    """As with cp: below it, if it is a folder."""
+    get(daemon, model / "config.json", dest)
+    assert dest.read_bytes() == MODEL["config.json"]
+    get(daemon, model / "config.json", dest.parent)
+    assert (dest.parent / "config.json").read_bytes() == MODEL["config.json"]
+
+
+def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest: Path, tmp_path: Path) -> None:
+    """One in place of a folder is an error; one in place of a file is replaced, and what it led to is not touched."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"precious")
+    dest.mkdir(parents=True)
+    (dest / "tokens").symlink_to(outside)
+    (dest / "config.json").symlink_to(outside / "precious")
+    ran = get(daemon, f"{model}/", dest, "--json")
+    assert ran.code == 1 and done(ran)["failed"] == 1
+    assert contents(outside) == {"precious": b"precious"}
+    assert (dest / "config.json").read_bytes() == MODEL["config.json"] and not (dest / "config.json").is_symlink()
+
+
+@pytest.mark.parametrize("key", ["../a", "a/../../b", "/etc/passwd", "a//b", "./a", "a/.", "a\0b", ""])
+def test_key_that_is_no_path_below_the_folder_is_refused(key: str) -> None:
+    """Whatever the store or an index says."""
+    with pytest.raises(ConfigError):
+        _names(f"s3://bucket/model/{key}", "s3://bucket/model/")
+    assert _names("s3://bucket/model/..a/b", "s3://bucket/model/") == ("..a", "b")
+    assert _names("https://host/a/b.bin?sig=x/../y", "https://host/a/") == ("b.bin",)
+
+
+def test_failed_files_are_named_and_the_others_are_there(daemon: Daemon, model: Path, dest: Path) -> None:
+    """The exit code is 1, and a log has a line for each file."""
+    ran = get(daemon, f"{model}/{{config.json,missing.bin,model.safetensors}}", dest)
+    assert ran.code == 1 and "missing.bin" in ran.out and "1 failed" in ran.out
+    assert sorted(contents(dest)) == ["config.json", "model.safetensors"]
+
+
+def test_killed_daemon_is_waited_for_and_finished_parts_are_kept(daemon: Daemon, dest: Path) -> None:
+    """The command goes on with the next daemon, where the first had come to; its events say how far it is."""
+    body, before = os.urandom(8 * PART_BYTES), fetched(daemon)
+    with GatedStore() as store:
+        url = store.put("weights.bin", body)
+        store.let("weights.bin", 4 * PART_BYTES)
+        found: list[Ran] = []
+        running = threading.Thread(target=lambda: found.append(get(daemon, url, f"{dest}/", "--json")))
+        running.start()
+        eventually(lambda: any(row["done_bytes"] >= 4 * PART_BYTES for row in daemon.status()["transfers"]))
+        daemon.restart()
+        store.let("weights.bin")
+        running.join()
+    events = [json.loads(line) for line in found[0].out.splitlines()]
+    assert found[0].code == 0 and (dest / "weights.bin").read_bytes() == body
+    assert [event["event"] for event in events if event["event"] != "progress"] == ["resolved", "file", "done"]
+    assert (events[0]["total_bytes"], events[-1]["done_bytes"]) == (len(body), len(body))
+    assert before >= 0 and fetched(daemon) <= 4 * PART_BYTES
