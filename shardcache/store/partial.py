@@ -27,7 +27,7 @@ from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.disk import disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.disk import disk_errors, mount_of, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums
@@ -244,7 +244,9 @@ class Partial:
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)
         with open(self.path, "wb") as file:
-            if self.obj.size_bytes:
+            if mount_of(self.path).is_memory:  # which would be zeroed now, and written later
+                file.truncate(self.obj.size_bytes)
+            elif self.obj.size_bytes:
                 os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
         self.journal_path.write_bytes(self._title() + b"\n")
 

@@ -161,15 +161,15 @@ def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Pat
         (tar,) = (tmp_path / "cache" / "shards").rglob("*.tar")
         slow = tmp_path / "slow"
         os.mkfifo(slow)
-        slow.rename(tar.with_suffix(".slow"))
-        tar.unlink()
-        tar.hardlink_to(tar.with_suffix(".slow"))  # to look at it takes as long as nobody writes there
+        pipe = os.open(slow, os.O_PATH)
+        slow.replace(tar)  # to look at it takes as long as nobody writes there
         with ThreadPoolExecutor(1) as threads:
             evicting = threads.submit(rig.daemon.request, "POST", "/v1/evict", {"urls": rig.urls[:1]})
             eventually(lambda: rig.daemon.status()["cache"]["shards"] == 0)
             reading = rig.reading(0)
             eventually(lambda: reading.done() or "waiting for space in the cache" in stages(rig))
-            os.close(os.open(tar.with_suffix(".slow"), os.O_WRONLY))
+            os.close(os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY))
+            os.close(pipe)
             evicting.result()
             assert reading.result()
         assert tar.exists() and tar.with_suffix(SIDECAR).exists()

@@ -14,6 +14,7 @@ from shardcache.cache.planner import Planner, Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
 from shardcache.store.folder import shard_key
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -85,7 +86,7 @@ class Asking:
 
     async def check(self) -> str:
         """Check it as a lease does, and return the key that would be served."""
-        await self.revalidation.check(self.url, self.url)
+        await self.revalidation.check(self.url, ShardRef(self.url))
         return self.names.key(self.url)
 
     @property
