@@ -7,7 +7,7 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -161,11 +161,28 @@ class OriginTable(pydantic.BaseModel):
     verify_etag: bool = Field(
         True, description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5"
     )
+    price_per_gb: float | None = Field(None, ge=0, description="price of 10^9 bytes from this store, in any currency")
+    price_per_1000_requests: float | None = Field(None, ge=0, description="price of 1,000 requests to this store")
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
         description="options for the fsspec filesystem; for web servers: headers, cookies, params and proxy",
         repr=False,
     )
+
+    def cost(self, size_bytes: int, requests: int) -> float | None:
+        """Return the price of bytes and requests; None if no price is set."""
+        if self.price_per_gb is None and self.price_per_1000_requests is None:
+            return None
+        return size_bytes / 1e9 * (self.price_per_gb or 0) + requests / 1e3 * (self.price_per_1000_requests or 0)
+
+
+_NO_TABLE = OriginTable(match="")  # type: ignore[call-arg]  # the other fields have defaults
+
+
+def rule_of(tables: Sequence[OriginTable], url: str) -> OriginTable:
+    """Return the table with the longest `match` that the url begins with; the defaults if none matches."""
+    matching = (each for each in tables if url.startswith(each.match))
+    return max(matching, key=lambda each: len(each.match), default=_NO_TABLE)
 
 
 def config_file(given: Path | None = None) -> Path:

@@ -19,7 +19,7 @@ import structlog
 from shardcache import __version__, logs
 from shardcache.access import AllowList
 from shardcache.cache.facade import Cache
-from shardcache.config import Settings, unknown_variables
+from shardcache.config import Settings, rule_of, unknown_variables
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
@@ -114,6 +114,7 @@ class DaemonRun:
     async def _run(self, store: Store, serve_with: Callable[[Cache], Awaitable[Drain]]) -> float:
         """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
         settings, manager, counters = self._settings, self._manager, Counters()
+        counters.bills.cost = lambda url, *amounts: rule_of(settings.origin, url).cost(*amounts)
         origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,

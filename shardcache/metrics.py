@@ -2,8 +2,12 @@
 
 import itertools
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields
+from typing import Any
+
+from shardcache.units import size
 
 # A site has a few origins; a client that asks for ever new ones must not make the metrics page grow without bound.
 _MAX_LABELS = 64
@@ -74,6 +78,32 @@ class Measures:
 
 
 @dataclass(slots=True)
+class Bills:
+    """Bytes, requests and cost of what was fetched from origins, and read: a request a shard, as each process would."""
+
+    cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
+    clients: dict[str, Hashable] = field(default_factory=dict)  # by url, the jobs that shards are being fetched for
+    amounts: defaultdict[Hashable, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # None: node
+
+    def add(self, kind: str, url: str, size_bytes: int, requests: int, client: Hashable) -> None:
+        """Add to the bills of the node and of a client."""
+        amounts = {"bytes": size_bytes, "requests": requests, "cost": self.cost(url, size_bytes, requests)}
+        for each in {None, client}:
+            self.amounts[each].update({f"{kind}_{unit}": n for unit, n in amounts.items() if n is not None})
+
+    def to_json(self, client: Hashable = None) -> dict[str, Any]:
+        """Return a bill, what the cache saved, and both in words; costs are None without a price."""
+        bill, texts, units = Counter(self.amounts[client]), [], ("bytes", "requests", "cost")
+        priced = "fetched_cost" in bill or "read_cost" in bill
+        bill.update({f"saved_{unit}": bill[f"read_{unit}"] - bill[f"fetched_{unit}"] for unit in units})
+        for kind in (kinds := ("fetched", "read", "saved")):
+            text = f"{kind} {size(bill[f'{kind}_bytes'])} in {bill[f'{kind}_requests']:,} requests"
+            texts.append(text + priced * f" ({bill[f'{kind}_cost']:,.2f})")
+        costs = {f"{kind}_{unit}": bill[f"{kind}_{unit}"] for kind in kinds for unit in units[: 2 + priced]}
+        return {f"{kind}_cost": None for kind in kinds} | costs | {"text": ", ".join(texts)}
+
+
+@dataclass(slots=True)
 class Counters:
     """Plain counters; server/metrics.py says what each counts. And the histograms in `measures`."""
 
@@ -92,7 +122,14 @@ class Counters:
     hedged_bytes: int = 0  # included in `origin_bytes`
     corrupt: int = 0
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)
+    bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
         """Return the plain counters by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "measures"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
+        """Count bytes from an origin, or requests."""
+        self.origin_bytes += size_bytes
+        self.origin_requests += requests
+        self.bills.add("fetched", url, size_bytes, requests, self.bills.clients.get(url))

@@ -49,7 +49,7 @@ class Cache:
         group: asyncio.TaskGroup,
     ) -> None:
         counters, ttl_s, max_transfers = downloader.counters, settings.listing_ttl_s, settings.max_transfers
-        self.layout, self.measures, self.turns = store.layout, counters.measures, Turns()
+        self.layout, self.bills, self.measures, self.turns = store.layout, counters.bills, counters.measures, Turns()
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
         history, planner = History(store.catalogue), Planner(store.shards)
         self.manifests = Manifests(origins, downloader, history, self._allow, ttl_s, settings.plan_memory // 2)

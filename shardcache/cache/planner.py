@@ -302,8 +302,8 @@ class Revalidation:
 
     async def _present_key(self, name: str, ref: ShardRef) -> str:
         """Return the key of the origin's present version, or of the last known one if the origin does not answer."""
-        self._counters.origin_requests += 1
         url = ref.url
+        self._counters.fetched(url, 0, 1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 obj = await self._origins.origin(url).stat(url)

@@ -263,6 +263,8 @@ class Reader:
             return
         if lease.retained is not None or (read and lease.state is not LeaseState.GRANTED):
             self.job.shards_done += 1
+            if lease.shard is not None and (facts := lease.shard.facts) is not None:
+                self._residency.counters.bills.add("read", facts.url, facts.origin_bytes, 1, self.client)
             self._planner.now.done(self, lease.position, self._waited_s)
         await self._let_go(lease)
 
@@ -403,6 +405,7 @@ class Readers:
         past = [key for key, other in self._jobs.items() if not other.sessions]
         for key in past[: max(0, len(past) - _PAST_JOBS)]:
             del self._jobs[key]
+            self.leasing.residency.counters.bills.amounts.pop(key, None)
         reader = Reader(job, self, loader)
         self._readers.add(reader)
         if loader is not None:

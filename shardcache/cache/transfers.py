@@ -12,7 +12,7 @@ import structlog
 from shardcache.cache.disk import Health
 from shardcache.cache.planner import History, Revalidation, name_of
 from shardcache.cache.residency import LOOK_AGAIN_S, Residency
-from shardcache.cache.waits import Arrival, Class, PostponedError, Stage, Transfer, Wait
+from shardcache.cache.waits import Arrival, Class, JobKey, PostponedError, Stage, Transfer, Wait
 from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError
 from shardcache.logs import about
 from shardcache.protocol import ShardRef
@@ -74,7 +74,7 @@ class Transfers:
 
     def __post_init__(self) -> None:
         self._planner, self._changed = self._residency.planner, self._residency.changed
-        self._measures = self._residency.counters.measures
+        self._measures, self._clients = self._residency.counters.measures, self._residency.counters.bills.clients
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -96,11 +96,11 @@ class Transfers:
         """
         joined, wait.is_file = name in self._by_name, ref.is_file
         try:
-            return await self._wait(self.start(name, ref, wanted), wait)
+            return await self._wait(self.start(name, ref, wanted, wait.client), wait)
         except ShardcacheError as exn:
             if not (joined and exn.retryable):
                 raise
-        return await self._wait(self.start(name, ref, wanted), wait)
+        return await self._wait(self.start(name, ref, wanted, wait.client), wait)
 
     async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arrival:
         transfer.waits.add(wait)
@@ -116,11 +116,12 @@ class Transfers:
         finally:
             transfer.waits.discard(wait)
 
-    def start(self, name: str, ref: ShardRef, wanted: Class) -> Transfer:
-        """Start a transfer, or make the running one at least as urgent as `wanted`."""
+    def start(self, name: str, ref: ShardRef, wanted: Class, client: JobKey | None = None) -> Transfer:
+        """Start a transfer, which is charged to `client`, or make the running one at least as urgent as `wanted`."""
         transfer = self._by_name.get(name)
         if transfer is None:
             transfer = self._by_name[name] = Transfer(name, ref, wanted)
+            self._clients[ref.url] = client
             # Nothing awaits a failed prefetch; its error has been logged already.
             transfer.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
             with about(shard=ref.url):
@@ -161,6 +162,7 @@ class Transfers:
             self._fail(transfer, ShardcacheError(f"internal error in the daemon: {exn!r}", url=transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
+            self._clients.pop(transfer.ref.url, None)
             if not transfer.outcome.done():  # postponed, or the daemon is stopping: waiters still get an answer
                 transfer.outcome.set_exception(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
             transfer.moved.notify()
@@ -216,9 +218,9 @@ class Prefetcher:
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
                 return min(early_s, LOOK_AGAIN_S) if early_s > 0 else LOOK_AGAIN_S
-            job, uid = reader.client
+            job, uid = client = reader.client
             with about(job=job, uid=uid):
-                self._transfers.start(name, ref, Class.PLANNED)
+                self._transfers.start(name, ref, Class.PLANNED, client)
         return LOOK_AGAIN_S
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:

@@ -163,6 +163,7 @@ class Overview:
                 "shards": len(self._store.shards),
             },
             "counters": self._residency.counters.to_json() | {"paused": scheduler.pauses},
+            "bill": self._residency.counters.bills.to_json(),
             "origins": [asdict(load) for load in scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
@@ -221,6 +222,7 @@ class Overview:
         stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
         needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
         return job.to_json() | {
+            "bill": self._residency.counters.bills.to_json(job.key),
             "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
             "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # None if everything planned is cached
             "waiting": len(stages),

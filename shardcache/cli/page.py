@@ -157,6 +157,7 @@ def _facts(moment: Moment, *, is_cut: bool) -> Table:
         (Text("retrying", "yellow"), _retrying(page)),
         ("tier", _tier(page)),
         ("leases", _leases(counters, rates)),
+        ("bill", page.get("bill", {}).get("text")),
         ("since start", _troubles(counters)),
         ("scrub", _scrub(page.get("scrub"))),
         (Text("daemon", "red"), Text(f"{moment.trouble.message}; retrying", "red") if moment.trouble else None),

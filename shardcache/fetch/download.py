@@ -273,7 +273,7 @@ class Downloader:
         """
 
         async def attempt() -> T:
-            self.counters.origin_requests += 1
+            self.counters.fetched(url, 0, 1)
             read = PausableRead(url, self._settings.stall_timeout_s)
             async with read.limit():
                 return await request(read.received)

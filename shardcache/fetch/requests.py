@@ -68,7 +68,7 @@ class Requests:
 
     async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
         hedging, size_bytes = self.scheduler.origin(span.claim.origin).hedging, span.parts.size_bytes
-        with self.reading(span, span.claim, self._count) as read:
+        with self.reading(span, span.claim, partial(self.counters.fetched, span.obj.url)) as read:
             span.begun(read)
             patience_s = hedging.patience_s(size_bytes) if span.obj.ranges else None
             first = self._read(span, read, None)
@@ -158,7 +158,7 @@ class Requests:
         try:
             async with slot:
                 self.counters.hedges += 1
-                with self.reading(span, claim, self._count) as read:
+                with self.reading(span, claim, partial(self.counters.fetched, span.obj.url)) as read:
                     try:
                         sums = await self._read(span, read, commit)
                     finally:
@@ -169,14 +169,11 @@ class Requests:
         return sums
 
     async def _read(self, span: RequestSpan, read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
-        self.counters.origin_requests += 1
+        self.counters.fetched(span.obj.url, 0, 1)
         async with read.limit():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)
         self.observe(span.claim.origin, read)
         return sums
-
-    def _count(self, received_bytes: int) -> None:
-        self.counters.origin_bytes += received_bytes
 
 
 async def race(

@@ -17,7 +17,7 @@ from typing import Any
 
 from shardcache import errors
 from shardcache.access import S3, AllowList, PlaceKind, checked, protocol_of, row_of
-from shardcache.config import OriginTable
+from shardcache.config import OriginTable, rule_of
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup
 from shardcache.transport.messages import Answer
@@ -29,7 +29,6 @@ _SPARE_CONNECTIONS = 8
 # A preempted part keeps its connection while another one reads.
 _CONNECTIONS_PER_SLOT = 2
 _MAX_KNOWN = 10_000
-_DEFAULT = OriginTable.model_validate({"match": ""})
 
 log = SharedLogger()
 
@@ -214,7 +213,7 @@ class Origins:
         stall_timeout_s: float = 20.0,
     ) -> None:
         self._redirect_guard = redirect_guard
-        self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
+        self._tables = tables
         self._connections = _CONNECTIONS_PER_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
         # By address, in front of them.
@@ -226,7 +225,7 @@ class Origins:
 
     def rule(self, url: str) -> OriginTable:
         """Return the table with the longest `match` that the url begins with; the defaults if none matches."""
-        return next((table for table in self._tables if url.startswith(table.match)), _DEFAULT)
+        return rule_of(self._tables, url)
 
     def origin(self, url: str) -> "Deferred":
         """Return the origin of a url or prefix.

@@ -70,6 +70,12 @@ _COUNTERS = (
     Row(COUNTER, "hedged_bytes", "hedged_bytes", "Bytes received by the losing request of a hedged pair."),
     Row(COUNTER, "paused", "paused_parts", "Parts paused to give their connection to a more urgent one."),
 )
+_BILL = (
+    Row(COUNTER, "read_bytes", "read_bytes", "Size of the shards that readers have read."),
+    Row(COUNTER, "read_requests", "reads", "Shards that readers have read and released."),
+    Row(COUNTER, "read_cost", "read_cost", "Price of these, a request each, if prices are set."),
+    Row(COUNTER, "fetched_cost", "fetched_cost", "Price of what was fetched from origins, if prices are set."),
+)
 _DISK = (
     Row(GAUGE, "healthy", "disk_healthy", "1 if the cache disk is healthy; while 0, nothing new is fetched."),
     Row(GAUGE, "silent_s", "disk_silent_seconds", "Time for which the disk has not responded; 0 if it responds."),
@@ -115,6 +121,7 @@ def page_metrics(page: Json) -> Iterator[Metric]:
         (_DAEMON, page["process"] | {"draining": page["draining"]}),
         (_CACHE, page["cache"]),
         (_COUNTERS, page["counters"]),
+        (_BILL, page["bill"]),
         (_DISK, page["disk"] | {"healthy": page["disk"]["state"] == "ok"}),
         (_PINS, page["pins"]),
         (_SCRUB, page["scrub"]),

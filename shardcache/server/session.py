@@ -55,6 +55,8 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
             finally:
                 await reader.close()
                 log.debug("reader disconnected", **place)
+                if reader.job.shards_done and not reader.job.sessions:
+                    log.info("the job has no reader left", bill=service.cache.bills.to_json(reader.client)["text"])
     except ShardcacheError as exn:
         service.audit.note("session refused", peer.uid, cause=exn.message)
         with suppress(ConnectionError):

@@ -62,8 +62,8 @@ const COUNT = new Intl.NumberFormat("en");
 /** 12345678 → "12.3 MB", as `shardcache status` writes it. */
 export function size(bytes) {
   let value = bytes, unit = 0;
-  while (value >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit += 1; }
-  return `${unit === 0 || value >= 99.5 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
+  while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit += 1; }
+  return `${unit === 0 || Math.abs(value) >= 99.5 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
 /** 75 → "1 min 15 s"; below ten seconds with one decimal. */

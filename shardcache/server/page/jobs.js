@@ -41,7 +41,7 @@ export function showJobs({ jobs, waits, lanes }) {
   byId("past").hidden = past.length === 0;
   setText(byId("past-count"), count(past.length, "ended job"));
   sync(byId("past-jobs"), past, keyOf, (item, job) => {
-    setText(item, `${job.name} (${job.user}): read ${read(job)} shards, waited ${duration(job.waited_s)}`);
+    setText(item, `${job.name} (${job.user}): read ${read(job)} shards, waited ${duration(job.waited_s)}, ${job.bill.text}`);
   });
 }
 

@@ -41,7 +41,7 @@ function showWaits(waiting, users) {
   setText(byId("waits-more"), more > 0 ? `and ${count(more, "more job")}` : "");
 }
 
-function figures({ jobs, cache, counters, pins }, rates) {
+function figures({ jobs, cache, counters, pins, bill }, rates) {
   const ahead = jobs.filter((job) => job.sessions && job.ahead_s !== null).map((job) => job.ahead_s);
   const leases = counters.hits + counters.misses;
   const contents = [`${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`, count(cache.shards, "shard")];
@@ -50,6 +50,7 @@ function figures({ jobs, cache, counters, pins }, rates) {
     ["First missing shard needed in", ...(ahead.length
       ? [neededIn(Math.min(...ahead)), "of all jobs"] : ["–", "all planned shards are cached"])],
     ["Download rate", `${size(rates.now)}/s`, `${size(downloaded(counters))} since the start`],
+    ["Saved", size(bill.saved_bytes), bill.text],
     ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
     ["Cache", `${percent(cache.used_bytes, cache.capacity_bytes)} full`, contents.join(" · ")],
   ];

@@ -70,10 +70,13 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     (folder / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
     port, config = free_port(), folder / "c.toml"
-    config.write_text('[[origin]]\nmatch = "s3://tiered/"\ntier = "127.0.0.1:9080"\n')
+    prices = '[[origin]]\nmatch = "file://"\nprice_per_gb = 20\nprice_per_1000_requests = 0.5\n'
+    config.write_text(f'{prices}[[origin]]\nmatch = "s3://tiered/"\ntier = "127.0.0.1:9080"\n')
     flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB", "--config", str(config))
     with Daemon(folder, *flags) as daemon:
-        assert len(list(ShardDataset(urls, socket=daemon.socket, job=JOB))) == SHARDS * 10
+        for job in (JOB, "again"):
+            assert len(list(ShardDataset(urls, socket=daemon.socket, job=job))) == SHARDS * 10
+            eventually(lambda: not daemon.sessions())
         eventually(lambda: daemon.status()["scrub"]["last_round_ended_at_s"] is not None)
         with RawSession(daemon, job="reading") as reader:
             reader.plan([urls[0], f"file://{folder}/missing.tar"], [0, 1])
@@ -94,10 +97,29 @@ def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
     assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
     assert scraped.value("shardcache_tier_failing", tier="127.0.0.1:9080") == 0
     assert scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier="127.0.0.1:9080") == math.inf
-    assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
+    assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == 2 * SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1
     assert scraped.value("shardcache_origin_connections", origin="file://") == 0
+
+
+def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped: Scraped) -> None:
+    """Bytes, requests and money, of the node and each job, in the metrics, and in the log when the readers leave."""
+    status = scraped.daemon.status()
+    bill, jobs = status["bill"], {job["name"]: job["bill"] for job in status["jobs"]}
+    first, again = jobs[JOB], jobs["again"]
+    assert (first["read_requests"], again["read_requests"], bill["read_requests"]) == (SHARDS, SHARDS, 2 * SHARDS)
+    assert first["read_bytes"] == first["fetched_bytes"] == again["read_bytes"] == again["saved_bytes"] > 0
+    assert bill["fetched_bytes"] == status["counters"]["origin_bytes"] == bill["saved_bytes"] == first["read_bytes"]
+    assert bill["saved_requests"] == 2 * SHARDS - status["counters"]["origin_requests"]
+    assert jobs["reading"]["fetched_requests"] >= 1, "for the shard that is missing"
+    for what in ("fetched", "read"):
+        cost = 20 * bill[f"{what}_bytes"] / 1e9 + 0.5 * bill[f"{what}_requests"] / 1000
+        assert scraped.value(f"shardcache_{what}_cost_total") == pytest.approx(cost)
+        assert bill[f"{what}_cost"] == pytest.approx(cost)
+    assert bill["saved_cost"] == pytest.approx(bill["read_cost"] - bill["fetched_cost"])
+    left = [row for row in scraped.daemon.log.read_text().splitlines() if "the job has no reader left" in row]
+    assert len(left) == 2 and first["text"] in left[0] and again["text"] in left[1]
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:

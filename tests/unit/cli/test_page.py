@@ -114,6 +114,12 @@ def test_page_shows_the_cache_and_its_counters() -> None:
     ]
 
 
+def test_page_says_what_was_saved() -> None:
+    """In the daemon's own words; an older daemon has none."""
+    assert line("bill", page(bill={"text": "saved 3.0 GB in -6 requests"})) == "bill saved 3.0 GB in -6 requests"
+    assert not line("bill", page())
+
+
 def test_rates_come_before_totals() -> None:
     """The origin's and the leases' present rates are shown with the totals since the start."""
     counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10}
