@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from shardcache import __version__
-from shardcache.cli import cluster, common, datasets, demo, probing, serve, shards, status
+from shardcache.cli import cluster, common, datasets, demo, probing, serve, shards, simulate, status
 from shardcache.cli.doctor.command import doctor
 from shardcache.errors import ShardcacheError
 
@@ -28,18 +28,8 @@ class App(common.Family):
     cls=App,
     commands=[
         *(serve.serve, serve.stop, status.status, status.top, status.dashboard, datasets.write, shards.warm),
-        *(
-            shards.get,
-            datasets.index,
-            shards.ls,
-            shards.pin,
-            shards.unpin,
-            shards.evict,
-            shards.verify,
-            doctor,
-            probing.probe,
-        ),
-        *(demo.demo, cluster.cluster, serve.config),
+        *(shards.get, datasets.index, shards.ls, shards.pin, shards.unpin, shards.evict, shards.verify, doctor),
+        *(probing.probe, simulate.simulate, demo.demo, cluster.cluster, serve.config),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",

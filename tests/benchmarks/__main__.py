@@ -13,7 +13,7 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.caching import hitrates, jobs
+from benchmarks.caching import jobs
 from benchmarks.downloads import cluster, cold, download
 from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, restart, scale
@@ -30,7 +30,6 @@ PARTS = {
     "handover": loaders.handover,
     "cold": cold.measure,
     "half": jobs.half,
-    "hitrates": hitrates.measure,
     "decisions": decisions.measure,
     "shuffle": shuffle.measure,
     "sharing": jobs.sharing,
@@ -54,25 +53,18 @@ PACKAGES = ("shardcache", "awscrt", "litdata", "mosaicml-streaming", "obstore", 
     "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
-@click.option(
-    "--pictures",
-    type=click.Path(path_type=Path),
-    default="bench-results",
-    show_default=True,
-    help="Folder for what the parts draw.",
-)
-def main(only: str, scale: float, rounds: int, root: Path | None, json_path: Path | None, pictures: Path) -> None:
+def main(only: str, scale: float, rounds: int, root: Path | None, json_path: Path | None) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = chosen(only, PARTS)
     rows: list[Row] = []
-    for folder in filter(None, (root, pictures)):
-        folder.mkdir(parents=True, exist_ok=True)
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name,
-            Workplace(Path(name), pictures, scale, rounds, console(stderr=True)) as place,
+            Workplace(Path(name), scale, rounds, console(stderr=True)) as place,
         ):
             place.check_space()
             for part in parts:

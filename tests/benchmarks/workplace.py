@@ -63,9 +63,8 @@ class Daemon(daemon.Daemon):
 class Workplace:
     """Where one run of the benchmark happens; a context manager."""
 
-    def __init__(self, root: Path, pictures: Path, scale: float, rounds: int, console: Console) -> None:
+    def __init__(self, root: Path, scale: float, rounds: int, console: Console) -> None:
         self.root = root  # folder for everything that is large
-        self.pictures = pictures  # folder for what the parts draw
         self.scale = scale  # share of the full amount of data
         self.rounds = rounds  # interleaved measurements of each contender
         self._console = console

@@ -10,12 +10,11 @@ it would hold many, each from its first sample to its last, none of which MIN co
 wide the window is, and not how well the cache decides.
 """
 
-from benchmarks.caching.policies import OfflineMin, hits
 from benchmarks.data import LARGE, Kind
 from benchmarks.downloads.cold import SAMPLES_PER_S, WORKERS, Course, train
 from benchmarks.measure import Row, Target, call_together, command
 from benchmarks.workplace import Workplace
-from support.shards.replay import Read
+from shardcache.plan.replay import Read, furthest_next, misses
 
 JOBS, EPOCHS = 3, 2
 HALF_JOBS, HALF_EPOCHS, HALF_SHARDS = 2, 6, 100
@@ -85,6 +84,6 @@ def half(place: Workplace) -> list[Row]:
         begun = sorted((float(at), url) for at, url in map(str.split, (folder / "reads").read_text().splitlines()))
     # MIN may evict at once what a reader still holds: each read ends when it begins.
     reads = [Read(at, 0, 0, number, url, end_s=at) for number, (at, url) in enumerate(begun)]
-    best = (len(reads) - hits(OfflineMin(reads), reads, room).total()) * shard_bytes
+    best = sum(1 for _ in misses(reads, furthest_next(reads), room)) * shard_bytes
     what = f"MB from the store, {HALF_JOBS} jobs × {HALF_EPOCHS} epochs"
     return [Row("half cache", what, store_bytes / 1e6, "offline MIN", best / 1e6, Target("≤", 1.03))]

@@ -1,10 +1,9 @@
-"""A tier of many nodes: who owns what, what the store is paid, and how much of the nodes' lines is in use.
+"""A tier of many nodes: who owns what, and how much of the nodes' lines is in use.
 
-`python -m benchmarks.downloads.egress` prints the figures of docs/cluster.md. It simulates decisions, by the real deal,
-the real ring, and the daemon's own rules and limits of time for late parts; no byte is moved, and no packet lost.
+`python -m benchmarks.downloads.egress` prints the figures of docs/cluster.md. It simulates decisions, by the real ring,
+and the daemon's own rules and limits of time for late parts; no byte is moved, and no packet lost.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 
@@ -13,22 +12,11 @@ import numpy as np
 from shardcache.cluster.nginx import time_limits
 from shardcache.cluster.tier import Tier, Upstream, parse
 from shardcache.fetch.estimates import Hedging
-from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Shuffle
-from shardcache_client.topology import Topology
 from support.cluster.ring import Ring, key_of
 
 SHARDS = 8192
 PARTS = 32
 PART_BYTES = 8 * 1024**2
-SHARD_BYTES = PARTS * PART_BYTES
-EPOCHS = 10
-RANKS = 8
-WORKERS = 2
-DOLLARS_PER_GB = 0.02
-DOLLARS_PER_REQUEST = 0.0004 / 1000
-PERMISSIONS_PER_HOUR = 14  # of an object, at most, with `--trust-s 300`
-_SPACE = 1.25  # space that a node has for its part, over the part itself
 CONNECTIONS = 16
 STALL_TIMEOUT_S = 20.0
 FAIL_TIMEOUT_S = 10.0
@@ -37,48 +25,6 @@ PER_SHARD, PER_PART = "owners of shards", "owners of parts"
 _STORE = "https://s3.eu-central-1.amazonaws.com"
 _STEPS_PER_PART = 2
 _HORIZON = 1500
-
-
-def bills(nodes: int) -> Iterator[str]:
-    for way, groups in (("its part, shuffled over all shards", 1), ("its part, `canonical_nodes`", nodes)):
-        first, *others = _fetched(nodes, groups=groups, space=int(_SPACE * SHARDS / nodes))
-        later = sum(others) / len(others)
-        yield _row(way, _SPACE / nodes, first, later, requests=(first + (EPOCHS - 1) * later) * SHARDS * (PARTS + 1))
-    reads = _fetched(nodes, groups=1, space=0, epochs=1)[0] * SHARDS  # per epoch; a HEAD each, and a permission at most
-    fullest = loads(nodes).max() / nodes
-    yield _row("the cluster's, with a tier", fullest, 1, 0, SHARDS * PARTS + EPOCHS * 2 * reads, reads / SHARDS / nodes)
-    # Warmed; without, each node fetches what it needs until it has everything.
-    yield _row("the whole dataset", 1.0, nodes, 0, nodes * SHARDS * (PARTS + 1))
-
-
-def bill_of_all_by_tier(nodes: int) -> str:
-    requests = SHARDS * (PARTS + nodes + PERMISSIONS_PER_HOUR)
-    return _row(f"the whole dataset on {nodes} nodes, by a tier", 1 + loads(nodes).max() / nodes, 1, 0, requests, 1.0)
-
-
-def _row(way: str, disk: float, first: float, later: float, requests: float, received: float = 0) -> str:
-    """Return a row of the table; sizes are multiples of the dataset."""
-    dataset_bytes = SHARDS * SHARD_BYTES
-    egress_bytes = (first + (EPOCHS - 1) * later) * dataset_bytes
-    dollars = [egress_bytes / 1e9 * DOLLARS_PER_GB, requests * DOLLARS_PER_REQUEST]
-    sizes = f"{disk * dataset_bytes / 1e9:,.0f} GB | {first:,.2f} | {later:,.2f} | {egress_bytes / 1e12:,.1f} TB"
-    lan = f"{received * dataset_bytes / 1e9:,.1f} GB" if received else "–"
-    return f"| {way} | {sizes} | ${dollars[0]:,.0f} | {requests / 1e6:,.2f} M | ${dollars[1]:,.2f} | {lan} |"
-
-
-def _fetched(nodes: int, *, groups: int, space: int, epochs: int = EPOCHS) -> list[float]:
-    """Return the shards that all nodes fetch in each epoch, as a multiple of the dataset's."""
-    counts = [950 + 37 * shard % 101 for shard in range(SHARDS)]
-    deal, fetched = SampleDeal(counts, Shuffle(seed=1, window=16, groups=groups)), Counter[int]()
-    for node in range(nodes):
-        cached: set[int] = set()
-        ranks = range(node * RANKS, (node + 1) * RANKS)
-        readers = [Topology(rank, nodes * RANKS, worker, WORKERS) for rank in ranks for worker in range(WORKERS)]
-        for epoch in range(epochs):
-            needed = {shard for reader in readers for shard in deal.share(epoch, 0, reader).shards()}
-            fetched[epoch] += len(needed - cached)
-            cached = needed | set(sorted(cached - needed)[: max(0, space - len(needed))])
-    return [fetched[epoch] / SHARDS for epoch in range(epochs)]
 
 
 def ring(nodes: int) -> Ring:
@@ -163,7 +109,6 @@ def main() -> None:
             )
     for nodes in (1000, 10_000):
         print(f"{nodes} nodes, 1 % of them silent: {waiting(nodes):.1f} of {CONNECTIONS} connections wait")
-    print(*bills(64), bill_of_all_by_tier(1000), sep="\n")
 
 
 if __name__ == "__main__":

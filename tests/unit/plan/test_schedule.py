@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shardcache.plan.replay import Replay, furthest_next, misses
 from shardcache.plan.schedule import Schedule
-from support.shards.replay import Job, Replay, SameName, least_fetches
+from support.shards.replay import Job, SameName, all_reads, least_fetches
 
 SHARDS = st.sampled_from("abcdef")
 
@@ -36,7 +37,9 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
-    assert len(Replay(some_jobs, capacity, foreseen=True).run().fetched) == least_fetches(some_jobs, capacity)
+    reads, least = all_reads(some_jobs), least_fetches(some_jobs, capacity)
+    assert len(Replay(reads, capacity, foreseen=True).fetched) == least
+    assert len([*misses(reads, furthest_next(reads), capacity)]) == least
 
 
 TWENTY = [f"shard-{number}" for number in range(20)]
@@ -48,16 +51,14 @@ TWENTY = [f"shard-{number}" for number in range(20)]
 def test_each_epoch_hits_the_shards_that_the_cache_keeps(capacity: int, window: int) -> None:
     """Whatever its order: with W leased at a time, a cache of C shards saves C fetches an epoch, less W at most."""
     order = random.Random(7)
-    replay = Replay([Job([order.sample(TWENTY, 20) for _ in range(12)], window=window)], capacity).run()
-    first, *others = (replay.hits[0, epoch] for epoch in range(12))
-    assert first == 0
-    assert all(capacity - window <= hits <= capacity for hits in others)
+    job = Job([order.sample(TWENTY, 20) for _ in range(12)], window=window)
+    saved = 12 * 20 - len(Replay(all_reads([job]), capacity).fetched)
+    assert 11 * (capacity - window) <= saved <= 11 * capacity
 
 
 def test_a_loop_larger_than_the_cache_still_hits() -> None:
     """The order that LRU has no hit in, the same shards round and round: a cache of C has C hits in each."""
-    replay = Replay([Job([TWENTY] * 8)], 10).run()
-    assert [replay.hits[0, epoch] for epoch in range(8)] == [0, *[10] * 7]
+    assert len(Replay(all_reads([Job([TWENTY] * 8)]), 10).fetched) == 20 + 7 * 10
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(4, 12))
@@ -70,10 +71,9 @@ def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capac
     def fetches(known_epochs: int) -> int:
         order.seed(seed)
         some_jobs = [
-            Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100, known_epochs)
-            for number in range(count)
+            Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100) for number in range(count)
         ]
-        return len(Replay(some_jobs, capacity).run().fetched)
+        return len(Replay(all_reads(some_jobs), capacity, known=known_epochs).fetched)
 
     assert fetches(2) <= fetches(6) * 1.1 + 2
 

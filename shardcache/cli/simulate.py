@@ -1,0 +1,156 @@
+"""`shardcache simulate`: what a training run fetches, by the real order and the real schedule, without any bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from shardcache.cli import common
+from shardcache.errors import CapacityError, ConfigError
+from shardcache.plan.replay import Read, Replay, furthest_next, misses
+from shardcache.units import duration, size
+
+POLICIES = ("shardcache", "MIN", "LRU", "none")
+_PART_BYTES, _COUNT = 8 * 1024 * 1024, click.IntRange(1)
+_UNITS: dict[str, Any] = {"hits": "{:.1%}".format, "requests": "{:,}".format, "cost": "{:,.2f}".format}
+
+
+class Run(SimpleNamespace):
+    """A training run, by its options. A sample takes each reader a second; jobs begin evenly staggered."""
+
+    def size_bytes(self, shard: str) -> int:
+        """Return the size of a shard, whose name is its number."""
+        return int(self.manifest.shards.sizes[int(shard)])
+
+    def reads(self, node: int) -> list[Read]:
+        """Return the reads of all readers of a node, in order."""
+        from shardcache_client.order.deal import Assignment
+        from shardcache_client.order.rounds import Shuffle
+        from shardcache_client.topology import Topology
+
+        shuffles = [Shuffle(seed, self.window, self.canonical_nodes) for seed in range(self.jobs)]
+        orders = [Assignment(each if self.window else None, batch_size=self.batch_size) for each in shuffles]
+        world_size, found = self.nodes * self.ranks, list[Read]()
+        readers = [*product(range(node * self.ranks, (node + 1) * self.ranks), range(self.workers))]
+        epoch_s = (self.manifest.samples or 0) / world_size / self.workers + self.batch_size
+        for epoch, (job, deal) in product(range(self.epochs), enumerate(order.deal(self.manifest) for order in orders)):
+            for session, (rank, worker) in enumerate(readers, job * len(readers)):
+                at_s, entries = epoch_s * (epoch + job / self.jobs), list[tuple[float, str]]()
+                for part in deal.share(epoch, 0, Topology(rank, world_size, worker, self.workers)).segments:
+                    entries += [(at_s + before, str(shard)) for before, shard in part.entries()]
+                    at_s += part.samples
+                ends_s = [start_s for start_s, _ in entries[max(1, self.window) :]] + [at_s] * len(entries)
+                for position, ((start_s, shard), end_s) in enumerate(zip(entries, ends_s, strict=False)):
+                    found.append(Read(start_s, session, epoch, position, shard, end_s))
+        return sorted(found)
+
+    def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
+        """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
+        from shardcache.store.store import footprint_bytes
+
+        largest_bytes = max(self.manifest.shards.sizes)
+        room_bytes = disk_bytes - footprint_bytes(largest_bytes) + largest_bytes  # while one is fetched
+        ours, ranks = Replay(reads, room_bytes, self.size_bytes), (furthest_next(reads), range(0, -len(reads), -1))
+        others = [[*misses(reads, each, room_bytes, self.size_bytes)] for each in ranks]
+        return dict(
+            zip(POLICIES, (ours.fetched, *others, [read.shard for read in reads]), strict=True)
+        ), ours.peak_bytes
+
+    def first_batch_bytes(self, reads: Sequence[Read]) -> float:
+        """Return what a node receives until each reader of the first job has a batch: all of them receive alike."""
+        readers = self.ranks * self.workers
+        if not self.window:  # from the beginning of a shard that is still arriving
+            return float(readers * self.batch_size * sum(self.manifest.shards.sizes) / self.manifest.samples)
+        first = {read.shard for read in reads if read.session < readers and read.start_s < self.batch_size}
+        return sum(map(self.size_bytes, first))
+
+    def figures(self, name: str, fetched: Counter[str], reads: int) -> common.Json:
+        """Return a policy's. With a tier, the store sends each shard once, and nodes own equal parts of it."""
+        from shardcache.config import Settings, rule_of
+
+        has_tier = self.tier and name != POLICIES[-1]
+        sent = Counter(set(fetched)) if has_tier else fetched
+        store_bytes, all_bytes = (sum(n * self.size_bytes(one) for one, n in some.items()) for some in (sent, fetched))
+        requests = fetched.total() + sum(n * -(-self.size_bytes(one) // _PART_BYTES) for one, n in sent.items())
+        return {
+            "hits": 1 - fetched.total() / reads,
+            "store_bytes": store_bytes,
+            "requests": requests,
+            "between_nodes_bytes": round(all_bytes * (1 - 1 / self.nodes)) if has_tier else 0,
+            "cost": rule_of(Settings.load({}).origin, self.manifest[0].url).cost(store_bytes, requests),
+        }
+
+    def picture(self) -> str:
+        """Return hit rates over the disk of the first node, up to that for all shards which it reads."""
+        reads, points = self.reads(0), dict.fromkeys(POLICIES, "")
+        whole_bytes = 1.05 * sum(map(self.size_bytes, {read.shard for read in reads}))
+        for step in range(1, 9):
+            with suppress(CapacityError):
+                for name, fetched in self.fetches(reads, int(whole_bytes * step / 8))[0].items():
+                    points[name] += f"{60 + 600 * step / 8:.0f},{50 + 300 * len(fetched) / len(reads):.1f} "
+        sizes = {f"quarter{number}": size(whole_bytes * number / 4) for number in (1, 2, 4)}
+        return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
+
+
+def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
+    from shardcache import shardlist
+    from shardcache_client.order.manifest import Manifest
+
+    try:
+        manifest = Manifest.of(shardlist.read(index.read_bytes()))
+        if not manifest.samples or -1 in manifest.shards.sizes:
+            raise ValueError("it has no samples, or lacks numbers of samples or sizes")
+    except (OSError, ValueError) as exn:
+        remedy = "write it with: shardcache index URL... -o FILE"
+        raise ConfigError(f"cannot simulate with this index: {exn}", url=str(index), remedy=remedy) from None
+    return manifest
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("manifest", type=click.Path(path_type=Path), metavar="INDEX", callback=_manifest)
+@click.option("--disk", type=common.parse_size, required=True, metavar="SIZE", help="Capacity of each node's cache.")
+@click.option("--nodes", type=_COUNT, default=1, help="Nodes, each with a daemon.")
+@click.option("--ranks", type=_COUNT, default=8, help="Ranks of each node.")
+@click.option("--workers", type=_COUNT, default=4, help="Loader workers of each rank.")
+@click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
+@click.option("--jobs", type=_COUNT, default=1, help="Jobs on the same nodes, with different seeds.")
+@click.option("--tier", is_flag=True, help="The nodes have a tier, whose disks hold all shards once.")
+@click.option("--shuffle-window", "window", type=click.IntRange(0), default=8, help="0: no shuffling.")
+@click.option("--canonical-nodes", type=_COUNT, default=1, help="As the dataset's argument.")
+@click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
+@click.option("--line", type=common.parse_size, default="10Gbit", help="Rate of a node's line.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw hit rates over disk (.svg).")
+@common.json_option
+def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> None:
+    """Compute what a training run would fetch, from an index file (INDEX) and the prices in the daemon's config.
+
+    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN is the best that a
+    cache could do that knows the future, LRU evicts what was read longest ago; with none, each reader fetches itself.
+    """
+    run, all_reads, disk_bytes, first_batch_s = Run(**options), 0, 0, 0.0
+    fetched = {name: Counter[str]() for name in POLICIES}
+    for node in range(run.nodes):
+        found, used_bytes = run.fetches(reads := run.reads(node), run.disk)
+        fetched = {name: fetched[name] + Counter(shards) for name, shards in found.items()}
+        all_reads, disk_bytes = all_reads + len(reads), max(disk_bytes, used_bytes)
+        first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line)
+    policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
+    tier_bytes = sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0
+    if picture is not None:
+        picture.write_text(run.picture())
+    if as_json:
+        facts = {"disk_bytes": disk_bytes, "tier_disk_bytes": tier_bytes, "first_batch_s": first_batch_s}
+        common.print_json({"policies": policies, **facts})
+        return
+    rows = {key: [each[key] for each in policies.values()] for key in policies["shardcache"]}
+    shown = [[key.replace("_", " "), *map(_UNITS.get(key, size), some)] for key, some in rows.items() if any(some)]
+    common.print_table(["", *policies], shown, POLICIES)
+    disk = size(disk_bytes) + run.tier * f" and {size(tier_bytes)} of the tier"
+    click.echo(f"disk of a node {disk}, first batch after {duration(first_batch_s)}")

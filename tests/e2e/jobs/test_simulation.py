@@ -1,0 +1,82 @@
+"""`shardcache simulate` against real runs: the store sends what was computed."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.waits import Stage
+from shardcache_client import ShardDataset
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import write_shards
+from support.stores.throttled_s3 import ThrottledS3
+
+SHARDS, SAMPLES, EPOCHS = 60, 16, 3
+URLS = f"s3://bucket/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+
+def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int) -> None:
+    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived before the next."""
+    world_size = len(daemons) * ranks
+
+    def samples(job: int, rank: int) -> Iterator[object]:
+        dataset = ShardDataset(
+            url,
+            shuffle=True,
+            shuffle_window=window,
+            seed=job,
+            rank=rank,
+            world_size=world_size,
+            job=f"job-{job}",
+            epochs=EPOCHS,
+            socket=daemons[rank // ranks].socket,
+        )
+        steps = SHARDS * SAMPLES // world_size
+        yield from [None] * (job * steps // jobs)
+        for _ in range(EPOCHS):
+            yield from dataset
+
+    readers = [samples(job, rank) for job, rank in product(range(jobs), range(world_size))]
+    while readers:
+        readers = [reader for reader in readers if next(reader, "end") != "end"]
+        eventually(
+            lambda: {each["stage"] for daemon in daemons for each in daemon.status()["transfers"]} <= {Stage.SPACE}
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "jobs", "window", "kept"),
+    [
+        pytest.param(1, 2, 1, 8, 2.0, id="one node that keeps all"),
+        pytest.param(1, 2, 1, 2, 0.5, id="one node that keeps half"),
+        pytest.param(2, 2, 2, 2, 0.4, id="two jobs on two nodes"),
+    ],
+)
+def test_the_store_sends_what_was_simulated(
+    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float
+) -> None:
+    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs and nodes."""
+    (bucket := tmp_path / "bucket").mkdir()
+    write_shards(bucket, SHARDS, SAMPLES, {"jpg": 25_000})
+    with ExitStack() as stack:
+        store = stack.enter_context(ThrottledS3(tmp_path, first_byte_s=0.0))
+        shard_bytes = (bucket / "shard-000000.tar").stat().st_size
+        disk = str(int(kept * SHARDS * shard_bytes))
+        daemons = []
+        for node in range(nodes):
+            (root := tmp_path / f"n{node}").mkdir()
+            daemons.append(stack.enter_context(Daemon(root, capacity=disk, env=store.env())))
+        index = tmp_path / "index.json"
+        assert shardcache("index", URLS, "-o", index, socket=daemons[0].socket).code == 0
+        daemons[0].request("POST", "/v1/evict", {"urls": [URLS]})
+        before = store.stats().sent_bytes
+        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window)
+        sent_bytes = store.stats().sent_bytes - before
+    options = {"nodes": nodes, "ranks": ranks, "workers": 1, "jobs": jobs, "shuffle-window": window, "epochs": EPOCHS}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    ran = shardcache("simulate", index, *flags, f"--disk={disk}", "--json")
+    assert sent_bytes == pytest.approx(ran.json["policies"]["shardcache"]["store_bytes"], rel=0.02)

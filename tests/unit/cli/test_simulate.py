@@ -1,0 +1,106 @@
+"""`shardcache simulate`: what can be computed by hand, and what it says where it cannot compute."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardcache import shardlist
+from shardcache.cli.main import app
+from shardcache.protocol import ShardRef
+
+SHARDS, SAMPLES, SHARD_BYTES = 64, 100, 10_000_000
+WHOLE = SHARDS * SHARD_BYTES
+PRICES = '[[origin]]\nmatch = "s3://b/"\nprice_per_gb = 10\nprice_per_1000_requests = 2\n'
+RUN = ("--ranks", "2", "--workers", "2", "--epochs", "4", "--shuffle-window", "2")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, SAMPLES) for number in range(SHARDS)]
+    (path := tmp_path / "index.json").write_text(shardlist.write(refs))
+    return path
+
+
+def simulated(index: Path, *flags: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", str(index), *RUN, *flags])
+
+
+def figures(index: Path, *flags: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(simulated(index, *flags, "--json").output)
+    return found
+
+
+def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever decides; a part is a request, and each shard takes one more for its version."""
+    (config := index.with_name("c.toml")).write_text(PRICES)
+    monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
+    found = figures(index, "--disk", "1GB")
+    for name in ("shardcache", "MIN", "LRU"):
+        policy = found["policies"][name]
+        assert (policy["store_bytes"], policy["hits"], policy["requests"]) == (WHOLE, 0.75, 3 * SHARDS)
+        assert policy["cost"] == pytest.approx(10 * WHOLE / 1e9 + 2 * 3 * SHARDS / 1000)
+    assert found["policies"]["none"]["store_bytes"] == 4 * WHOLE
+    assert found["disk_bytes"] == WHOLE
+
+
+def test_half_of_the_disk_keeps_half_and_lru_nothing(index: Path) -> None:
+    """Ours is nearly as good as MIN, less what readers have in hand; LRU has few hits in a shuffled order."""
+    policies = figures(index, "--disk", "320MB")["policies"]
+    hits = {name: policy["hits"] for name, policy in policies.items()}
+    assert hits["none"] == 0 < hits["LRU"] < hits["shardcache"] - 0.1
+    assert hits["MIN"] - 0.02 <= hits["shardcache"] <= hits["MIN"] <= 0.375
+
+
+def test_a_tier_takes_each_shard_store_bytes_once(index: Path) -> None:
+    """The rest comes from the other nodes, of whose disks each holds an equal part of the dataset."""
+    alone = figures(index, "--nodes", "4", "--disk", "100MB")
+    tiered = figures(index, "--nodes", "4", "--disk", "100MB", "--tier")
+    ours, without = tiered["policies"]["shardcache"], alone["policies"]["shardcache"]["store_bytes"]
+    assert (ours["store_bytes"], tiered["tier_disk_bytes"]) == (WHOLE, WHOLE // 4)
+    assert ours["between_nodes_bytes"] == without * 3 / 4 > WHOLE
+
+
+def test_fixed_groups_of_shards_stay_on_their_node(index: Path) -> None:
+    """With `canonical_nodes`, a node's disk for its part takes nearly everything once."""
+    store = [
+        figures(index, "--nodes", "4", "--disk", "210MB", "--canonical-nodes", canonical)["policies"]["shardcache"]
+        for canonical in ("1", "4")
+    ]
+    assert store[1]["store_bytes"] < 1.1 * WHOLE < store[0]["store_bytes"]
+
+
+def test_first_batch_takes_the_first_shard_of_each_reader(index: Path) -> None:
+    """All readers of a node receive alike; without shuffling, each needs the beginning alone."""
+    shuffled = figures(index, "--disk", "1GB", "--line", "80Mbit", "--batch-size", "10")
+    assert shuffled["first_batch_s"] == 4 * SHARD_BYTES / 10e6
+    flags = ("--disk", "1GB", "--line", "80Mbit", "--batch-size", "10", "--shuffle-window", "0")
+    assert figures(index, *flags)["first_batch_s"] == 4 * SHARD_BYTES / 10e6 / 10
+
+
+def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> None:
+    """Drawn over the disk of a node, for several jobs."""
+    picture = tmp_path / "hits.svg"
+    ran = simulated(index, "--disk", "500MB", "--jobs", "2", "--picture", str(picture))
+    assert ran.exit_code == 0 and re.search(r"^hits +[\d.]+% +[\d.]+% +[\d.]+% +0.0%$", ran.output, re.MULTILINE)
+    assert len(list(ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "wrong", "remedy"),
+    [
+        ("{}", (), 'it has no "shardlist"', "shardcache index"),
+        ('{"shardlist": [{"url": "a.tar"}]}', (), "lacks numbers of samples", "shardcache index"),
+        (None, ("--disk", "20MB"), "fill its disk", "lower the window"),
+    ],
+)
+def test_errors_say_what_to_do(index: Path, text: str | None, flags: tuple[str, ...], wrong: str, remedy: str) -> None:
+    """An index without numbers, and a disk without room for what readers hold."""
+    if text is not None:
+        index.write_text(text)
+    ran = simulated(index, "--disk", "1GB", *flags)
+    assert ran.exit_code != 0 and wrong in ran.output and remedy in ran.output
