@@ -111,12 +111,14 @@ class _Stores:
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure that makes further checks pointless."""
         found: list[Finding] = []
-        check = "origin.credentials"
+        check = "origin.reach"
         try:
             self._allow.check(url, self._peer)
-            if protocol_of(url) in STORES and (source := await self.origins.origin(url).credentials(url)):
-                found.append(ok(f"{source} ({self._owner})").named(check))
-            check = "origin.reach"
+            if protocol_of(url) in STORES:
+                check = "origin.credentials"
+                if source := await self.origins.origin(url).credentials(url):
+                    found.append(ok(f"{source} ({self._owner})").named(check))
+                check = "origin.reach"
             obj = await self._object(url)
             origin = self.origins.origin(obj.url)
             found.append((await _reach(origin, obj)).named(check))
