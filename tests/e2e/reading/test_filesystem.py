@@ -1,0 +1,178 @@
+"""The cache as a filesystem of fsspec: read-only, and ranges of files that are still arriving."""
+
+import io
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.tests.abstract import AbstractFixtures
+from fsspec.tests.abstract.get import AbstractGetTests
+
+from shardcache.errors import NotAllowedError
+from shardcache_client.filesystem import ShardcacheFileSystem
+from support.programs.daemon import Daemon, eventually
+from support.stores.buckets import Bucket
+from support.stores.canary import GatedStore
+
+PART_BYTES = 64 * 1024
+BODY = random.Random(7).randbytes(3 * PART_BYTES + 17)
+
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+
+
+class EndFirst(GatedStore):
+    """Holds everything back but the first byte of a file, by which its version is asked for, and its end."""
+
+    def wait(self, path: str, stop: int) -> int:
+        is_end = stop >= len(self.files[path]) - PART_BYTES
+        return stop if is_end or stop == 1 else super().wait(path, stop)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[Daemon]:
+    flags = ("--part-size", str(PART_BYTES), "--shard-connections", "2", "--listing-ttl-s", "0", "--attempts", "1")
+    with Daemon(folder, *flags) as running:
+        yield running
+
+
+@pytest.fixture
+def options(daemon: Daemon) -> dict[str, Any]:
+    return {"shardcache": {"socket": str(daemon.socket), "skip_instance_cache": True}}
+
+
+@pytest.fixture
+def table() -> bytes:
+    """A parquet file of several parts, its footer in the last."""
+    file = io.BytesIO()
+    numbers = random.Random(7)
+    values = {"n": list(range(40_000)), "x": [numbers.random() for _ in range(40_000)]}
+    pyarrow.parquet.write_table(pyarrow.table(values), file, compression="none", row_group_size=10_000)
+    return file.getvalue()
+
+
+class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
+    """fsspec's own tests of reading, on files that are made without it."""
+
+    test_get_directory_recursive = None  # it writes its files through the filesystem
+
+    @pytest.fixture
+    def fs(self, daemon: Daemon) -> ShardcacheFileSystem:
+        return ShardcacheFileSystem("file", socket=str(daemon.socket))
+
+    @pytest.fixture
+    def fs_path(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    @pytest.fixture
+    def fs_join(self) -> Any:
+        return os.path.join
+
+    @pytest.fixture
+    def supports_empty_directories(self) -> bool:
+        return False
+
+    @pytest.fixture
+    def fs_bulk_operations_scenario_0(self, fs_join: Any, fs_path: str) -> str:
+        return str(self._bulk_operations_scenario_0(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+
+    @pytest.fixture
+    def fs_glob_edge_cases_files(self, fs_join: Any, fs_path: str) -> str:
+        return str(self._glob_edge_cases_files(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+
+    @pytest.fixture
+    def fs_dir_and_file_with_same_name_prefix(self, fs_join: Any, fs_path: str) -> str:
+        return str(self._dir_and_file_with_same_name_prefix(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+
+    @pytest.fixture
+    def fs_10_files_with_hashed_names(self, fs_join: Any, fs_path: str) -> str:
+        return str(self._10_files_with_hashed_names(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
+
+
+def test_chained_url_is_read_through_the_cache(
+    moto: Bucket, daemon: Daemon, options: dict[str, Any], folder: Path
+) -> None:
+    """From S3, with the daemon's credentials: whole, by ranges, and by text lines; fetched once."""
+    (folder / "s3").mkdir()
+    with Daemon(folder / "s3", env=moto.env()) as own:
+        options["shardcache"]["socket"] = str(own.socket)
+        moto.put("data/a.bin", BODY)
+        moto.put("data/index.json", b'{"a": 1}\n')
+        url = f"shardcache::{moto.url}/data/a.bin"
+        with fsspec.open(url, **options) as file:
+            assert file.read(10) == BODY[:10]
+            assert file.seek(-5, os.SEEK_END) and file.read() == BODY[-5:]
+        with fsspec.open(url, **options) as file:
+            assert file.read() == BODY
+        with fsspec.open(f"shardcache::{moto.url}/data/index.json", "rt", **options) as file:
+            assert file.readlines() == ['{"a": 1}\n']
+        with fsspec.open(f"shardcache://{moto.url}/data/a.bin", "rb", **options["shardcache"]) as file:
+            assert file.read() == BODY, "without the store's own package"
+        fs, path = fsspec.url_to_fs(f"shardcache::{moto.url}/data", **options)
+        assert fs.ls(path, detail=False) == [f"{moto.name}/data/a.bin", f"{moto.name}/data/index.json"]
+        assert fs.isdir(path) and fs.glob(f"{path}/*.bin") == [f"{moto.name}/data/a.bin"]
+        assert fs.info(f"{path}/a.bin")["size"] == len(BODY) and not fs.exists(f"{path}/b.bin")
+        assert own.status()["counters"]["origin_bytes"] == len(BODY) + 9
+
+
+def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> None:
+    """Writing is an error that says where to write instead."""
+    with pytest.raises(OSError, match="read-only"), fsspec.open(f"shardcache::file://{tmp_path}/a", "wb", **options):
+        pass
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
+    with pytest.raises(FileNotFoundError):
+        fs.info(f"{path}/missing")
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(NotImplementedError):
+        fs.rm(f"{path}/a")
+    assert (tmp_path / "a").exists()
+
+
+def test_footer_of_an_arriving_table_is_read_first(daemon: Daemon, options: dict[str, Any], table: bytes) -> None:
+    """Its schema and length are known while the store holds back everything else; then its rows come."""
+    with EndFirst() as store:
+        url = store.put("table.parquet", table)
+        with fsspec.open(f"shardcache::{url}", **options) as file:
+            parquet = pyarrow.parquet.ParquetFile(file)
+            assert parquet.metadata.num_rows == 40_000
+            assert not [row for row in daemon.shards() if row["url"] == url]
+            store.let("table.parquet")
+            assert parquet.read(columns=["n"]).column("n").to_pylist() == list(range(40_000))
+        eventually(lambda: bool([row for row in daemon.shards() if row["url"] == url]))
+    gets = [headers["Range"] for method, _, headers in store.requests if method == "GET"]
+    gets = [each for each in gets if each != "bytes=0-0"]  # by which the version is asked for
+    assert len(gets) == len(set(gets)), "no part was fetched twice"
+
+
+def test_arrow_dataset_reads_through_the_cache(options: dict[str, Any], tmp_path: Path, table: bytes) -> None:
+    """Of a folder of tables, only those columns and rows that are asked for."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.parquet").write_bytes(table)
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
+    found = pyarrow.dataset.dataset(path, filesystem=fs, format="parquet")
+    assert found.to_table(columns=["n"], filter=pyarrow.dataset.field("n") < 5)["n"].to_pylist() == 2 * list(range(5))
+
+
+def test_rules_hold_for_the_filesystem(folder: Path, tmp_path: Path) -> None:
+    """A user reads and sees no url that the daemon's rules do not allow."""
+    (tmp_path / "a").write_bytes(b"a")
+    (folder / "few").mkdir()
+    with Daemon(folder / "few", "--allow", "s3://public/") as daemon:
+        fs = ShardcacheFileSystem("file", socket=str(daemon.socket), skip_instance_cache=True)
+        for ask in (fs.info, fs.ls, fs.open, fs.cat_file):
+            with pytest.raises(NotAllowedError):
+                ask(str(tmp_path / "a"))
