@@ -1,5 +1,6 @@
-"""Human-readable sizes, durations and users."""
+"""Human-readable sizes, durations, users and groups."""
 
+import grp
 import pwd
 from functools import cache
 
@@ -27,3 +28,11 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """Return a group's name; the gid if it has none here."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,6 +1,5 @@
 """Checks of the node: socket and daemon, options, the cache's folder, space and disk, and the kernel's limits."""
 
-import grp
 import os
 import shlex
 import tempfile
@@ -18,7 +17,7 @@ from shardcache.protocol import SOCKET_ENV
 from shardcache.server.connections import own_files
 from shardcache.store.disk import mount_of
 from shardcache.store.folder import Layout
-from shardcache.units import duration, size, user_name
+from shardcache.units import duration, group_name, size, user_name
 
 _MAX_SOCKET_BYTES = 107
 _SILENT_S = 10.0
@@ -304,7 +303,7 @@ def shared_memory(_context: Context) -> Finding:
 def _who_may(path: Path) -> str:
     """Return a path's owner, group and mode, such as `owner:group 0750`."""
     found = path.stat()
-    return f"{user_name(found.st_uid)}:{_group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
+    return f"{user_name(found.st_uid)}:{group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
 
 
 def _barrier(path: Path, mode: int) -> Path | None:
@@ -321,14 +320,7 @@ def _way_in(path: Path) -> tuple[str, str]:
         cause = f"only its owner may access {path} ({_who_may(path)})"
         return cause, "shardcache serve --group NAME   # the group of the training users"
     cause = f"{path} is {_who_may(path)}, and {me()} is neither its owner nor in its group"
-    return cause, f"usermod -aG {_group_name(found.st_gid)} {me()}   # as root; then log in again"
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+    return cause, f"usermod -aG {group_name(found.st_gid)} {me()}   # as root; then log in again"
 
 
 def _nearest(path: Path) -> Path:

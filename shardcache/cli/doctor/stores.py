@@ -123,9 +123,7 @@ class _Stores:
             origin = self.origins.origin(obj.url)
             found.append((await _reach(origin, obj)).named(check))
             if obj.size_bytes and not self._quick:
-                settings = self._settings
-                speed = await _speed(origin, obj, settings.shard_connections, settings.part_size)
-                found.append(speed.named("origin.speed"))
+                found.append((await _speed(origin, obj, self._settings)).named("origin.speed"))
         except ShardcacheError as exn:
             table = self.origins.rule(url)
             cause = f"{exn.code}; accessed through the [[origin]] table for {table.match}" if table.match else exn.code
@@ -167,10 +165,11 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     return ok(found, "", "", **figures)
 
 
-async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes: int) -> Finding:
+async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
     """Measure the rate over all connections, for a few seconds."""
+    connections = settings.shard_connections
     try:
-        done_bytes, _, elapsed_s = await _read(origin, obj, connections, part_bytes, _MAX_BYTES)
+        done_bytes, _, elapsed_s = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
     except ShardcacheError as exn:
         return of_error(exn)
     rate = done_bytes / elapsed_s
