@@ -336,6 +336,12 @@ class MissingMemberError(SampleError, code="missing_member"):
         )
 
 
+class UnmatchedKeyError(SampleError, code="unmatched_key"):
+    """A sample has none of the same key, or several, in the shards that it is joined with."""
+
+    default_remedy = "write their shards again; or give Joined missing='skip', or the values of such samples' members"
+
+
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff", "gif"})
 
 

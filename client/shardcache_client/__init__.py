@@ -2,7 +2,7 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `ShardReader`, `MixtureReader` and `cached_paths` do without it.
+Importing this package does not import torch; `cached_paths` and the readers (`ShardReader`, …) do without it.
 """
 
 from importlib import import_module
@@ -12,8 +12,9 @@ from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, rer
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import IndexEntry
-    from shardcache_client.dataset import Mixture, ShardDataset
+    from shardcache_client.dataset import Joined, Mixture, ShardDataset
     from shardcache_client.files import TokenBlocks
+    from shardcache_client.joining import JoinedReader
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
     from shardcache_client.paths import cached_paths, open_cached
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IndexEntry",
+    "Joined",
+    "JoinedReader",
     "Mixture",
     "MixtureReader",
     "ShardDataset",
@@ -40,6 +43,8 @@ __all__ = [
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
 _MODULES = {
     "IndexEntry": "indexed",
+    "Joined": "dataset",
+    "JoinedReader": "joining",
     "Mixture": "dataset",
     "MixtureReader": "reader",
     "ShardDataset": "dataset",
@@ -51,7 +56,7 @@ _MODULES = {
     "open_cached": "paths",
 }
 
-_WITHOUT_TORCH = {"ShardDataset": "ShardReader", "Mixture": "MixtureReader"}
+_WITHOUT_TORCH = {"ShardDataset": "ShardReader", "Mixture": "MixtureReader", "Joined": "JoinedReader"}
 
 
 def __getattr__(name: str) -> Any:

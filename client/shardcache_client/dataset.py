@@ -1,4 +1,4 @@
-"""`ShardDataset` and `Mixture`: tar shards as PyTorch datasets."""
+"""`ShardDataset`, `Mixture` and `Joined`: tar shards as PyTorch datasets."""
 
 import inspect
 import os
@@ -11,6 +11,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, B_co, T_co, U, checked, flag, whole
+from shardcache_client.joining import JoinedReader
 from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
@@ -281,6 +282,34 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
 
         def map(self, function: Callable[[T_co], U]) -> "Mixture[U]":
             """See `ShardReader.map`."""
+
+
+class Joined(JoinedReader[T_co], ShardDataset[T_co]):
+    """A PyTorch dataset whose samples have members in tars of their own, joined by key: captions, latents, new labels.
+
+        images = ShardDataset("s3://bucket/img-{000..999}.tar", shuffle=True, batch_size=64)
+        captions = ShardDataset("s3://bucket/cap-{000..999}.tar")
+        dataset = Joined({"": images, "cap": captions}, decode="torchrgb8")  # "jpg", "cap.txt"
+
+    It has the samples of the first source, in its order, with its options and epochs, and reads states of it: a run may
+    continue with another column. They get the members of the other sources' samples of the same keys, as if these were
+    in their tar with extensions of prefix, dot and their own, and in place of any of that name. The order inside shards
+    may differ; samples of keys that the first source does not have are not read.
+
+    Of as many shards, the nth are paired. Of other numbers, the tables of samples beside the index files say which
+    belong together (`shardcache index --samples`; some 200 bytes of memory per key). The daemon's plan names them
+    together, and a reader holds `shuffle_window` shards of each source.
+
+    Args:
+        sources: datasets by prefix, the first with all options, and perhaps "" for none. The others need the same
+            daemon and `zero_copy`; their further options have no effect.
+        decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt": "text"}`. Of a source after
+            the first without any of the `members`, nothing is fetched.
+        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or repeatedly, there or
+            here; the error is an UnmatchedKeyError then. `shardcache status` counts them.
+
+    Raises ConfigError if an argument is invalid, sources do not fit, or the tables are needed and missing.
+    """
 
 
 def _iteration() -> Iteration:

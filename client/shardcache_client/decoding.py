@@ -338,6 +338,7 @@ class Pipeline:
     stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()  # further functions; True for a filter
     members: Members | None = None  # the members to read; None for all
     blocks: TokenBlocks | None = None  # the blocks of tokens that are samples; None for the samples of the tars
+    prefix: str = ""  # of the extensions of members, but for those that are joined
 
     @classmethod
     def of(
@@ -379,9 +380,13 @@ class Pipeline:
         """True if samples may be filtered out."""
         return any(is_filter for is_filter, _ in self.stages)
 
-    def view(self, shard: int) -> View:
-        """Return the form in which samples of a shard are read."""
-        return View(None if self.members is None else self.members.reads, self.blocks)
+    def view(self, shard: int, column: str | None = None) -> View:
+        """Return the form in which samples of a shard, or of those beside it in a column, are read."""
+        prefix = self.prefix if column is None else column
+        unmatched: Any = self.missing
+        if not isinstance(unmatched, str):
+            unmatched = "fill" if any(name.startswith(prefix) for name in unmatched) else "error"
+        return View(None if self.members is None else self.members.reads, self.blocks, prefix, unmatched)
 
     def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> "Pipeline":
         """Return this pipeline with one more stage."""
@@ -438,9 +443,9 @@ class PipelineBySource(Pipeline):
         """True if samples may be filtered out."""
         return super().filters or any(source.filters for source in self.sources.values())
 
-    def view(self, shard: int) -> View:
-        """Return the form in which samples of a shard are read."""
-        return [*self.sources.values()][bisect_right(self.firsts, shard) - 1].view(shard)
+    def view(self, shard: int, column: str | None = None) -> View:
+        """Return the form in which samples of a shard are read; see `Pipeline`."""
+        return [*self.sources.values()][bisect_right(self.firsts, shard) - 1].view(shard, column)
 
     def __call__(self, sample: Sample) -> Any:
         """Return what becomes of a sample, or a `Dropped`. Raises what the pipelines raise."""

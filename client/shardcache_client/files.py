@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from shardcache.errors import CacheDirError, ConfigError, CorruptShardError, SampleError
 from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
@@ -79,9 +79,10 @@ def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
     )
 
 
-def chosen(columns: Iterable[Column], reads: Reads | None) -> list[Column | None]:
-    """Return the columns, with None for those left out."""
-    return [column if reads is None or reads(column[0]) else None for column in columns]
+def chosen(columns: Iterable[Column], reads: Reads | None, prefix: str = "") -> list[Column | None]:
+    """Return the columns, with a prefix to their extensions, and None for those left out."""
+    named = ((prefix + name, tar) for name, tar in columns)
+    return [column if reads is None or reads(column[0]) else None for column in named]
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
@@ -117,18 +118,18 @@ def cut(tables: Tables, columns: Sequence[Column | None], url: str, start: int, 
         member_end, key_end = next_member_end, next_key_end
 
 
-def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callable[[int], Sample]:
-    """Return a function that returns any sample by its number, as from `cut`. It raises SampleError for a bad one."""
+def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callable[..., Sample]:
+    """Return a function that returns any sample by its number, or adds its members to another; see `cut` for errors."""
     # Variables of a closure cost less than attributes, and a shuffled reader comes through here for each sample.
     starts, ends, extension_ids = tables.starts, tables.ends, tables.extension_ids
     member_ends, key_ends, keys, faults = tables.member_ends, tables.key_ends, tables.keys, tables.faults
 
-    def cut_one(number: int) -> Sample:
+    def cut_one(number: int, sample: Sample | None = None) -> Sample:
         if number in faults:
             raise _sample_error(tables, number, url)
         member, key = (member_ends[number - 1], key_ends[number - 1]) if number else (0, 0)
-        name = str(keys[key : key_ends[number]], "utf-8", "surrogateescape")
-        sample: Sample = {"__key__": name, "__url__": url}
+        if sample is None:
+            sample = {"__key__": str(keys[key : key_ends[number]], "utf-8", "surrogateescape"), "__url__": url}
         for each in range(member, member_ends[number]):
             column = columns[extension_ids[each]]
             if column is not None:
@@ -208,6 +209,8 @@ class View:
 
     reads: Reads | None = None
     blocks: TokenBlocks | None = None
+    prefix: str = ""  # of the extensions of members
+    unmatched: Literal["error", "skip", "fill"] = "error"  # what becomes of samples that none of this view fits
 
 
 WHOLE = View()

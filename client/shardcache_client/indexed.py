@@ -21,7 +21,7 @@ from shardcache_client.decoding import Dropped
 from shardcache_client.files import Sample
 from shardcache_client.order.manifest import By, Choices, Manifest, Marked, Plan, split, subset
 from shardcache_client.ranks.group import MeshRanks, replicas_of_sampler_asking_length
-from shardcache_client.reading.leased_shard import LeasedShard
+from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
 from shardcache_client.reading.stream import StreamSettings
 
 _INDEX = ".json"
@@ -176,6 +176,7 @@ class _Held:
     """A shard that is mapped, the session that holds it in the cache, and the chosen samples (None for all)."""
 
     session: Session
+    window: ShardWindow
     leased_shard: LeasedShard
     chosen: Sequence[int] | None
 
@@ -183,7 +184,7 @@ class _Held:
         return self.leased_shard.sample(number if self.chosen is None else self.chosen[number])
 
     def close(self) -> None:
-        self.leased_shard.close()
+        self.window.empty()
         self.session.close()
 
 
@@ -315,13 +316,14 @@ class IndexedShards(Divisible, Generic[T_co]):
         return self._held[shard]
 
     def _open(self, shard: int) -> _Held:
-        manifest, view = self.manifest, self._settings.pipeline.view(shard)
-        session = self._settings.sessions.open(self._reader)
+        manifest = self.manifest
+        session, plan = self._settings.sessions.open(self._reader), Plan.of(manifest, 0, [shard])
         try:
-            session.declare(Plan.of(manifest, 0, [shard]))
-            leased_shard = LeasedShard(session, session.lease(0), count=manifest[shard].samples, view=view)
+            session.declare(plan)
+            window = ShardWindow(session, plan, partial=None, view_of=self._settings.pipeline.view)
+            leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
-            return _Held(session, leased_shard, manifest.chosen(shard))
+            return _Held(session, window, leased_shard, manifest.chosen(shard))
         except BaseException:
             session.close()
             raise

@@ -406,8 +406,8 @@ def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]
         _check(name, reader)
     (name, first), *others = sources.items()
     for other, reader in others:
-        for option, value in _options(first).items():
-            if _options(reader)[option] != value:
+        for option, value in shared_options(first).items():
+            if shared_options(reader)[option] != value:
                 raise ConfigError(
                     f"sources {name!r} and {other!r} differ in {option}", remedy="give the same to all sources"
                 )
@@ -431,7 +431,7 @@ def _check(name: str, reader: ShardReader[Any]) -> None:
         )
 
 
-def _options(reader: ShardReader[Any]) -> dict[str, object]:
+def shared_options(reader: ShardReader[Any]) -> dict[str, object]:
     """Return the options that the sources of a mixture share, by the names of the arguments."""
     handover = reader._settings.handover
     return {

@@ -49,6 +49,7 @@ class Job:
     sessions: int = 0  # connected readers
     shards_planned: int = 0  # in the epochs that its readers have begun
     shards_done: int = 0  # read and released
+    samples_unmatched: int = 0  # read without one of the same key in the shards that they are joined with
     waited_s: float = 0.0  # with nothing to read, summed over all readers
     waited_by_cause_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
 
@@ -66,6 +67,7 @@ class Job:
             "sessions": self.sessions,
             "shards_planned": self.shards_planned,
             "shards_done": self.shards_done,
+            "samples_unmatched": self.samples_unmatched,
             "waited_s": round(self.waited_s, 3),
             "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_by_cause_s.items()},
         }

@@ -37,7 +37,7 @@ def write_table(
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
     plan = Plan.of(Manifest.of(map(ShardRef, listed)), 0, range(len(listed)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))
-    window = ShardWindow(session, plan.reads, partial=False)
+    window = ShardWindow(session, plan, partial=False)
     sizes = [ref.size_bytes for ref in listed.values()]
     total_bytes = None if None in sizes else sum(filter(None, sizes))
     found: list[ShardRef] = []

@@ -187,6 +187,7 @@ class Session:
             case "need":
                 self._reader.need(message["of"])
             case "release":
+                self._reader.job.samples_unmatched += message.get("unmatched", 0)
                 await self._reader.release(message["lease"], read=message.get("read", True))
             case "explain":
                 return self._explain(message["of"])

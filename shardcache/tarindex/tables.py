@@ -25,7 +25,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
@@ -66,6 +66,12 @@ def key_of(tables: Tables, sample: int) -> str:
     """Return the `__key__` of a sample."""
     start = tables.key_ends[sample - 1] if sample else 0
     return str(tables.keys[start : tables.key_ends[sample]], "utf-8", "surrogateescape")
+
+
+def keys_of(tables: Tables) -> list[bytes]:
+    """Return the key of each sample, encoded as in the tar."""
+    keys, ends = bytes(tables.keys), tables.key_ends
+    return [keys[start:end] for start, end in pairwise(chain((0,), ends))]
 
 
 def fault_of(tables: Tables, sample: int) -> str | None:

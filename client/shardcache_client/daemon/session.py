@@ -46,6 +46,7 @@ class LeaseRequest:
     number: int = 0  # of the lease
     request: int = 0  # id of the last request for it
     grant: Grant | None = None  # None while waiting for it
+    unmatched: int = 0  # number of samples read that had no partner in the shards that they are joined with
 
 
 class Session:
@@ -197,10 +198,11 @@ class Session:
 
     def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
         """Release a shard or its request, unless it has ended; `read` is False if the file could not be read."""
+        fields: Json = ({} if read else {"read": False}) | ({"unmatched": lease.unmatched} if lease.unmatched else {})
 
         def tell(connection: DaemonConnection) -> None:
             connection.forget(lease.request)
-            connection.tell("release", lease=lease.number, **({} if read else {"read": False}))
+            connection.tell("release", lease=lease.number, **fields)
 
         if not read:
             position, times = self._unreadable

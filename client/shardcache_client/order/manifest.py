@@ -156,6 +156,16 @@ def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Ch
     return [tuple(None if each == part else NO_SAMPLES for each in part_of) for part in range(len(ends))]
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Shards that are read beside those of another manifest, as their samples have the same keys."""
+
+    prefix: str  # of its members' extensions
+    manifest: "Manifest"  # of its own shards
+    pairs: tuple[tuple[int, ...], ...] | None = None  # numbers of these beside each shard; None for the nth alone
+    first: int = 0  # number of the first shard that these are beside; not 0 if several datasets are mixed
+
+
 @dataclass(frozen=True)
 class Manifest(Sequence[ShardRef]):
     """The shards in the order of the dataset's urls; immutable, comparable between processes."""
@@ -166,6 +176,7 @@ class Manifest(Sequence[ShardRef]):
     counts_listed: bool = field(default=False, compare=False)
     choices: Choices | None = None  # the samples of each shard that belong to the dataset; None for all
     lists: tuple[str, ...] = field(default=(), compare=False)  # fingerprints of the lists as resolved, if others
+    columns: tuple[Column, ...] = ()  # shards that are read beside these
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> "Manifest":
@@ -199,7 +210,29 @@ class Manifest(Sequence[ShardRef]):
             choices = tuple(chain.from_iterable(each.choices or repeat(None, len(each)) for each in manifests))
         listed = all(manifest.counts_listed for manifest in manifests)
         lists = tuple(chain.from_iterable(each.lists or (each.fingerprint,) for each in manifests))
-        return cls(Shards.joined([each.shards for each in manifests]), listed, choices, lists)
+        firsts = zip(accumulate(map(len, manifests), initial=0), manifests, strict=False)
+        columns = tuple(replace(column, first=first) for first, each in firsts for column in each.columns)
+        return cls(Shards.joined([each.shards for each in manifests]), listed, choices, lists, columns)
+
+    @cached_property
+    def planned(self) -> "Manifest":
+        """All shards that are read: these, then those of each column."""
+        if not self.columns:
+            return self
+        return Manifest.joined([replace(self, columns=()), *(each.manifest for each in self.columns)])
+
+    def beside(self, shard: int) -> dict[str, list[int]]:
+        """Return the numbers in `planned` of the shards that are read beside a shard, by their columns' prefixes."""
+        firsts, found = accumulate((len(each.manifest) for each in self.columns), initial=len(self)), {}
+        for first, column in zip(firsts, self.columns, strict=False):
+            nth, pairs = shard - column.first, column.pairs
+            if 0 <= nth < len(column.manifest if pairs is None else pairs):
+                found[column.prefix] = [first + number for number in ((nth,) if pairs is None else pairs[nth])]
+        return found
+
+    def together(self, shard: int) -> list[int]:
+        """Return the numbers in `planned` of a shard and those beside it, in the order in which they are read."""
+        return [shard, *chain.from_iterable(self.beside(shard).values())]
 
     def __repr__(self) -> str:
         samples = "unknown" if self.samples is None else self.samples
@@ -274,10 +307,9 @@ class Plan:
     """The shards that one reader will read, as declared to the daemon."""
 
     epoch: int
-    shards: Shards  # all shards of the dataset
-    order: "array[int]"  # their numbers in reading order, through this epoch and the next
+    manifest: Manifest  # of the dataset
+    order: "array[int]"  # numbers of planned shards in reading order, through this epoch and the next
     reads: int  # number of positions of `order` that belong to this epoch
-    lists: tuple[str, ...]  # fingerprints by which a daemon may know the shards
     wanted: Wanted = "samples"
 
     @classmethod
@@ -289,9 +321,15 @@ class Plan:
         after: Sequence[int] = (),
         wanted: Wanted = "samples",
     ) -> "Plan":
-        """Build the plan to read shards by number: `now` in this epoch, `after` in the next, some perhaps again."""
-        lists = manifest.lists or (manifest.fingerprint,)
-        return cls(epoch, manifest.shards, array("I", [*now, *after]), len(now), lists, wanted)
+        """Build the plan to read shards, and those beside them: `now` in this epoch, `after` in the next."""
+        if manifest.columns:
+            now, after = ([*chain.from_iterable(manifest.together(each) for each in some)] for some in (now, after))
+        return cls(epoch, manifest, array("I", [*now, *after]), len(now), wanted)
+
+    @property
+    def shards(self) -> Shards:
+        """All shards that are read of the dataset."""
+        return self.manifest.planned.shards
 
     def shard(self, position: int) -> ShardRef:
         """Return the shard at a position."""
@@ -302,7 +340,9 @@ class Plan:
 
         The first is a `plan`, small for a quick start, the others each an `extend` of it. They are built lazily.
         """
-        first: dict[str, Any] = {"shards": self.lists, "epoch": self.epoch, "reads": self.reads - start}
+        planned = self.manifest.planned
+        lists = planned.lists or (planned.fingerprint,)
+        first: dict[str, Any] = {"shards": lists, "epoch": self.epoch, "reads": self.reads - start}
         first |= {} if self.wanted == "samples" else {"wanted": self.wanted}
         end = start + _FIRST_PIECE
         yield "plan", first | {"order": self.order[start:end].tolist()}

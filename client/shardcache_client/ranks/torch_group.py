@@ -112,7 +112,7 @@ class TorchRankGroup(RankGroup):
         if store is None:
             return
         if not self.settled and self._compared.get("") != os.getpid():
-            self._compare_shards(store, manifest if counted else _without_counts(manifest))
+            self._compare_shards(store, manifest.planned if counted else _without_counts(manifest.planned))
             self._compared[""] = os.getpid()
         if manifest.selection:
             rank, other = self._first(store, "selection", self._name, manifest.selection)

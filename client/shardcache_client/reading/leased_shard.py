@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain, count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakMethod
 
 from shardcache import errors
 from shardcache.protocol import Arriving, Leased
+from shardcache.tarindex.tables import keys_of
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
 from shardcache_client.files import WHOLE, Sample, View
+from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
+
+Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
+"""Shards with members of samples that are in another shard, too, and the form in which these are read."""
 
 # A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the reader waits for it. A
 # process that cannot see the cache, or finds damage, will fail each time, unless there is another way to the shard.
 _TRIES = 5
 
 
+class LeftOutError(errors.UnmatchedKeyError):
+    """A sample without a partner, to be left out."""
+
+
+def find_partners(keys: Sequence[bytes], others: Sequence[Sequence[bytes]]) -> list[tuple[int, int] | None]:
+    """Return the place of each key among those of other shards, as shard and sample.
+
+    None for a key that does not come there, or comes repeatedly, there or here.
+    """
+    found: dict[bytes, tuple[int, int]] = {}
+    for shard, some in enumerate(others):
+        found.update(zip(some, zip(repeat(shard), count()), strict=False))
+    for some in (keys, [*chain.from_iterable(others)]):
+        if len(set(some)) < len(some):
+            for key in [key for key, times in Counter(some).items() if times > 1]:
+                found.pop(key, None)
+    return list(map(found.get, keys))
+
+
+def _adding(cut: Callable[[int], Sample], add: Callable[..., Sample]) -> Callable[[int], Sample]:
+    return lambda number: add(number, cut(number))
+
+
 @dataclass(eq=False, repr=False)
 class LeasedShard:
     """Reads a shard from the sample it has reached, each time from the current grant: of an arriving file, of the whole
     one, or of either from the next daemon.
+
+    With others `beside` it, its samples have the members of theirs that have the same keys.
 
     Every error names the samples of the shard that had already been yielded. The lease is owned by this object.
     """
@@ -39,6 +70,7 @@ class LeasedShard:
     span: tuple[int, int | None] | None = None  # to read in order, with None as the end for all; None to read by number
     handover: Handover | None = None
     view: View = WHOLE
+    beside: Sequence[Beside] = ()
 
     def __post_init__(self) -> None:
         self._start, self._stop = self.span or (0, None)
@@ -64,9 +96,13 @@ class LeasedShard:
         """
         with self._naming_what_was_given():
             self._open()
+        for each in self._joined():
+            each.open()
 
     def close(self) -> None:
         """Unmap the shard and release the lease."""
+        for each in self._joined():
+            each.close()
         self._close_shard()
         self._session.release(self._lease)
 
@@ -109,13 +145,47 @@ class LeasedShard:
                     if found is not None:
                         return found
                 self._open()
-        self._cut = self._shard.cutter()
+        self._cut = self.cutter()
         return self._cut(number)
+
+    def _joined(self) -> Iterator[LeasedShard]:
+        return chain.from_iterable(shards for _, shards in self.beside)
+
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that returns any sample by its number, and raises SampleError for a bad one."""
+        cut, keys = self.whole.cutter(), keys_of(self.whole.index) if self.beside else []
+        for view, shards in self.beside:
+            cut = _adding(cut, self._adder(keys, view, [each.whole for each in shards]))
+        return cut
+
+    def _adder(self, keys: Sequence[bytes], view: View, shards: Sequence[MappedShard]) -> Callable[..., Sample]:
+        """Return a function that adds to a sample, given by number and itself, the members of its partner."""
+        cuts = [each.cutter() for each in shards]
+        own, others = self.whole.index, [each.index for each in shards]
+        alike = len(others) == 1 and others[0].key_ends == own.key_ends and bytes(others[0].keys) == bytes(own.keys)
+        if alike and len(set(keys)) == len(keys):
+            return cuts[0]  # the same keys in the same order
+        places = find_partners(keys, list(map(keys_of, others)))
+        lost = [key.decode(errors="replace") for key, place in zip(keys, places, strict=True) if place is None]
+        where = ", ".join(each.url for each in shards) or f"any shard of {view.prefix!r}"
+        fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or come repeatedly: {str(lost[:3])[1:-1]}"
+
+        def add(number: int, sample: Sample) -> Sample:
+            if (place := places[number]) is not None:
+                return cuts[place[0]](place[1], sample)
+            self._lease.unmatched += 1
+            if view.unmatched == "fill":
+                return sample
+            kind = LeftOutError if view.unmatched == "skip" else errors.UnmatchedKeyError
+            raise kind(f"the sample {sample['__key__']!r} cannot be joined: {fault}", url=self.whole.url)
+
+        return add
 
     @property
     def settled(self) -> bool:
         """True if every other process has mapped the files of the samples sent to it."""
-        return not isinstance(self._shard, MappedShard) or self._shard.settled
+        own = not isinstance(self._shard, MappedShard) or self._shard.settled
+        return own and all(each.settled for each in self._joined())
 
     @property
     def whole(self) -> MappedShard:
@@ -148,7 +218,7 @@ class LeasedShard:
     def _samples_here(self) -> Iterator[Sample]:
         assert self._shard is not None
         try:
-            for sample in self._shard.samples(self.number, self._stop):
+            for sample in self._joined_samples() if self.beside else self._shard.samples(self.number, self._stop):
                 self.number += 1
                 self._last_key = sample["__key__"]
                 yield sample
@@ -156,6 +226,10 @@ class LeasedShard:
             self.number += 1
             self._bad += 1
             raise
+
+    def _joined_samples(self) -> Iterator[Sample]:
+        self._cut = self._cut or self.cutter()
+        return map(self._cut, range(self.number, len(self.whole) if self._stop is None else self._stop))
 
     def _arrived(self, number: int) -> Sample | None:
         """Return a sample of the arriving file, once it is there; None if it must be read another way."""
@@ -189,7 +263,7 @@ class LeasedShard:
             self._was_arriving = True
             last = None if self.count is None else self.count - 1
             more = WeakMethod(self._more)  # a cycle would keep the session of a reader that is gone
-            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self.view.reads)  # type: ignore[misc]
+            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self.view)  # type: ignore[misc]
         leased = cast(Leased, grant)
         if self.view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])
@@ -244,12 +318,12 @@ class ShardWindow:
     """Takes the shards of a declared plan one after another and releases them in any order."""
 
     _session: Session
-    _reads: int  # number of positions of the plan that belong to this epoch
+    _plan: Plan
     _: KW_ONLY
     partial: bool | None  # True if a shard's beginning will do; None: the session's default
     handover: Handover | None = None
-    view_of: Callable[[int], View] = lambda number: WHOLE  # given the number of a shard in the manifest
-    _ahead: deque[LeaseRequest] = field(default_factory=deque, init=False)
+    view_of: Callable[[int, str | None], View] = lambda number, column: WHOLE  # of a shard, or those beside it
+    _ahead: deque[list[LeaseRequest]] = field(default_factory=deque, init=False)
     _asked: int = field(default=0, init=False)
     _taken: list[LeasedShard] = field(default_factory=list, init=False)
     _leaving: list[LeasedShard] = field(default_factory=list, init=False)
@@ -258,23 +332,39 @@ class ShardWindow:
         self._session.on_wait = self.let_go  # while we wait, others may be waiting for space that this frees
 
     def __repr__(self) -> str:
-        return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={self._asked}/{self._reads})"
+        asked = f"{self._asked}/{self._plan.reads}"
+        return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={asked})"
 
     def ask(self, ahead: int) -> None:
         """Request shards ahead until there are `ahead` of them, earlier requests included."""
-        while len(self._ahead) < ahead and self._asked < self._reads:
-            self._ahead.append(self._session.lease(self._asked, partial=self.partial))
-            self._asked += 1
+        manifest = self._plan.manifest
+        partial = False if manifest.columns else self.partial
+        while len(self._ahead) < ahead and self._asked < self._plan.reads:
+            first, shards = self._asked, manifest.together(self._plan.order[self._asked])
+            self._asked += len(shards)
+            leases = [self._session.lease(position, partial=partial) for position in range(first, self._asked)]
+            self._ahead.append(leases)
 
     def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
         """Return the next shard, whose number in the manifest is given, to be opened."""
         self.ask(1)
         self.let_go()
-        lease, view = self._ahead.popleft(), self.view_of(number)
-        leased_shard = LeasedShard(self._session, lease, count=count, span=span, handover=self.handover, view=view)
+        lease, *others = self._ahead.popleft()
+        beside = self._beside(number, iter(others))
+        options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
+        leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)
         return leased_shard
+
+    def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[Beside]:
+        found: list[Beside] = []
+        for prefix, shards in self._plan.manifest.beside(number).items():
+            options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, prefix)}
+            counts = [self._plan.manifest.planned[each].samples for each in shards]
+            leased = [LeasedShard(self._session, next(leases), count=each, **options) for each in counts]
+            found.append((options["view"], leased))
+        return found
 
     def give_back(self, leased_shard: LeasedShard) -> None:
         """Release a shard, now or as soon as every process has received the samples sent to it."""
@@ -292,7 +382,8 @@ class ShardWindow:
         self._taken, self._leaving = [], []
         self._session.on_wait = None
         while self._ahead:
-            self._session.release(self._ahead.popleft())
+            for lease in self._ahead.popleft():
+                self._session.release(lease)
 
     def let_go(self) -> None:
         """Release the shards given back whose samples have been received by every process they were sent to."""

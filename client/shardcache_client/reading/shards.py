@@ -15,7 +15,7 @@ from shardcache.tarindex.grouping import Grouping, split_lines
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client import files
-from shardcache_client.files import WHOLE, BlockCutter, Column, Reads, Sample, View
+from shardcache_client.files import WHOLE, BlockCutter, Column, Sample, View
 
 if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
@@ -81,10 +81,10 @@ class MappedShard:
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self.index
         columns = files.as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index)
-        return files.chosen(columns, self._view.reads)
+        return files.chosen(columns, self._view.reads, self._view.prefix)
 
-    def cutter(self) -> Callable[[int], Sample]:
-        """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
+    def cutter(self) -> Callable[..., Sample]:
+        """Return a function that returns any sample by its number; see `files.cutter`."""
         return self._blocks or files.cutter(self.index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
@@ -125,9 +125,9 @@ class ArrivingShard:
     if its size differs from the shard's.
     """
 
-    def __init__(self, grant: Arriving, more: More, last: int | None = None, reads: Reads | None = None) -> None:
+    def __init__(self, grant: Arriving, more: More, last: int | None = None, view: View = WHOLE) -> None:
         self.url = grant["url"]
-        self._reads = reads
+        self._view = view
         self._more = more
         self._last = last  # number of the last sample according to the manifest, not yielded here; None if unknown
         self._ready_bytes = grant["ready_bytes"]
@@ -166,7 +166,7 @@ class ArrivingShard:
                 return
             tables = self._grouping.samples
             new = tables.extensions[len(self._columns) :]
-            self._columns += files.chosen(files.as_bytes(new, self._map), self._reads)
+            self._columns += files.chosen(files.as_bytes(new, self._map), self._view.reads, self._view.prefix)
             yield from files.cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:

@@ -25,7 +25,7 @@ from shardcache_client.order.deal import Deal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.position.state import Position, ReaderState
-from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
+from shardcache_client.reading.leased_shard import LeasedShard, LeftOutError, ShardWindow
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -57,7 +57,7 @@ class Skipped:
 
     def skip(self, exn: Exception) -> None:
         """Call the handler, and count the sample or shard. Raises StoppedError if the handler ends the epoch."""
-        if not self.on_error(exn):
+        if not (isinstance(exn, LeftOutError) or self.on_error(exn)):
             raise StoppedError
         if isinstance(exn, SampleError):
             self.samples += 1
@@ -198,7 +198,7 @@ class SampleReader:
         leased_shard = self._shard_window.take(piece.shard, count)
         try:
             leased_shard.open()
-            count, cut = len(leased_shard.whole), leased_shard.whole.cutter()
+            count, cut = len(leased_shard.whole), leased_shard.cutter()
         except _SHARD_ERRORS as exn:
             self._skip(exn)
             cut = _lost
@@ -451,7 +451,7 @@ class EpochStream:
         session.declare(plan)
         drawn = manifest.choices is not None or any(segment.mixed for segment in share.segments)
         early, handover = False if drawn else None, self._settings.handover
-        window = ShardWindow(session, plan.reads, partial=early, handover=handover, view_of=view_of)
+        window = ShardWindow(session, plan, partial=early, handover=handover, view_of=view_of)
         reader = SampleReader(self._settings.counted, window, self.position, self._skipped.skip)
         try:
             for segment in share.segments:

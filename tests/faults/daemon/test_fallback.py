@@ -65,7 +65,7 @@ def session(socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S) -
 def keys(shard_source: Session, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
     """Read a plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
     shard_source.declare(plan)
-    window = ShardWindow(shard_source, plan.reads, partial=None)
+    window = ShardWindow(shard_source, plan, partial=None)
     held = []
     try:
         for _ in range(plan.reads):

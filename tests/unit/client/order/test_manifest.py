@@ -3,6 +3,7 @@
 import pickle
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import pytest
@@ -15,7 +16,7 @@ from shardcache.tarindex.contents import entries_of, rows_of
 from shardcache.tarindex.tables import Samples
 from shardcache_client.indexed import select
 from shardcache_client.order.deal import Assignment
-from shardcache_client.order.manifest import By, Choices, Manifest, Plan, split, subset
+from shardcache_client.order.manifest import By, Choices, Column, Manifest, Plan, split, subset
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
@@ -180,3 +181,21 @@ def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     assert [*chain.from_iterable(pieces)] == [*now, *now[::-1]][start:]
     assert (first["epoch"], first["reads"]) == (3, plan.reads - start)
     assert first["shards"] == (known.fingerprint,)
+
+
+def test_a_plan_names_the_shards_beside_each() -> None:
+    """In the order of need; those of another dataset of a mixture have others, or none."""
+    images, captions, latents, labels = (
+        Manifest.of(ShardRef(f"{name}{number}") for number in range(count))
+        for name, count in (("img", 3), ("cap", 3), ("lat", 2), ("web", 2))
+    )
+    joined = replace(images, columns=(Column("cap.", captions), Column("lat.", latents, ((0,), (0, 1), ()))))
+    mixed = Manifest.joined([labels, joined])
+    for manifest, first in ((joined, 0), (mixed, 2)):
+        plan = Plan.of(manifest, 0, [first + 2, first + 1], [first])
+        planned = [plan.shard(position).url for position in range(len(plan.order))]
+        assert planned == ["img2", "cap2", "img1", "cap1", "lat0", "lat1", "img0", "cap0", "lat0"]
+        assert plan.reads == 6
+    assert mixed.beside(1) == {}
+    (_, fields), *_ = plan.messages()
+    assert fields["shards"] == tuple(each.fingerprint for each in (labels, images, captions, latents))

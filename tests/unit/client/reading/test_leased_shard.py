@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardcache.errors import (
     CacheDirError,
@@ -26,7 +28,7 @@ from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.position.state import Position
-from shardcache_client.reading.leased_shard import LeasedShard
+from shardcache_client.reading.leased_shard import LeasedShard, find_partners
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from support.network.peer import Json, Peer, Script, Step, arriving, begun, granted, refused, scripted
 from support.programs.daemon import eventually
@@ -275,3 +277,15 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
             found += (sample["__key__"] for sample in stream.samples())
     assert found == KEYS[:4] + (["000100", "000101"] if handler is ignore_and_continue else [])
     assert seen == [4]
+
+
+KEYS_OF_SHARD = st.lists(st.integers(0, 9).map(lambda number: b"%d" % number), max_size=8)
+
+
+@given(KEYS_OF_SHARD, st.lists(KEYS_OF_SHARD, max_size=3))
+def test_partners_have_the_same_key_and_no_other_has(keys: list[bytes], others: list[list[bytes]]) -> None:
+    """Neither here nor in any of the other shards, in whatever order."""
+    places = {(shard, number): key for shard, some in enumerate(others) for number, key in enumerate(some)}
+    for key, place in zip(keys, find_partners(keys, others), strict=True):
+        fitting = [each for each, other in places.items() if other == key]
+        assert place == (fitting[0] if len(fitting) == keys.count(key) == 1 else None)

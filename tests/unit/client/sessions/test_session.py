@@ -11,11 +11,10 @@ import pytest
 
 from shardcache.errors import CapacityError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Plan
+from shardcache_client.order.manifest import Manifest, Plan
 from support.network.peer import (
     Heard,
     Json,
@@ -32,9 +31,9 @@ from support.network.peer import (
 )
 from support.programs.daemon import eventually
 
-SHARDS = Shards.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
-PLAN = Plan(0, SHARDS, array("I", [0, 1, 2, 2, 1, 0]), 3, ())
-LONG = Plan(0, SHARDS, array("I", [0, 1, 2] * 3_000), 9_000, ())
+MANIFEST = Manifest.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
+PLAN = Plan(0, MANIFEST, array("I", [0, 1, 2, 2, 1, 0]), 3)
+LONG = Plan(0, MANIFEST, array("I", [0, 1, 2] * 3_000), 9_000)
 
 
 @pytest.fixture
@@ -96,15 +95,15 @@ def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
         request = peer.hear()["id"]
         assert peer.hear() == {"type": "release", "lease": request}
 
-    with session_with(path, begun(withdrawn, granted(1, url=SHARDS[1].url))) as (session, _):
+    with session_with(path, begun(withdrawn, granted(1, url=MANIFEST[1].url))) as (session, _):
         session.release(session.lease(0))
-        assert session.wait(session.lease(1))["url"] == SHARDS[1].url
+        assert session.wait(session.lease(1))["url"] == MANIFEST[1].url
 
 
 def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     """A session that is kept between epochs greets once."""
     with session_with(path, begun(accepted)) as (session, heard):
-        session.declare(Plan(1, SHARDS, array("I", [2, 1, 0]), 3, ()))
+        session.declare(Plan(1, MANIFEST, array("I", [2, 1, 0]), 3))
     assert kinds(heard) == ["hello", "plan", "plan"]
 
 
@@ -118,7 +117,7 @@ def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCapt
         assert peer.hear() == {"type": "release", "lease": asked[3]["id"]}
         assert peer.heard.needs[-3:] == [message["id"] for message in asked[1:]]
 
-    plan = Plan(0, SHARDS, array("I", [2, 0, 1, 2, 0, 1, 0]), 6, ())
+    plan = Plan(0, MANIFEST, array("I", [2, 0, 1, 2, 0, 1, 0]), 6)
     first = begun(granted(0), granted(1), granted(2), Peer.hear, stays=False)
     with session_with(path, first, begun(second), plan=plan) as (session, heard):
         hand = [session.lease(position) for position in range(1, 4)]
@@ -152,15 +151,15 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     """
     arrives = explaining("downloading", done_bytes=3_000_000, total_bytes=64_000_000)
     first = begun(Peer.hear, arrives, explaining("waiting for space in the cache"))
-    scripts = first, begun(granted(1, url=SHARDS[1].url))
+    scripts = first, begun(granted(1, url=MANIFEST[1].url))
     caplog.set_level(logging.WARNING, "shardcache")
     with session_with(path, *scripts, limit_s=3, first_report_s=0.05) as (session, heard):
         with pytest.raises(ShardTimeoutError, match="within 3 s: waiting for space in the cache") as caught:
             session.wait(session.lease(0))
         line = caplog.records[0].getMessage()
-        assert session.wait(session.lease(1))["url"] == SHARDS[1].url
-    assert SHARDS[0].url in line and "downloading (3 of 64 MB)" in line
-    assert caught.value.url == SHARDS[0].url
+        assert session.wait(session.lease(1))["url"] == MANIFEST[1].url
+    assert MANIFEST[0].url in line and "downloading (3 of 64 MB)" in line
+    assert caught.value.url == MANIFEST[0].url
     assert "timeout_s" in caught.value.remedy
     assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]

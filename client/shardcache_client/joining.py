@@ -1,0 +1,114 @@
+"""`JoinedReader`: tar shards whose samples have members in other shards, too, joined by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache.tarindex.contents import IndexEntry
+from shardcache_client import arguments
+from shardcache_client.arguments import T_co
+from shardcache_client.decoding import Missing, Pipeline, Spec
+from shardcache_client.files import Sample
+from shardcache_client.order.manifest import Column
+from shardcache_client.reader import ARGUMENTS, ShardReader, shared_options
+
+_WORDS = arguments.OTHER_WORDS | dict.fromkeys(ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)")
+_ALIKE = "zero_copy", "socket, daemon, fallback, timeout_s or partial_reads"
+
+
+def _sources(value: Any) -> dict[str, ShardReader[Any]]:
+    if not isinstance(value, Mapping) or not value or "" in [*value][1:]:
+        raise TypeError
+    if not all(isinstance(each, ShardReader) and isinstance(name, str) for name, each in value.items()):
+        raise TypeError
+    return dict(value)
+
+
+class JoinedReader(ShardReader[T_co]):
+    """An iterable over the samples of tar shards, joined with those of the same keys in other shards.
+
+    For training without torch; `Joined` adds what torch has, as `ShardDataset` does to `ShardReader`. Samples, order,
+    epochs and states are those of `Joined`, which describes the arguments.
+    """
+
+    @arguments.checked(
+        _WORDS,
+        sources=arguments.Accepts('datasets by prefix, {"": ShardDataset(...), "cap": ShardDataset(...)}', _sources),
+        **{name: ARGUMENTS[name] for name in ("decode", "members", "missing")},
+    )
+    def __init__(
+        self,
+        sources: Mapping[str, ShardReader[Any]],
+        *,
+        decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
+        members: Iterable[str] | None = None,
+        missing: Missing = "error",
+    ) -> None:
+        (name, first), *others = sources.items()
+        for each, reader in sources.items():
+            _check(each, reader, first)
+        columns = [
+            Column(prefix, reader.manifest, _pairs(first, reader))
+            for prefix, reader in ((f"{each}.", reader) for each, reader in others)
+            if members is None or any(each.startswith(prefix) for each in ";".join(members).split(";"))
+        ]
+        pipeline = replace(Pipeline.of(decode, members, missing), prefix=name and f"{name}.")
+        manifest, sessions = replace(first.manifest, columns=tuple(columns)), copy(first._settings.sessions)
+        settings = replace(first._settings, manifest=manifest, sessions=sessions, pipeline=pipeline)
+        self._urls = first._urls
+        self._group = self._ranks_of(first._group.given, first._urls, sessions.timeout_s)
+        self._group.settled = first._group.settled
+        self._assemble(settings, first._dealing, first.seed, first._on_error, first._job)
+        self._bookmark.follow(first._bookmark)
+
+
+def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None:
+    """Raise ConfigError if a source cannot be joined with the first, or has options that would be ignored."""
+    for option in _ALIKE:
+        if shared_options(reader)[option] != shared_options(first)[option]:
+            raise ConfigError(
+                f"source {name!r} and the first differ in {option}", remedy="give the same to all sources"
+            )
+    if reader._settings.pipeline != Pipeline() or reader.manifest.columns:
+        raise ConfigError(
+            f"source {name!r} has decode, members, missing, tokens, map or filter, or consists of sources itself",
+            remedy='write Joined(sources, decode={"cap.txt": "text"}, ...).map(function), which is for all members',
+        )
+    if reader is not first and reader.manifest.choices is not None:
+        raise ConfigError(f"source {name!r} is a selection", remedy="select among the samples of Joined")
+
+
+def _pairs(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the shards of another dataset with partners of each shard's samples; None if the nth has those of the nth.
+
+    Raises ConfigError if there are not as many, and the tables of samples, which have the keys, are missing.
+    """
+    own, others = first.manifest.shards, other.manifest.shards
+    if len(own) == len(others):
+        return None
+    alone = {url: (number,) for number, url in enumerate(others.urls)}
+    where: dict[str, tuple[int, ...]] = {}
+    found: dict[str, set[int]] = {url: set() for url in own.urls}
+
+    def note(entry: IndexEntry) -> bool:
+        where[entry.key] = where[entry.key] + alone[entry.url] if entry.key in where else alone[entry.url]
+        return True
+
+    def pair(entry: IndexEntry) -> bool:
+        found[entry.url].update(where.get(entry.key, ()))
+        return True
+
+    try:
+        other.select(note)
+        first.select(pair)
+    except ConfigError as exn:
+        raise ConfigError(
+            f"{len(own)} shards are joined with {len(others)} by the tables of their keys: {exn.message}",
+            url=exn.url,
+            remedy="write them beside both index files: shardcache index URL... -o index.json --samples",
+        ) from exn
+    return tuple(tuple(sorted(found[url])) for url in own.urls)
