@@ -167,7 +167,7 @@ ROWS = (
         _row(f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard")
         for codec in (Codec.XZ, Codec.ZSTD)
     ),
-    _row("index of brackets", _brackets, "origin", lambda *_: 5 * _INDEX_BYTES),
+    _row("index of brackets", _brackets, "not_an_index", lambda *_: 5 * _INDEX_BYTES),
     _row("braces for a shard too many", _too_many_braces, "config"),
     _row("braces for many shards", _braces, "manifest", lambda _, size: _SHARD_BYTES * size),
     _row("plan without end", _endless_plan, "capacity", lambda ground, _: ground.plan_memory_bytes),
