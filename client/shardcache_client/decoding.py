@@ -382,10 +382,9 @@ class Pipeline:
 
     def view(self, shard: int, column: str | None = None) -> View:
         """Return the form in which samples of a shard, or of those beside it in a column, are read."""
-        prefix = self.prefix if column is None else column
-        unmatched: Any = self.missing
-        if not isinstance(unmatched, str):
-            unmatched = "fill" if any(name.startswith(prefix) for name in unmatched) else "error"
+        prefix, missing = self.prefix if column is None else column, self.missing
+        filled = not isinstance(missing, str) and any(name.startswith(prefix) for name in missing)
+        unmatched = missing if isinstance(missing, str) else "fill" if filled else "error"
         return View(None if self.members is None else self.members.reads, self.blocks, prefix, unmatched)
 
     def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> "Pipeline":

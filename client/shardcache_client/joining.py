@@ -21,9 +21,8 @@ _ALIKE = "zero_copy", "socket, daemon, fallback, timeout_s or partial_reads"
 
 
 def _sources(value: Any) -> dict[str, ShardReader[Any]]:
-    if not isinstance(value, Mapping) or not value or "" in [*value][1:]:
-        raise TypeError
-    if not all(isinstance(each, ShardReader) and isinstance(name, str) for name, each in value.items()):
+    named = value.items() if isinstance(value, Mapping) and "" not in [*value][1:] else ()
+    if not named or not all(isinstance(each, ShardReader) and isinstance(name, str) for name, each in named):
         raise TypeError
     return dict(value)
 
@@ -70,9 +69,8 @@ def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None
     """Raise ConfigError if a source cannot be joined with the first, or has options that would be ignored."""
     for option in _ALIKE:
         if shared_options(reader)[option] != shared_options(first)[option]:
-            raise ConfigError(
-                f"source {name!r} and the first differ in {option}", remedy="give the same to all sources"
-            )
+            reason = f"source {name!r} and the first differ in {option}"
+            raise ConfigError(reason, remedy="give the same to all sources")
     if reader._settings.pipeline != Pipeline() or reader.manifest.columns:
         raise ConfigError(
             f"source {name!r} has decode, members, missing, tokens, map or filter, or consists of sources itself",

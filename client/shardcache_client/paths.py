@@ -155,7 +155,7 @@ def cached_paths(
 
     For libraries that read files themselves. The block begins once every file is on local disk and verified:
 
-        with cached_paths("s3://bucket/llama/*.safetensors") as paths:
+        with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
             weights = [safetensors.torch.load_file(path) for path in paths]
 
     The files are read-only. Other processes of the node may read them, too, as long as this one is in the block: the

@@ -330,8 +330,7 @@ class Epoch:
         return ""
 
     def to_json(self, dataset: frozenset[str]) -> Json:
-        """Return its row of the outcome; the loss is a mean over samples, the waiting time of the slowest ranks."""
-        loss = sum(rank["loss"] * len(rank["keys"]) for leg in self.legs for rank in leg) / max(len(self.keys), 1)
+        """Return its row of the outcome; the waiting time is of the slowest ranks."""
         return {
             "job": self.job,
             "epoch": self.number,
@@ -339,7 +338,6 @@ class Epoch:
             "padding": self.padding(dataset),
             "legs": [{"ranks": len(steps), "steps": steps} for steps in self.steps],
             "problem": "; ".join(filter(None, (self.wrong_samples(dataset), self.wrong_steps()))) or None,
-            "loss": loss,
             "waited_s": sum(max(rank["waited_s"] for rank in leg) for leg in self.legs),
         }
 
@@ -392,14 +390,14 @@ def _show(outcome: Outcome) -> None:
     def verdict(problem: str) -> str:
         return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
 
-    columns = ("job", "epoch", "samples", "padding", "each once", "steps by rank", "equal", "loss", "data wait")
-    table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
+    columns = ("job", "epoch", "samples", "padding", "each once", "steps by rank", "equal", "data wait")
+    table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "data wait"))
     for epoch in outcome.epochs:
         row, samples = epoch.to_json(outcome.samples), len(outcome.samples & set(epoch.keys))
         counts = (row["job"], str(row["epoch"]), f"{samples:,}", str(row["padding"]))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
         verdicts = (verdict(epoch.wrong_samples(outcome.samples)), steps, verdict(epoch.wrong_steps()))
-        table.add_row(*counts, *verdicts, f"{row['loss']:.2f}", duration(row["waited_s"]))
+        table.add_row(*counts, *verdicts, duration(row["waited_s"]))
     console, fetched, whole = common.make_console(), outcome.origin_bytes, outcome.size_bytes
     console.print("", table, sep="\n")
     once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"

@@ -64,12 +64,8 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
                 with closing(file):
                     state = _put(file.whole(), place, names, ref, links=links)
             except (OriginError, ShardError, CacheError, OSError) as exn:
-                state, url = "failed", redact(ref.url)
-                error = (
-                    exn
-                    if isinstance(exn, ShardcacheError)
-                    else ShardcacheError(f"cannot write {path} ({exn})", url=url)
-                )
+                state = "failed"
+                error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(f"cannot write {path} ({exn})")
                 show({"event": "error", "error": error.to_json()})
             else:
                 sizes = {"size_bytes": ref.size_bytes}

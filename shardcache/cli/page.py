@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -54,6 +53,8 @@ _MIN_ELASTIC_COLUMNS = 12
 # For longer names no column is given up: they are folded, whatever the screen's width leaves them.
 _USUAL_NAME_COLUMNS = 32
 _MIN_NAME_COLUMNS = 16
+# What a transfer's figures take at most.
+_FIGURES_COLUMNS = 84
 # A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
 _SOON_S = 10.0
 _RATES = ("origin_bytes", "origin_requests", "tier_bytes", "hits", "misses")
@@ -337,15 +338,17 @@ def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:
 
 
 def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Columns:
+    room = max(_MIN_NAME_COLUMNS, width - _FIGURES_COLUMNS) if is_cut else sys.maxsize  # urls differ at the end
+    needed_in_s = [row.get("needed_in_s") for row in rows]  # None if no plan contains it
     columns: Columns = {
-        "transfer": [_Tail(row["url"]) if is_cut else Text(row["url"]) for row in rows],
+        "transfer": [Text(row["url"] if len(row["url"]) <= room else f"…{row['url'][1 - room :]}") for row in rows],
         _BAR: [_bar(row["done_bytes"], row["total_bytes"], _BAR_COLUMNS) for row in rows],
         "bytes": [
             f"{size(row['done_bytes'])} of {size(row['total_bytes']) if row['total_bytes'] else '?'}" for row in rows
         ],
         "rate": [_speed(row.get("rate_bytes_per_s")) for row in rows],
         "class": [one_line(row["class"]) for row in rows],
-        "needed in": [_needed_in(row.get("needed_in_s")) for row in rows],
+        "needed in": ["" if s is None else duration(s) if s > 0 else "now" for s in needed_in_s],
         "waiting": [f"{row['waiters']:,}" for row in rows],
     }
     if width < _BAR_FROM_COLUMNS:
@@ -353,29 +356,8 @@ def _transfer_columns(rows: Sequence[Row], width: int, *, is_cut: bool) -> Colum
     return columns
 
 
-def _needed_in(needed_in_s: float | None) -> str:
-    """Return the time until a shard is needed; empty if no plan contains it."""
-    if needed_in_s is None:
-        return ""
-    return duration(needed_in_s) if needed_in_s > 0 else "now"
-
-
 def _speed(bytes_per_s: float | None) -> str:
     return "" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
-
-
-class _Tail:
-    """A line that a narrow column truncates at the start: urls differ at the end."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        hidden = len(self._text) - options.max_width
-        yield one_line(f"…{self._text[hidden + 1 :]}" if hidden > 0 else self._text)
-
-    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, len(self._text)).with_maximum(options.max_width)
 
 
 # The screen of `top`

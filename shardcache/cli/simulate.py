@@ -59,9 +59,8 @@ class Run(SimpleNamespace):
         room_bytes = disk_bytes - footprint_bytes(largest_bytes) + largest_bytes  # while one is fetched
         ours, ranks = Replay(reads, room_bytes, self.size_bytes), (furthest_next(reads), range(0, -len(reads), -1))
         others = [[*misses(reads, each, room_bytes, self.size_bytes)] for each in ranks]
-        return dict(
-            zip(POLICIES, (ours.fetched, *others, [read.shard for read in reads]), strict=True)
-        ), ours.peak_bytes
+        fetched = (ours.fetched, *others, [read.shard for read in reads])
+        return dict(zip(POLICIES, fetched, strict=True)), ours.peak_bytes
 
     def first_batch_bytes(self, reads: Sequence[Read]) -> float:
         """Return what a node receives until each reader of the first job has a batch: all of them receive alike."""

@@ -11,9 +11,7 @@ SAMPLES = frozenset("abc")
 
 def leg(keys: str, *steps: int, promised: int = 2) -> list[dict[str, Any]]:
     """Return the reports of ranks that took these steps, whose samples, a letter each, the first one lists."""
-    ranks: list[dict[str, Any]] = [
-        {"keys": "", "steps": each, "promised": promised, "loss": 1.0, "waited_s": 0.1} for each in steps
-    ]
+    ranks: list[dict[str, Any]] = [{"keys": "", "steps": each, "promised": promised, "waited_s": 0.1} for each in steps]
     ranks[0]["keys"] = keys
     return ranks
 
@@ -24,19 +22,16 @@ def outcome(*legs: list[dict[str, Any]], origin_bytes: int = 100) -> Outcome:
 
 
 def test_reports_of_ranks_and_runs_are_joined_by_epoch() -> None:
-    """The loss is weighted by samples, the longest wait of each leg counts, and an epoch may have two legs."""
+    """The longest wait of each leg counts, and an epoch may have two legs."""
 
-    def row(epoch: int, keys: str, loss: float, waited_s: float) -> dict[str, Any]:
-        return {"epoch": epoch, "keys": keys, "steps": 1, "promised": 1, "loss": loss, "waited_s": waited_s}
+    def row(epoch: int, keys: str, waited_s: float) -> dict[str, Any]:
+        return {"epoch": epoch, "keys": keys, "steps": 1, "promised": 1, "waited_s": waited_s}
 
-    stopped = [[row(0, "ab", 1.0, 0.1), row(1, "a", 1.0, 0.25)], [row(0, "c", 4.0, 0.5), row(1, "", 0.0, 0.0)]]
-    first, second = epochs_of("job", [stopped, [[row(1, "bc", 1.0, 0.25)]]])
+    stopped = [[row(0, "ab", 0.1), row(1, "a", 0.25)], [row(0, "c", 0.5), row(1, "", 0.0)]]
+    first, second = epochs_of("job", [stopped, [[row(1, "bc", 0.25)]]])
     assert ("".join(first.keys), len(first.legs)) == ("abc", 1)
     assert ("".join(second.keys), second.steps) == ("abc", [[1, 1], [1]])
-    assert [(each.to_json(SAMPLES)["loss"], each.to_json(SAMPLES)["waited_s"]) for each in (first, second)] == [
-        (2.0, 0.5),
-        (1.0, 0.5),
-    ]
+    assert [each.to_json(SAMPLES)["waited_s"] for each in (first, second)] == [0.5, 0.5]
 
 
 WHOLE = leg("abca", 2, 2)
