@@ -316,11 +316,11 @@ class IndexedShards(Divisible, Generic[T_co]):
         return self._held[shard]
 
     def _open(self, shard: int) -> _Held:
-        manifest = self.manifest
-        session, plan = self._settings.sessions.open(self._reader), Plan.of(manifest, 0, [shard])
+        manifest, session = self.manifest, self._settings.sessions.open(self._reader)
         try:
-            session.declare(plan)
+            session.declare(plan := Plan.of(manifest, 0, [shard]))
             window = ShardWindow(session, plan, partial=None, view_of=self._settings.pipeline.view)
+            session.on_wait = None  # a cycle would keep the session of a reader that is gone
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
             return _Held(session, window, leased_shard, manifest.chosen(shard))
