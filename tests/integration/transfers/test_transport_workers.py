@@ -110,6 +110,7 @@ async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, m
             assert rig.pids() == {first}
             if limit_s < 1:
                 await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) == before)
+                await asyncio.to_thread(eventually, lambda: not rig.workers._is_growing)  # else nothing else starts
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
