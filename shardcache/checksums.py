@@ -1,30 +1,39 @@
 """Checksums that origins keep of objects, and their combination from the checksums of parts."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
-from awscrt import checksums as crt
-from isal import isal_zlib
+from functools import cache
+from typing import Any, TypeAlias
 
 Data: TypeAlias = bytes | memoryview
 
-crc32c: Callable[[Data, int], int] = crt.crc32c
+ALGORITHMS = ("crc32c", "crc32", "crc64nvme")
 
-ALGORITHMS: dict[str, Callable[[Data, int], int]] = {
-    "crc32c": crt.crc32c,
-    "crc32": isal_zlib.crc32,  # what SDKs store by default; three times as fast as zlib's, four times as the CRT's
-    "crc64nvme": crt.crc64nvme,
-}
-_COMBINE: dict[str, Callable[[int, int, int], int]] = {
-    "crc32c": crt.combine_crc32c,
-    "crc32": crt.combine_crc32,
-    "crc64nvme": crt.combine_crc64nvme,
-}
+
+@cache
+def checksum_function(algorithm: str) -> Callable[[Data, int], int]:
+    """Return the function that computes one of `ALGORITHMS`: of more bytes, and of those before them."""
+    if algorithm == "crc32":  # what SDKs store by default; three times as fast as zlib's, four times as the CRT's
+        from isal import isal_zlib
+
+        return isal_zlib.crc32
+    return getattr(_crt(), algorithm)  # type: ignore[no-any-return]
+
+
+def crc32c(data: Data, earlier: int) -> int:
+    """Return the CRC32C of `data` after bytes whose CRC32C is `earlier`."""
+    return checksum_function("crc32c")(data, earlier)
 
 
 def combined(algorithm: str, parts: Sequence[int], part_bytes: int, size_bytes: int) -> int:
     """Return the checksum of a whole from those of its parts, all of `part_bytes` except the last."""
+    combine = getattr(_crt(), f"combine_{algorithm}")
     whole = 0
     for index, part in enumerate(parts):
-        whole = _COMBINE[algorithm](whole, part, min(part_bytes, size_bytes - index * part_bytes))
+        whole = combine(whole, part, min(part_bytes, size_bytes - index * part_bytes))
     return whole
+
+
+def _crt() -> Any:
+    from awscrt import checksums  # 50 ms, which a daemon that starts need not spend
+
+    return checksums

@@ -7,6 +7,7 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 import difflib
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,8 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
-import pydantic_settings
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_core import ErrorDetails
-from pydantic_settings import NoDecode, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from shardcache.access import AllowRule
 from shardcache.errors import ConfigError, did_you_mean
@@ -45,6 +44,12 @@ class Sources:
     flags: Mapping[str, Any]
     env: Mapping[str, str]
     file: Path
+
+    def values(self) -> dict[str, Any]:
+        """Return the values that are set, as they are written. Raises OSError or ValueError if the file is unusable."""
+        of_file = tomllib.loads(self.file.read_text()) if self.file.exists() else {}
+        of_env = {name: self.env[key] for name in Settings.model_fields if (key := self._variable(name))}
+        return {**of_file, **of_env, **self.flags}
 
     def kind(self, name: str) -> str:
         """Return `flag`, `environment` or `file` for an option that is set."""
@@ -118,7 +123,7 @@ def _holds_a_shard(capacity: Amount) -> Amount:
     return capacity
 
 
-Size = Annotated[Amount, NoDecode, BeforeValidator(Amount.parse)]
+Size = Annotated[Amount, BeforeValidator(Amount.parse)]
 Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]
 
 
@@ -198,12 +203,10 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "shardcache"
 
 
-class Settings(pydantic_settings.BaseSettings):
+class Settings(pydantic.BaseModel):
     """Every option of `shardcache serve`."""
 
-    model_config = pydantic_settings.SettingsConfigDict(
-        env_prefix="SHARDCACHE_", extra="forbid", frozen=True, validate_default=True
-    )
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
     capacity: Capacity = Field(
@@ -222,7 +225,7 @@ class Settings(pydantic_settings.BaseSettings):
     group: str | None = Field(
         None, description="group allowed to use the socket and read the cache [default: the daemon's own]"
     )
-    allow: Annotated[tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...], NoDecode] = Field(
+    allow: tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...] = Field(
         (), description="url prefix from which shards may be fetched; repeatable [default: any]"
     )
     http: str | None = Field(
@@ -298,27 +301,11 @@ class Settings(pydantic_settings.BaseSettings):
 
 
 def _loaded(sources: Sources) -> Settings:
-    class Loaded(Settings):
-        model_config = pydantic_settings.SettingsConfigDict(toml_file=sources.file)
-
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: Any, init_settings: Any, env_settings: Any, *_others: Any, **_named: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Return the sources by precedence."""
-            environment = (env_settings,) if sources.env else ()
-            return init_settings, *environment, TomlConfigSettingsSource(settings_cls)
-
     try:
-        return Loaded(**sources.flags)
+        return Settings(**sources.values())
     except pydantic.ValidationError as exn:
         wrong = "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in exn.errors())
         raise ConfigError(wrong, remedy="see `shardcache serve --help`") from None
-    except pydantic_settings.SettingsError as exn:
-        raise ConfigError(
-            f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
-            remedy="write the value as JSON, or set it in the config file",
-        ) from None
     except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
         remedy = f"correct the file; check it with: shardcache config check {sources.file}"
         raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
@@ -348,7 +335,7 @@ def _reason(error: ErrorDetails) -> str:
         known = OriginTable.model_fields if tables else Settings.model_fields
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
-        return f"write [[{name}]], once per table"
+        return f"write [[{name}]] in the config file, once per table"
     field, bounds = Settings.model_fields.get(str(name)), error.get("ctx", {})
     if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
         return f"at least {size(bounds['ge'])}" if "ge" in bounds else f"at most {size(bounds['le'])}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.access import store_of
-from shardcache.checksums import ALGORITHMS, combined
+from shardcache.checksums import ALGORITHMS, checksum_function, combined
 from shardcache.config import Settings
 from shardcache.errors import (
     CorruptShardError,
@@ -444,7 +444,9 @@ class _Download:
         if algorithm is None:
             found = _digest(self.partial.path, SHA256)
         else:
-            parts = self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(ALGORITHMS[algorithm])
+            parts = (
+                self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(checksum_function(algorithm))
+            )
             found = combined(algorithm, parts, self.partial.part_bytes, self.obj.size_bytes)
         if found != wanted.value:
             message = f"the {wanted.algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"

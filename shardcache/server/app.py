@@ -21,7 +21,6 @@ from shardcache.protocol import SESSION_PATH
 from shardcache.server import api
 from shardcache.server.connections import Acceptor, Limits
 from shardcache.server.lifecycle import Drain
-from shardcache.server.metrics import metrics
 from shardcache.server.service import PEER, SERVICE, Service, peer_of, socket_of
 from shardcache.server.session import handle_session
 
@@ -33,6 +32,12 @@ _READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", api
 _TCP_CONNECTIONS = 64
 _TCP_LIMITS = Limits(_TCP_CONNECTIONS, _TCP_CONNECTIONS, limit_s=60.0)
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    from shardcache.server.metrics import metrics  # 25 ms, which a daemon that nobody scrapes need not spend
+
+    return await metrics(request)
 
 
 def _token_hash(path: Path) -> bytes:
@@ -155,7 +160,7 @@ def _application(service: Service, token_hash: bytes | None) -> web.Application:
     app[TOKEN_HASH] = token_hash
     app.on_response_prepare.append(_harden)
     app.add_routes(api.routes)
-    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/metrics", _metrics)
     app.router.add_get(SESSION_PATH, handle_session)
     api.add_dashboard(app)
     app.cleanup_ctx.append(_measuring)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from shardcache.checksums import ALGORITHMS, Data, crc32c
+from shardcache.checksums import Data, checksum_function
 
 # The kernel keeps free folios of up to 32 KiB per core. Larger ones may be memory that a hypervisor has taken back: to
 # get it again costs several times the copy.
@@ -71,7 +71,8 @@ class PartsWriter:
         self._turn = _turn_of(parts.path)
         self._at = parts.start
         self._crc32c = self._checksum = 0
-        self._update = None if parts.algorithm in (None, "crc32c") else ALGORITHMS[parts.algorithm or ""]
+        self._update_crc32c = checksum_function("crc32c")
+        self._update = None if parts.algorithm in (None, "crc32c") else checksum_function(parts.algorithm or "")
         self.finished: list[PartSums] = []  # the parts written so far
 
     def write(self, data: memoryview) -> None:
@@ -80,7 +81,7 @@ class PartsWriter:
             while data:
                 part_stop = min(self._parts.stop, self._at - self._at % self._parts.part_bytes + self._parts.part_bytes)
                 block = data[: part_stop - self._at]
-                self._crc32c = crc32c(block, self._crc32c)
+                self._crc32c = self._update_crc32c(block, self._crc32c)
                 if self._update is not None:
                     self._checksum = self._update(block, self._checksum)
                 _write_all(self._fd, block, self._at)

@@ -28,7 +28,7 @@ Fallback: TypeAlias = Literal["error", "private"]
 
 # On a node under load, the packages of a daemon take seconds to import.
 _START_S = 120.0
-_NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic_settings", "structlog")
+_NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
 _SHARED = "for one that users share: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
