@@ -10,10 +10,10 @@ TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench faults clean
+.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench bench-compare faults clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a store of its own, and check what they got
 	$(BIN)/shardcache demo
@@ -52,8 +52,13 @@ docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-trees docs build/docs
 	@echo "open build/docs/index.html"
 
-bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
-	PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
+BENCH = PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
+
+bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders, and append to build/figures.jsonl (minutes, some 10 GB of disk)
+	$(BENCH) $(ARGS)
+
+bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## show what changed from A=COMMIT to B=COMMIT in build/figures.jsonl; or two such files
+	$(BENCH) --compare $(A) $(B)
 
 faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages on purpose (an hour or two)
 	PYTHONPATH=tests $(BIN)/python -m campaign

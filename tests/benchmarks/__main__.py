@@ -1,18 +1,14 @@
-"""`python -m benchmarks`: run the parts that are asked for and print one table of ratios."""
+"""`python -m benchmarks`: run parts, print one table of ratios, and keep all figures; or compare and show kept ones."""
 
-import json
-import os
-import platform
 import signal
 import sys
 import tempfile
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
-import psutil
 
+from benchmarks import figures
 from benchmarks.caching import jobs
 from benchmarks.downloads import cluster, cold, download
 from benchmarks.measure import Row, render
@@ -40,55 +36,61 @@ PARTS = {
     "dashboard": dashboard.measure,
 }
 
-# Packages whose versions are told with the results.
-PACKAGES = ("shardcache", "awscrt", "litdata", "mosaicml-streaming", "obstore", "s5cmd", "torch", "webdataset")
+FIGURES = "build/figures.jsonl"
 
 
 @click.command()
 @click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the data, for a quick look.")
 @click.option(
-    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Interleaved measurements of each contender."
+    "--rounds", type=click.IntRange(1), default=4, show_default=True, help="Interleaved measurements of each contender."
 )
 @click.option(
     "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
-def main(only: str, scale: float, rounds: int, root: Path | None, json_path: Path | None) -> None:
+@click.option("--figures", "path", metavar="FILE", default=FIGURES, show_default=True, help="File of all figures.")
+@click.option("--compare", "ends", nargs=2, metavar="A B", help="Only compare two files, or two commits in FILE.")
+@click.option("--page", type=click.Path(path_type=Path), help="Only write the tables of a page from FILE.")
+def main(
+    only: str, scale: float, rounds: int, root: Path | None, path: str, ends: tuple[str, str] | None, page: Path | None
+) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
+    try:
+        if page is not None:
+            page.write_text(figures.page(page.read_text(), figures.read(path, Path(path))))
+        elif ends:
+            before, after = (figures.read(end, Path(path)) for end in ends)
+            console().print(figures.render(figures.compare(before, after)))
+        else:
+            _measure(chosen(only, PARTS), scale, rounds, root, Path(path))
+    except (RuntimeError, ValueError, FileNotFoundError) as exn:
+        raise click.ClickException(str(exn)) from exn
+
+
+def _measure(parts: list[str], scale: float, rounds: int, root: Path | None, path: Path) -> None:
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parts = chosen(only, PARTS)
-    rows: list[Row] = []
+    head = {**figures.origin(Path(__file__).parent), "scale": scale}
     if root is not None:
         root.mkdir(parents=True, exist_ok=True)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name,
-            Workplace(Path(name), scale, rounds, console(stderr=True)) as place,
-        ):
-            place.check_space()
-            for part in parts:
-                place.say(f"[bold]{part}[/]")
-                rows += PARTS[part](place)
-    except RuntimeError as exn:
-        raise click.ClickException(str(exn)) from exn
-    machine = _machine()
-    console().print(
-        render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data")
-    )
-    if json_path is not None:
-        results = {"machine": machine, "scale": scale, "rounds": rounds, "rows": [row.to_json() for row in rows]}
-        json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
+    rows: list[tuple[str, Row]] = []
+    failed: list[str] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name,
+        Workplace(Path(name), scale, rounds, console(stderr=True)) as place,
+    ):
+        place.check_space()
+        for part, found in figures.recorded({part: partial(PARTS[part], place) for part in parts}, path, **head):
+            if isinstance(found, Row):
+                rows.append((part, found))
+            else:
+                place.say(f"[bold]{part}[/] failed: {found}")
+                failed.append(part)
+    machine = head["machine"]
+    title = f"{machine['cores']} cores, Python {machine['python']}, {scale:.0%} of the data; appended to {path}"
+    console().print(render(rows, title))
+    if failed:
+        raise RuntimeError(f"failed: {', '.join(failed)}; their rows before that are in {path}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -112,26 +112,42 @@ def interleaved(
     return results
 
 
-def medians(contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int) -> dict[Key, float]:
-    return {name: statistics.median(tries) for name, tries in interleaved(contenders, say, rounds).items()}
+class Figure(float):
+    """A figure of several rounds, their median unless another summary is named, that keeps the value of each."""
+
+    rounds: tuple[float, ...]
+
+    def __new__(
+        cls, rounds: Iterable[float], summary: Callable[[Sequence[float]], float] = statistics.median
+    ) -> "Figure":
+        values = tuple(rounds)
+        figure = super().__new__(cls, summary(values))
+        figure.rounds = values
+        return figure
+
+
+def medians(
+    contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int
+) -> dict[Key, Figure]:
+    return {name: Figure(tries) for name, tries in interleaved(contenders, say, rounds).items()}
 
 
 def compared(
     contenders: Mapping[str, Callable[[], float]],
     say: Callable[[str], None],
     rounds: int,
-    part: str,
+    unit: str,
     what: str,
     targets: "Mapping[str, Target]",
 ) -> "list[Row]":
     """Return a row for each contender after the first, which is compared with it, of medians of all rounds."""
     (_, ours), *peers = medians(contenders, say, rounds).items()
-    return [Row(part, what, ours, peer, theirs, targets.get(peer)) for peer, theirs in peers]
+    return [Row(unit, what, ours, peer, theirs, targets.get(peer)) for peer, theirs in peers]
 
 
-def median_of(tries: Mapping[Key, Sequence[Any]], figure: str) -> dict[Key, float]:
+def median_of(tries: Mapping[Key, Sequence[Any]], figure: str) -> dict[Key, Figure]:
     """Return each contender's median of one attribute of its tries."""
-    return {name: statistics.median(getattr(one, figure) for one in some) for name, some in tries.items()}
+    return {name: Figure(getattr(one, figure) for one in some) for name, some in tries.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +174,9 @@ class Row:
         target: for the ratio where there is a peer, else for the figure; None for what is shown as a mark only.
     """
 
-    part: str  # which benchmark
-    measure: str  # what was measured, with its unit
-    ours: float
+    unit: str  # a rate ends in "/s", "/CPU-s" or "apart": more of it is better, of all else less
+    what: str  # was measured
+    ours: float  # a `Figure`, or the figure of a single round
     peer: str | None = None  # who is compared, or None where the figure itself has the target
     theirs: float | None = None
     target: Target | None = None
@@ -176,29 +192,42 @@ class Row:
         return None if self.target is None or judged is None else self.target.met_by(judged)
 
     def to_json(self) -> dict[str, Any]:
-        target = None if self.target is None else str(self.target)
-        return {**asdict(self), "target": target, "ratio": self.ratio, "met": self.met}
+        """Return the row with every round's values of both."""
+        return {
+            "row": self.what,
+            "unit": self.unit,
+            "ours": self.ours,
+            "rounds": getattr(self.ours, "rounds", (self.ours,)),
+            "peer": self.peer,
+            "theirs": self.theirs,
+            "peer_rounds": None if self.theirs is None else getattr(self.theirs, "rounds", (self.theirs,)),
+            "ratio": self.ratio,
+            "target": None if self.target is None else str(self.target),
+            "met": self.met,
+        }
 
 
-def render(rows: Sequence[Row], title: str) -> Table:
+def render(rows: Sequence[tuple[str, Row]], title: str) -> Table:
+    """Return a table of rows, each with the part that measured it."""
     table = Table(title=title, title_justify="left")
     for name in ("part", "measure"):
         table.add_column(name)
     for name in ("shardcache", "peer", "peer's", "ratio", "target", ""):
         table.add_column(name, justify="left" if name == "peer" else "right")
-    for before, row in zip((None, *rows), rows, strict=False):
-        if before is not None and before.part != row.part:
+    before = None
+    for part, row in rows:
+        if before not in (None, part):
             table.add_section()
+        before = part
         verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[row.met]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         target = "" if row.target is None else str(row.target)
-        table.add_row(
-            row.part, row.measure, _figure(row.ours), row.peer or "", _figure(row.theirs), ratio, target, verdict
-        )
+        what = f"{row.unit}, {row.what}"
+        table.add_row(part, what, shown(row.ours), row.peer or "", shown(row.theirs), ratio, target, verdict)
     return table
 
 
-def _figure(value: float | None) -> str:
+def shown(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 

@@ -33,8 +33,8 @@ def sharing(place: Workplace) -> list[Row]:
                 raise RuntimeError(f"a job saw {seen} samples and distinct ones instead of {wanted}")
         origin_bytes = daemon.get("/v1/status")["counters"]["origin_bytes"]
     place.say(f"{JOBS} jobs × {EPOCHS} epochs: {origin_bytes / 1e6:,.0f} MB from the store")
-    what = f"MB from the store, {JOBS} jobs × {EPOCHS} epochs"
-    return [Row("sharing", what, origin_bytes / 1e6, "the dataset", dataset.tar_bytes / 1e6, Target("=", 1.0))]
+    what = f"from the store, {JOBS} jobs × {EPOCHS} epochs"
+    return [Row("MB", what, origin_bytes / 1e6, "the dataset", dataset.tar_bytes / 1e6, Target("=", 1.0))]
 
 
 def read(url: str, socket: str, job: str) -> tuple[int, int]:
@@ -85,5 +85,5 @@ def half(place: Workplace) -> list[Row]:
     # MIN may evict at once what a reader still holds: each read ends when it begins.
     reads = [Read(at, 0, 0, number, url, end_s=at) for number, (at, url) in enumerate(begun)]
     best = sum(1 for _ in misses(reads, furthest_next(reads), room)) * shard_bytes
-    what = f"MB from the store, {HALF_JOBS} jobs × {HALF_EPOCHS} epochs"
-    return [Row("half cache", what, store_bytes / 1e6, "offline MIN", best / 1e6, Target("≤", 1.03))]
+    what = f"from the store, {HALF_JOBS} jobs × {HALF_EPOCHS} epochs"
+    return [Row("MB", what, store_bytes / 1e6, "offline MIN", best / 1e6, Target("≤", 1.03))]

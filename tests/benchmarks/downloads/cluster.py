@@ -47,12 +47,12 @@ def measure(place: Workplace) -> list[Row]:
         }
         tries = interleaved(contenders, place.say, place.rounds)
     wall_s, copies, cpu = (median_of(tries, figure) for figure in ("wall_s", "copies", "cpu_s_per_gb"))
-    epoch = f"s for a cold epoch, {NODES} nodes, store link {MBIT_PER_S} Mbit/s"
+    epoch = f"for a cold epoch, {NODES} nodes, store link {MBIT_PER_S} Mbit/s"
     return [
-        Row("cluster", epoch, wall_s[MTLS], ALONE, wall_s[ALONE], Target("≤", 0.7)),
-        Row("cluster", epoch, wall_s[MTLS], PLAIN, wall_s[PLAIN]),
-        Row("cluster", "copies of the dataset that the store sends", copies[MTLS], ALONE, copies[ALONE]),
-        Row("cluster", "CPU-s/GB of the tier", cpu[MTLS], PLAIN, cpu[PLAIN]),
+        Row("s", epoch, wall_s[MTLS], ALONE, wall_s[ALONE], Target("≤", 0.7)),
+        Row("s", epoch, wall_s[MTLS], PLAIN, wall_s[PLAIN]),
+        Row("copies", "of the dataset that the store sends", copies[MTLS], ALONE, copies[ALONE]),
+        Row("CPU-s/GB", "of the tier", cpu[MTLS], PLAIN, cpu[PLAIN]),
     ]
 
 

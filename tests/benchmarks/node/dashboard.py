@@ -3,7 +3,6 @@
 The readers do not read: they declare plans, take shards at a modest pace and give them back.
 """
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from operator import sub
 
 from websockets.sync.client import ClientConnection
 
-from benchmarks.measure import Row, Target, interleaved, tree_cpu_s
+from benchmarks.measure import Figure, Row, Target, interleaved, tree_cpu_s
 from benchmarks.workplace import Daemon, Workplace
 from pictures import URL, Job, reading
 from support.monitoring.chromium import PROGRAM, chromium, opened, tab
@@ -59,11 +58,11 @@ def measure(place: Workplace) -> list[Row]:
             contenders = {pages: partial(_watch, daemon, browser, address, pages) for pages in (0, 1, PAGES)}
             percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
     what, limit = f"{shards:,} shards, {JOBS * READERS} readers", Target("≤", 5.0)
-    rows = [Row("dashboard", f"s until shown, {what}", statistics.median(shown_s), target=Target("≤", 1.0))]
+    rows = [Row("s", f"until shown, {what}", Figure(shown_s), target=Target("≤", 1.0))]
     for pages in (1, PAGES):
         # More than in the same round without a page: the machine's own load drifts.
-        percent = statistics.median(map(sub, percents[pages], percents[0]))
-        rows.append(Row("dashboard", f"% of a core in the daemon, {pages} pages", percent, target=limit))
+        percent = Figure(map(sub, percents[pages], percents[0]))
+        rows.append(Row("%", f"of a core in the daemon, {pages} pages", percent, target=limit))
     return rows
 
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from urllib.request import Request, urlopen
 
-from benchmarks.measure import Row, Target, peak_bytes, thread_cpu_s
+from benchmarks.measure import Figure, Row, Target, peak_bytes, thread_cpu_s
 from benchmarks.node.rank import READERS
 from benchmarks.workplace import Daemon, Workplace
 from shardcache import shardlist
@@ -44,7 +43,7 @@ TARGETS = {
     "s until the first samples of all": 4.0,
     "s until that of one that joins": 0.5,
     "CPU-s of the event loop": 3.0,
-    "ms, longest turn of the loop": 50.0,
+    "ms longest turn of the loop": 50.0,
     "MB more of the daemon at its peak": 30.0 + READERS,
     "s to make the dataset": 0.3,
     "MB of a reader at its peak": 60.0,
@@ -56,10 +55,10 @@ def measure(place: Workplace) -> list[Row]:
     shards = round(SHARDS * place.scale)
     with _store(shards) as index:
         rounds = [_round(place, index) for _ in range(place.rounds)]
-    what = f"{READERS} readers, {shards:,} shards: "
+    what = f"{READERS} readers, {shards:,} shards"
     return [
-        Row("scale", what + name, median(each[at] for each in rounds), target=Target("≤", limit))
-        for at, (name, limit) in enumerate(TARGETS.items())
+        Row(unit, f"{name}, {what}", Figure(each[at] for each in rounds), target=Target("≤", limit))
+        for at, ((unit, _, name), limit) in enumerate((name.partition(" "), limit) for name, limit in TARGETS.items())
     ]
 
 

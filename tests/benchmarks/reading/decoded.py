@@ -30,13 +30,13 @@ Sample = tuple[str, bytes, int]
 def measure(place: Workplace) -> list[Row]:
     """Return decoded images a second, medians of interleaved rounds."""
     sources = _write(place)
-    what = f"images/s, JPEGs of {SIDE} × {SIDE} decoded and cropped, batches of {BATCH}, {WORKERS} workers"
+    what = f"JPEGs of {SIDE} × {SIDE} decoded and cropped, batches of {BATCH}, {WORKERS} workers"
     with place.warmed(sources["shardcache"]) as daemon:
         contenders = {
             name: partial(call, images_per_s, contender=name, source=source, socket=str(daemon.socket))
             for name, source in sources.items()
         }
-        return compared(contenders, place.say, place.rounds, "decoded", what, {"litdata": Target("≥", 1.0)})
+        return compared(contenders, place.say, place.rounds, "images/s", what, {"litdata": Target("≥", 1.0)})
 
 
 def samples(shard: int) -> Iterator[Sample]:

@@ -1,6 +1,7 @@
 """Images and captions joined by key, read by one process, next to the same members in one tar. Per second of CPU."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,9 +16,8 @@ _CAPTION = (("txt", 100),)
 _KINDS = [replace(kind, dataset_bytes=kind.dataset_bytes // 4) for kind in (LARGE, SMALL)]
 
 
-def measure(place: Workplace) -> list[Row]:
-    """Return the samples per second of CPU of both, shuffled and not, for two sizes of images."""
-    rows: list[Row] = []
+def measure(place: Workplace) -> Iterator[Row]:
+    """Yield the samples per second of CPU of both, shuffled and not, for two sizes of images."""
     for kind in _KINDS:
         both = replace(kind, name=f"{kind.name}-both", members=kind.members + _CAPTION)
         urls = {JOINED: [_split(place, both, some) for some in (kind.members, _CAPTION)], ONE: [place.url(both)]}
@@ -25,9 +25,8 @@ def measure(place: Workplace) -> list[Row]:
             for window in (0, 8):
                 task = partial(call, samples_per_cpu_s, socket=str(daemon.socket), window=window)
                 contenders = {name: partial(task, urls=some) for name, some in urls.items()}
-                what = f"samples per second of CPU, {kind.label} and a caption, window {window}"
-                rows += compared(contenders, place.say, place.rounds, "joined", what, {ONE: Target("≥", 0.9)})
-    return rows
+                what = f"{kind.label} and a caption, window {window}"
+                yield from compared(contenders, place.say, place.rounds, "samples/CPU-s", what, {ONE: Target("≥", 0.9)})
 
 
 def _split(place: Workplace, both: Kind, members: tuple[tuple[str, int], ...]) -> str:

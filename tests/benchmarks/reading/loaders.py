@@ -3,13 +3,13 @@
 In `batches` only the size of a batch reaches the trainer, so that reading is measured; in `handover` the samples do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.data import LARGE
-from benchmarks.measure import Row, Target, call, interleaved, medians, rate
+from benchmarks.measure import Figure, Row, Target, call, interleaved, medians, rate
 from benchmarks.workplace import Daemon, Workplace
 
 (EXTENSION,) = LARGE.extensions
@@ -28,27 +28,26 @@ def batches(place: Workplace) -> list[Row]:
     with place.warmed(place.url(LARGE)) as daemon:
         contenders = _contenders(place, daemon, gathered_per_s, (BYTES, ZERO_COPY, LITDATA))
         rates = medians(contenders, lambda text: place.say(f"{text} samples/s"), place.rounds)
-    what = f"samples/s, {LARGE.label} × {BATCH}, {WORKERS} workers"
+    what = f"{LARGE.label} × {BATCH}, {WORKERS} workers"
     return [
-        Row("batches", f"{what}, {form}", rates[ours], LITDATA, rates[LITDATA], target)
+        Row("samples/s", f"{what}, {form}", rates[ours], LITDATA, rates[LITDATA], target)
         for ours, (form, target) in _FORMS.items()
     ]
 
 
-def handover(place: Workplace) -> list[Row]:
-    """Return megabytes a second that reach the trainer, best of all rounds each."""
+def handover(place: Workplace) -> Iterator[Row]:
+    """Yield megabytes a second that reach the trainer, best of all rounds each."""
     with place.warmed(place.url(LARGE)) as daemon:
-        return [row for read in USES for row in _handed_over(place, daemon, read)]
+        for read in USES:
+            yield from _handed_over(place, daemon, read)
 
 
 def _handed_over(place: Workplace, daemon: Daemon, read: bool) -> list[Row]:
     contenders = _contenders(place, daemon, handed_mb_per_s, (ZERO_COPY, BYTES, WEBDATASET, LITDATA), read=read)
     tries = interleaved(contenders, lambda text: place.say(f"{USES[read]} · {text} MB/s"), place.rounds)
-    best = {name: max(rates) for name, rates in tries.items()}
-    what = f"MB/s, {LARGE.label} × {BATCH}, {WORKERS} workers, {USES[read]}"
-    return [
-        Row("handover", what, best[ZERO_COPY], f"{peer}, bytes", best[peer], target) for peer, target in _PEERS.items()
-    ]
+    best = {name: Figure(rates, max) for name, rates in tries.items()}
+    what = f"{LARGE.label} × {BATCH}, {WORKERS} workers, {USES[read]}"
+    return [Row("MB/s", what, best[ZERO_COPY], f"{peer}, bytes", best[peer], target) for peer, target in _PEERS.items()]
 
 
 def _contenders(

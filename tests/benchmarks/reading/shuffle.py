@@ -29,8 +29,8 @@ def measure(place: Workplace) -> list[Row]:
     """Return how far apart neighbours of a shard come by our order, next to webdataset's buffer."""
     shards = max(_LEAST_SHARDS, round(SAMPLES * place.scale) // SHARD_SAMPLES)
     figures = [apart(serve(shards)) for serve in (ours, webdataset)]
-    what = f"neighbours apart, shards of {SHARD_SAMPLES:,}, window {WINDOW}"
-    return [Row("shuffle", what, figures[0], f"webdataset shuffle({BUFFER})", figures[1], Target("≥", 1.0))]
+    what = f"between neighbours, shards of {SHARD_SAMPLES:,}, window {WINDOW}"
+    return [Row("samples apart", what, figures[0], f"webdataset shuffle({BUFFER})", figures[1], Target("≥", 1.0))]
 
 
 def apart(served: Served) -> float:

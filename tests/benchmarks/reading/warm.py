@@ -1,6 +1,6 @@
 """Warm reading in one process, without decoding: next to litdata and webdataset, and shuffled next to unshuffled."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,16 +25,14 @@ Task = dict[str, Any]
 """Arguments of `samples_per_s`."""
 
 
-def measure(place: Workplace) -> list[Row]:
-    """Return median samples a second for each kind of samples."""
-    rows: list[Row] = []
+def measure(place: Workplace) -> Iterator[Row]:
+    """Yield median samples a second for each kind of samples."""
     for kind in KINDS:
         with place.warmed(place.url(kind)) as daemon:
-            rows += _beside_others(place, kind, daemon)
+            yield from _beside_others(place, kind, daemon)
     for kind in (LARGE, MANY):
         with place.warmed(place.url(kind)) as daemon:
-            rows += _shuffled(place, kind, daemon)
-    return rows
+            yield from _shuffled(place, kind, daemon)
 
 
 def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
@@ -44,13 +42,13 @@ def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
         LITDATA: ours | {"contender": LITDATA, "source": str(place.litdata(kind))},
         WEBDATASET: ours | {"contender": WEBDATASET, "source": str(place.dataset(kind).folder)},
     }
-    return _compared(place, tasks, place.rounds, f"samples/s, {kind.label}", {LITDATA: Target("≥", 1.0)})
+    return _compared(place, tasks, place.rounds, kind.label, {LITDATA: Target("≥", 1.0)})
 
 
 def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     ours = _task(place, kind, daemon)
     tasks = {OURS: ours | {"window": WINDOW}, UNSHUFFLED: ours}
-    rounds, what = max(place.rounds, _SHUFFLED_ROUNDS), f"samples/s shuffled with window {WINDOW}, {kind.label}"
+    rounds, what = max(place.rounds, _SHUFFLED_ROUNDS), f"shuffled with window {WINDOW}, {kind.label}"
     return _compared(place, tasks, rounds, what, {UNSHUFFLED: Target("≥", 0.7)})
 
 
@@ -58,7 +56,7 @@ def _compared(
     place: Workplace, tasks: Mapping[str, Task], rounds: int, what: str, targets: Mapping[str, Target]
 ) -> list[Row]:
     contenders = {name: partial(call, samples_per_s, **task) for name, task in tasks.items()}
-    return compared(contenders, place.say, rounds, "warm reading", what, targets)
+    return compared(contenders, place.say, rounds, "samples/s", what, targets)
 
 
 def _task(place: Workplace, kind: Kind, daemon: Daemon) -> Task:
