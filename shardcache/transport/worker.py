@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
+from shardcache.checksums import checksum_function
 from shardcache.transport import connections, messages
 from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.tls import TlsSocket
@@ -361,6 +362,7 @@ def main() -> None:
     """Run the worker; the only argument is the daemon's pid."""
     # This process dies with a killed daemon, even in mid-work (prctl(2)): the next daemon may write the same files.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    checksum_function("crc32c")  # imported now, rather than when the first bytes come
     if os.getppid() == int(sys.argv[1]):  # otherwise the daemon was killed before that call
         with suppress(BrokenPipeError):  # it has been killed since, and this process is about to be
             Worker().run()
