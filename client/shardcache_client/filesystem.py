@@ -63,6 +63,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         return path if "://" in path else f"{self._prefix}{path}" if self._prefix else from_here(path).rstrip("/")
 
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a url of a path by which fsspec opens it through the cache."""
+        return f"shardcache://{self.url(name)}"
+
     def _path(self, url: str) -> str:
         return url.removeprefix(self._prefix) if self._prefix else local_path(url) or url
 

@@ -188,9 +188,9 @@ def cached_paths(
         yield [str(each.whole()) for each in cached]
 
 
-@checked(OTHER_WORDS, url=TEXT, **_CHOICE)
+@checked(OTHER_WORDS, url=PATH, **_CHOICE)
 def open_cached(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     job: str | None = None,
     socket: str | os.PathLike[str] | None = None,
@@ -218,7 +218,7 @@ class _Held(io.FileIO):
 
     def __init__(self, path: Path, held: ExitStack) -> None:
         self._held = ExitStack()
-        super().__init__(path)
+        super().__init__(str(path))
         self._held = held.pop_all()
 
     def close(self) -> None:

@@ -32,13 +32,15 @@ from shardcache_client.paths import CachedFile, session_of
 
 Json = dict[str, Any]
 Names: TypeAlias = tuple[str, ...]  # of the folders and the file, below the destination
+Copied: TypeAlias = Callable[[int], None]  # told of the bytes of a file that have been copied
 
 _JOB = "shardcache get"
 _PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=300.0)  # a file may take hours; a daemon restarts in seconds
 _PATTERN = re.compile(r"[*?\[{]")
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
-_LINE_S = 30.0  # between lines of progress in a log
+_STEP_BYTES = 64 * 2**20  # copied between two looks at the clock
+_LINE_S, _EVENT_S = 30.0, 1.0  # between lines of progress in a log, and between events while a file is copied
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
@@ -49,30 +51,35 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
     if alone and not folder.is_dir() and not dest.endswith("/"):
         (ref,) = wanted.values()
         wanted, folder = {(folder.name,): ref}, folder.parent
-    counts, progress = Counter[str](), Progress(wanted.values(), AdminClient(socket))
+    counts = Counter[str]()
     with ExitStack() as stack:
+        try:
+            place = stack.enter_context(_folder_of(folder))
+        except OSError as exn:
+            raise ConfigError(f"cannot use the folder {folder} ({exn.strerror})", remedy="choose another DEST") from exn
         show = common.print_json if as_json else stack.enter_context(_shown())
-        place = stack.enter_context(_folder_of(folder))
+        progress = Progress(wanted.values(), AdminClient(socket), show)
         todo = {names: ref for names, ref in wanted.items() if not _is_copy_of(place, names, ref)}
         for names in wanted.keys() - todo.keys():
             progress.ended(wanted[names])
             counts["present"] += 1
-        show(progress.event("resolved"))
-        for names, ref, file in _held(todo, choice, reader, lambda: show(progress.event("progress"))):
+        progress.tell("resolved")
+        for names, ref, file in _held(todo, choice, reader, lambda: progress.tell("progress")):
             path = folder.joinpath(*names)
             try:
                 with closing(file):
-                    state = _put(file.whole(), place, names, ref, links=links)
+                    state = _put(file.whole(), place, names, ref, partial(progress.copied, ref), links=links)
             except (OriginError, ShardError, CacheError, OSError) as exn:
                 state = "failed"
-                error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(f"cannot write {path} ({exn})")
+                written = f"cannot write {path} ({getattr(exn, 'strerror', '')})"
+                error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(written, url=ref.url)
                 show({"event": "error", "error": error.to_json()})
             else:
                 sizes = {"size_bytes": ref.size_bytes}
                 show({"event": "file", "url": redact(ref.url), "path": str(path), "state": state, **sizes})
             counts[state] += 1
             progress.ended(ref)
-        show({**progress.event("done"), **counts})
+        progress.tell("done", counts)
     if counts["failed"]:
         common.fail()
 
@@ -156,7 +163,7 @@ def _mark(fd: int, ref: ShardRef) -> bytes:
     return f"{name} {stat.st_size} {stat.st_mtime_ns}".encode()
 
 
-def _put(cached: Path, folder: int, names: Names, ref: ShardRef, *, links: bool | None) -> str:
+def _put(cached: Path, folder: int, names: Names, ref: ShardRef, copied: Copied, *, links: bool | None) -> str:
     """Have a cached file under a name in the destination, at once and whole; return how. Raises OSError."""
     if links is None:
         links = not os.access(cached, os.W_OK, effective_ids=True)
@@ -165,50 +172,49 @@ def _put(cached: Path, folder: int, names: Names, ref: ShardRef, *, links: bool 
             if os.path.samestat(os.stat(names[-1], dir_fd=parent, follow_symlinks=False), os.fstat(file.fileno())):
                 return "present"
         if links:
-            with suppress(OSError):  # another filesystem, too many links, or another user's file
-                _link(str(cached), names[-1], parent)
+            with suppress(OSError), _replaced(names[-1], parent) as temporary:
+                os.link(cached, temporary, dst_dir_fd=parent)  # fails on another filesystem, or for another user's file
                 return "linked"
-        return _copy(file.fileno(), names[-1], parent, ref)
+        with _replaced(names[-1], parent) as temporary:
+            return _copy(file.fileno(), temporary, parent, ref, copied)
 
 
-def _link(source: str, name: str, parent: int) -> None:
+@contextmanager
+def _replaced(name: str, parent: int) -> Iterator[str]:
+    """Provide the name under which to make a file that takes the place of another at the end of the block."""
+    temporary = f".{secrets.token_hex(8)}.part"
     try:
-        os.link(source, name, dst_dir_fd=parent, follow_symlinks=True)
-    except FileExistsError:
-        os.unlink(name, dir_fd=parent)
-        os.link(source, name, dst_dir_fd=parent, follow_symlinks=True)
+        yield temporary
+        os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    finally:
+        with suppress(FileNotFoundError):  # it is still there if both were names of one file
+            os.unlink(temporary, dir_fd=parent)
 
 
-def _copy(source: int, name: str, parent: int, ref: ShardRef) -> str:
-    temporary = ""  # a file without a name leaves nothing behind, but not all filesystems have them
-    try:
-        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=parent)
+def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) -> str:
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:  # a file without a name leaves nothing behind, but not all filesystems have them
+        fd, is_named = os.open(".", os.O_TMPFILE | flags, 0o644, dir_fd=parent), False
     except OSError:
-        temporary = f".{secrets.token_hex(8)}.part"
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=parent)
+        fd, is_named = os.open(name, os.O_CREAT | os.O_EXCL | flags, 0o644, dir_fd=parent), True
     try:
-        state = _fill(fd, source)
+        state = _fill(fd, source, copied)
         with suppress(OSError):  # without the mark, it is copied again by the next run
             os.setxattr(fd, _MARK, _mark(fd, ref))
-        if temporary:
-            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-            temporary = ""
-        else:
-            _link(f"/proc/self/fd/{fd}", name, parent)
+        if not is_named:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent, follow_symlinks=True)
     finally:
         os.close(fd)
-        if temporary:
-            os.unlink(temporary, dir_fd=parent)
     return state
 
 
-def _fill(fd: int, source: int) -> str:
+def _fill(fd: int, source: int, copied: Copied) -> str:
     try:
         fcntl.ioctl(fd, _FICLONE, source)
     except OSError:
-        offset = 0
-        while sent := os.sendfile(fd, source, offset, 2**30):
-            offset += sent
+        copied(offset := 0)
+        while sent := os.sendfile(fd, source, offset, _STEP_BYTES):
+            copied(offset := offset + sent)
         return "copied"
     return "cloned"
 
@@ -217,28 +223,45 @@ def _fill(fd: int, source: int) -> str:
 
 
 class Progress:
-    """The files of one run: bytes that are there, and those still on their way to the cache."""
+    """The files of one run: bytes that are in the cache or in place, and the files still on their way to either."""
 
-    def __init__(self, refs: Iterable[ShardRef], daemon: AdminClient) -> None:
+    def __init__(self, refs: Iterable[ShardRef], daemon: AdminClient, show: Callable[[Json], None]) -> None:
         self._left = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
-        self._files, self._total_bytes, self._done_bytes = len(self._left), sum(self._left.values()), 0
-        self._daemon = daemon
+        self._files, self._total_bytes, self._ended_bytes = len(self._left), sum(self._left.values()), 0
+        self._done: dict[str, int] = {}  # bytes of each file that is left
+        self._copying: list[Json] = []  # the file that is being copied
+        self._daemon, self._show = daemon, show
         self._begun: tuple[float, int] | None = None
+        self._told_s = 0.0
 
     def ended(self, ref: ShardRef) -> None:
         """Note that a file is there, or has failed."""
-        self._done_bytes += self._left.pop(redact(ref.url), 0)
+        self._ended_bytes += self._left.pop(url := redact(ref.url), 0)
+        self._done.pop(url, None)
+        self._copying = []
 
-    def event(self, kind: str) -> Json:
-        """Return an event with the state of the whole and of the files that are arriving."""
-        arriving: list[Json] = []
+    def copied(self, ref: ShardRef, done_bytes: int) -> None:
+        """Note how much of a file has been copied."""
+        begun_s = self._copying[0]["begun_s"] if self._copying else time.monotonic()
+        rate = round(done_bytes / max(time.monotonic() - begun_s, 1e-3))
+        row = {"url": redact(ref.url), "done_bytes": done_bytes, "total_bytes": ref.size_bytes, "stage": "copying"}
+        self._copying = [{**row, "rate_bytes_per_s": rate, "begun_s": begun_s}]
+        if time.monotonic() - self._told_s > _EVENT_S:
+            self.tell("progress")
+
+    def tell(self, kind: str, more: Mapping[str, int] | None = None) -> None:
+        """Show an event with the state of the whole, and of the files that arrive or are being copied."""
+        arriving = self._copying
         with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
-            arriving = [row for row in self._daemon.status()["transfers"] if row["url"] in self._left]
-        done_bytes, now_s = self._done_bytes + sum(row["done_bytes"] for row in arriving), time.monotonic()
-        self._begun = self._begun or (now_s, done_bytes)
+            rows = self._daemon.status()["transfers"]
+            arriving = [*arriving, *(row for row in rows if row["url"] in self._left)]
+        for row in arriving:  # a file that has arrived is not among the transfers any more
+            self._done[row["url"]] = max(row["done_bytes"], self._done.get(row["url"], 0))
+        done_bytes, now_s = self._ended_bytes + sum(self._done.values()), time.monotonic()
+        self._begun, self._told_s = self._begun or (now_s, done_bytes), now_s
         rate = (done_bytes - self._begun[1]) / max(now_s - self._begun[0], 1e-3)
-        fields = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s")
-        return {
+        fields = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
+        event = {
             "event": kind,
             "done_files": self._files - len(self._left),
             "files": self._files,
@@ -248,6 +271,7 @@ class Progress:
             "left_s": round((self._total_bytes - done_bytes) / rate) if rate > 0 else None,
             "arriving": [{name: row[name] for name in fields} for row in arriving],
         }
+        self._show({**event, **(more or {})})
 
 
 @contextmanager
@@ -267,12 +291,13 @@ def _shown() -> Iterator[Callable[[Json], None]]:
             described, extent = f"{event['done_files']:,}/{event['files']:,} files", ("done_bytes", "total_bytes")
             done_bytes, total_bytes = map(event.get, extent)
             bars.update(total, description=described, completed=done_bytes, total=total_bytes)
-            arriving = {row["url"]: [*map(row.get, extent)] for row in event["arriving"]}
+            arriving = {row["url"]: [*map(row.get, (*extent, "stage"))] for row in event["arriving"]}
             for url in tasks.keys() - arriving.keys():
                 bars.remove_task(tasks.pop(url))
-            for url, (completed, whole) in arriving.items():
-                tasks[url] = tasks[url] if url in tasks else bars.add_task(printable(url).rpartition("/")[2])
-                bars.update(tasks[url], completed=completed, total=whole)
+            for url, (completed, whole, stage) in arriving.items():
+                tasks[url] = tasks[url] if url in tasks else bars.add_task("")
+                named = f"{'copying ' * (stage == 'copying')}{printable(url).rpartition('/')[2]}"
+                bars.update(tasks[url], description=named, completed=completed, total=whole)
             if not console.is_terminal and time.monotonic() - line_s > _LINE_S:
                 line_s, left = time.monotonic(), f", {event['left_s']:,} s left" if event["left_s"] else ""
                 numbers = map(size, (done_bytes, total_bytes, event["rate_bytes_per_s"]))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations, registry
 
 from shardcache import errors
@@ -180,6 +181,9 @@ class LocalOrigin(FsspecOrigin):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))
         return await self.stat(url)
 
+    def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        return super()._connect(_LocalFiles)
+
     async def _check(self, url: str) -> None:
         path = url.partition("://")[2] if "://" in url else url
         real = await asyncio.to_thread(os.path.realpath, path)
@@ -187,6 +191,13 @@ class LocalOrigin(FsspecOrigin):
             self._redirect_guard.check_hop(url, f"file://{real}" + "/" * path.endswith("/"))
         if path.endswith("/") and not await asyncio.to_thread(os.path.isdir, real):
             raise _missing("folder", url)
+
+
+class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
+    def info(self, path: Any, **options: Any) -> Any:
+        """Describe the file that a link leads to, in a listing as by its path."""
+        is_linked_file = isinstance(path, os.DirEntry) and path.is_symlink() and path.is_file()
+        return super().info(path.path if is_linked_file else path, **options)
 
 
 def _publish(path: Path, target: Path) -> None:

@@ -122,20 +122,20 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
     if is_glob(url):
         match = glob_regex(url).fullmatch
         found = await origins.origin(url).list_prefix(glob_prefix(url), received)
-        return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)))
+        return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
         below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES)]
         if wanted == "files" or (wanted == "either" and not below):
             below = [obj for obj in found if not obj.url.endswith("/")]
-        return _some(url, Shards.of(map(_ref, below)))
+        return _some(url, Shards.of(map(_ref, below)), wanted)
     if url.endswith(INDEX_SUFFIX):
         obj = await origins.origin(url).stat(url)
         if (url, obj.version) in indexes:
             return indexes[url, obj.version]
         try:
             data = await _read(obj, origins, received)
-            shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data))
+            shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data), wanted)
         except NotAnIndexError:
             if wanted == "samples":
                 raise
@@ -144,18 +144,16 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
     return Shards.of([ShardRef(url)])
 
 
-def _some(pattern: str, shards: Shards) -> Shards:
+def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
     if not shards:
-        raise NotFoundError(
-            "no shard matches",
-            url=pattern,
-            remedy="check it for typos; a prefix matches only " + ", ".join(SHARD_SUFFIXES),
-        )
+        what = "shard" if wanted == "samples" else "file"
+        only = f"; a prefix matches only {', '.join(SHARD_SUFFIXES)}" if wanted == "samples" else ""
+        raise NotFoundError(f"no {what} matches", url=pattern, remedy=f"check it for typos{only}")
     return shards
 
 
 def _ref(obj: RemoteObject) -> ShardRef:
-    return ShardRef(obj.url, obj.version, obj.size_bytes)
+    return ShardRef(checked(obj.url), obj.version, obj.size_bytes)
 
 
 async def _read(obj: RemoteObject, origins: Origins, received: Received) -> bytes:

@@ -126,6 +126,8 @@ def test_chained_url_is_read_through_the_cache(
         assert fs.ls(path, detail=False) == [f"{moto.name}/data/a.bin", f"{moto.name}/data/index.json"]
         assert fs.isdir(path) and fs.glob(f"{path}/*.bin") == [f"{moto.name}/data/a.bin"]
         assert fs.info(f"{path}/a.bin")["size"] == len(BODY) and not fs.exists(f"{path}/b.bin")
+        with fsspec.open(fs.unstrip_protocol(f"{path}/a.bin"), **options["shardcache"]) as file:
+            assert file.read(5) == BODY[:5], "a path in full is a url of this filesystem"
         assert own.status()["counters"]["origin_bytes"] == len(BODY) + 9
 
 

@@ -6,6 +6,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,36 @@ def test_single_file_gets_the_name_of_the_destination(daemon: Daemon, model: Pat
     assert dest.read_bytes() == MODEL["config.json"]
     get(daemon, model / "config.json", dest.parent)
     assert (dest.parent / "config.json").read_bytes() == MODEL["config.json"]
+
+
+def test_links_in_the_source_stand_for_their_files(daemon: Daemon, model: Path, dest: Path) -> None:
+    """A folder of the Hub's cache consists of links; a name that no url can have is refused before anything else."""
+    (model / "link.json").symlink_to(model / "config.json")
+    assert get(daemon, f"{model}/", dest).code == 0
+    assert (dest / "link.json").read_bytes() == MODEL["config.json"] and not (dest / "link.json").is_symlink()
+    (model / os.fsdecode(b"\xff")).write_bytes(b"")
+    ran = get(daemon, f"{model}/", dest)
+    assert (ran.code, ran.out) == (2, "") and "control characters" in ran.err
+
+
+def test_runs_into_one_folder_do_not_disturb_each_other(daemon: Daemon, model: Path, dest: Path) -> None:
+    """Each replaces files at once and whole, by links or by copies; nothing else is left in the folder."""
+    with ThreadPoolExecutor(4) as pool:
+        for how in ("--copy", "--link"):
+            for ran in pool.map(lambda how: get(daemon, f"{model}/", dest, how), [how] * 4):
+                assert ran.code == 0, ran.out
+    assert contents(dest) == MODEL
+
+
+def test_unusable_destination_is_an_error(daemon: Daemon, model: Path, tmp_path: Path) -> None:
+    """As is a folder in the place of one file, which is named by its url."""
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        ran = get(daemon, f"{model}/", place)
+        assert ran.code == 2 and f"cannot use the folder {place}" in ran.err and "Traceback" not in ran.err
+    (tmp_path / "out" / "config.json").mkdir(parents=True)
+    ran = get(daemon, f"{model}/", tmp_path / "out")
+    assert ran.code == 1 and f"failed  {model}/config.json: cannot write {tmp_path}/out/config.json" in ran.out
 
 
 def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest: Path, tmp_path: Path) -> None:
