@@ -207,7 +207,7 @@ class UnsupportedShardError(ShardError, code="unsupported_shard"):
 
 
 class TokensError(ShardError, code="bad_tokens"):
-    """A sample of the shard has no array of tokens where there should be one, or one of another type."""
+    """A sample of the shard has no array of tokens, or one of another type."""
 
     default_remedy = "write the tokens of each sample as one array of integers with one dimension, all of one type"
 
@@ -216,7 +216,7 @@ class MetadataError(ShardError, code="bad_metadata"):
     """The member with a sample's metadata is not a JSON object, or too large for the table of samples."""
 
     default_remedy = (
-        "write it as one JSON object, and keep no more of it than select() asks for: "
+        "write it as one JSON object, and keep only what select() asks for: "
         "shardcache index URL... -o index.json --samples --metadata json:width,height"
     )
 
@@ -308,7 +308,7 @@ class InputError(ShardcacheError, code="input"):
 
 
 class SampleError(ShardcacheError, code="sample"):
-    """One sample of an intact shard, or to be written to one, is unusable: two of its members have the same name."""
+    """One sample of an intact shard, or one to be written, is unusable: two of its members have the same name."""
 
 
 class DecodeError(SampleError, code="decode"):
@@ -337,9 +337,9 @@ class MissingMemberError(SampleError, code="missing_member"):
 
 
 class UnmatchedKeyError(SampleError, code="unmatched_key"):
-    """A sample has none of the same key, or several, in the shards that it is joined with."""
+    """A sample has no partner with its key, or several, in the shards it is joined with."""
 
-    default_remedy = "write their shards again; or give Joined missing='skip', or the values of such samples' members"
+    default_remedy = "rewrite the shards; or give Joined missing='skip', or default values of the members"
 
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff", "gif"})

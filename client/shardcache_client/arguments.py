@@ -152,7 +152,7 @@ OTHER_WORDS = _words(
     (
         "shuffle_buffer shuffle_buffer_size buffer_size bufsize shuffle_size shuffle_block_size shuffle_algo initial "
         "shardshuffle shuffle_shards detshuffle",
-        "write shuffle=True, shuffle_window=8: the samples of so many shards are mixed",
+        "write shuffle=True, shuffle_window=8, which mixes the samples of that many shards",
     ),
     ("num_canonical_nodes", "write canonical_nodes=..."),
     ("epoch_size epoch_length with_epoch length num_samples size", "write samples_per_epoch=..."),
@@ -167,7 +167,7 @@ OTHER_WORDS = _words(
     ("columns select_files fields features", 'write members=("jpg", "cls")'),
     ("image_decoder imagehandler decoder", "write decode=..."),
     ("remote local input_dir data_dir data_files path paths url shards root folder bucket", "write urls=..."),
-    ("split subset subsample", "write .{}(...) after it; or name the shards of it in urls"),
+    ("split subset subsample", "write .{}(...) after it; or name its shards in urls"),
     ("streams datasets proportion proportions probabilities weights", "write Mixture({{name: dataset}}, weights=...)"),
     ("item_loader block_size context_length seq_len", "write tokens=TokenBlocks(length)"),
     (

@@ -323,8 +323,8 @@ class Members:
 class Dropped(Enum):
     """Results of a pipeline that are not yielded."""
 
-    FILTERED = "a filter did not want the sample"
-    INCOMPLETE = "a member is missing, and such samples are skipped"
+    FILTERED = "filter() rejected the sample"
+    INCOMPLETE = "a member is missing, and missing='skip'"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Selecting(Divisible):
             raise ConfigError(
                 "select() needs a table of the samples, which is missing",
                 url=exn.url,
-                remedy="write it beside the index: shardcache index URL... -o index.json --samples",
+                remedy="write it next to the index: shardcache index URL... -o index.json --samples",
             ) from exn
 
 
@@ -123,7 +123,7 @@ def tables_of(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if not pattern.endswith(_INDEX):
             raise ConfigError(
-                "select() needs a table of the samples, which lies beside an index file",
+                "select() needs a table of the samples, next to an index file",
                 url=pattern,
                 remedy="write both: shardcache index URL... -o index.json --samples; then use index.json as the url",
             )

@@ -107,6 +107,6 @@ def _pairs(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[tuple[int,
         raise ConfigError(
             f"{len(own)} shards are joined with {len(others)} by the tables of their keys: {exn.message}",
             url=exn.url,
-            remedy="write them beside both index files: shardcache index URL... -o index.json --samples",
+            remedy="write them next to both index files: shardcache index URL... -o index.json --samples",
         ) from exn
     return tuple(tuple(sorted(found[url])) for url in own.urls)

@@ -125,7 +125,7 @@ class LengthBatches(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Raise TypeError: the number of batches depends on lengths that have not been read yet."""
-        raise TypeError("the number of batches by length is not known before the samples have been read")
+        raise TypeError("the number of batches by length is unknown until the samples have been read")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads, including those in running DataLoader workers."""

@@ -193,9 +193,9 @@ class ShardReader(Selecting, EpochReader[T_co]):
         """
         samples = self._deal().rank_size(self.topology())
         if self._settings.pipeline.filters:
-            raise TypeError("the number of samples is not known: it is up to the filter")
+            raise TypeError("len() is unknown because of filter()")
         if samples is None:
-            raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
+            raise TypeError(f"the number of samples is unknown: {self._why_not_counted()}")
         return samples
 
     if not TYPE_CHECKING:  # to a type checker, there are none
@@ -401,7 +401,9 @@ class MixtureReader(ShardReader[T_co]):
 def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]:
     """Return the first source. Raises ConfigError if options of the job differ, or a source cannot be mixed."""
     if not sources:
-        raise ConfigError("a mixture of no sources", remedy='give at least one: Mixture({"name": ShardDataset(...)})')
+        raise ConfigError(
+            "a Mixture needs at least one source", remedy='give at least one: Mixture({"name": ShardDataset(...)})'
+        )
     for name, reader in sources.items():
         _check(name, reader)
     (name, first), *others = sources.items()
@@ -426,9 +428,7 @@ def _check(name: str, reader: ShardReader[Any]) -> None:
     if not reader.manifest.samples:
         raise ConfigError(f"the shards of source {name!r} contain no samples")
     if reader._dealing.samples_per_epoch is not None:
-        raise ConfigError(
-            f"source {name!r} has samples_per_epoch", remedy="give it to the mixture, whose epochs are those of all"
-        )
+        raise ConfigError(f"source {name!r} has samples_per_epoch", remedy="give it to the Mixture instead")
 
 
 def shared_options(reader: ShardReader[Any]) -> dict[str, object]:

@@ -121,7 +121,7 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         if "position" not in saved:
             raise ConfigError(
-                f"the checkpoint of step {state.global_step} has no position of a loader",
+                f"the checkpoint of step {state.global_step} has no loader position",
                 remedy="resume from one that a ShardTrainer saved; or read its epoch again, with ignore_data_skip=True",
             )
         _check(saved["steps"], self._steps)

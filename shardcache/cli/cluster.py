@@ -326,7 +326,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 
 @click.command(
     short_help="Show every node of the tier: its cached parts, its hits, and who is down.",
-    epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
+    epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or has an old or different list.",
     params=[_NODES, _OWNER_PORT, *_TLS],
 )
 @common.json_option

@@ -119,7 +119,7 @@ def _names(url: str, base: str) -> Names:
     path = urlsplit(path)._replace(query="", fragment="").geturl() if protocol_of(url) in WEB else path
     names = tuple((path.removeprefix(root) if path.startswith(root) else path.rpartition("/")[2]).split("/"))
     if any(name in ("", ".", "..") or "\0" in name for name in names):
-        raise ConfigError("the key is no path below a folder", url=url, remedy="choose others by a pattern")
+        raise ConfigError("the key is not a path below a folder", url=url, remedy="select others by pattern")
     return names
 
 

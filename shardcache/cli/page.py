@@ -234,7 +234,7 @@ def _tier_troubles(state: Row) -> Iterator[str]:
     if state["failing"]:
         yield "failing, bypassed"
     if state.get("stale"):
-        yield "uses a former list of nodes: shardcache doctor has the reason"
+        yield "uses an old list of nodes: shardcache doctor says why"
     if warning := expiry_warning(state.get("certificate_expires_s")):
         yield warning
 

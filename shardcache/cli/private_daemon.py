@@ -191,7 +191,7 @@ def _outcome(reader: int, place: PrivatePlace) -> Json:
     with os.fdopen(reader, "rb") as file:
         report = file.read()
     if not report:
-        raise DaemonError("the private daemon ended before it served", remedy=f"see its log: tail {place.log}")
+        raise DaemonError("the private daemon ended before it was ready", remedy=f"see its log: tail {place.log}")
     outcome: Json = json.loads(report)
     if "error" in outcome:
         raise from_json(outcome["error"])

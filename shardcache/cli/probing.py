@@ -63,7 +63,7 @@ def passes(what: str, found: dict[str, Any]) -> bool:
 )
 @common.query_options
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
-    """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
+    """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
 
     startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
     its disk does not hang. None of the probes depends on an object store.

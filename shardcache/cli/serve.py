@@ -139,7 +139,7 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 def stop(as_json: bool, socket: Path | None) -> None:
     """Stop this user's private daemons, or the daemon at a socket.
 
-    Waits until they have ended. What they have cached stays, and the next start finds it; readers wait for that start.
+    Waits until they have ended. Cached shards stay for the next start, and readers wait for it.
     """
     sockets = PrivatePlace.find().running() if socket is None else [socket]
     if not sockets:
@@ -184,7 +184,7 @@ def config() -> None:
 def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
 
-    Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
+    Takes the options of `serve`, and shows their effect. Secrets are redacted: passwords in urls, and the
     values of storage_options.
     """
     from shardcache.config import Settings, Sources, config_file, unknown_variables

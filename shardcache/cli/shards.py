@@ -40,12 +40,12 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
     """Fetch files through the cache, and put them below the folder DEST.
 
     SOURCE is a prefix ending in "/", a glob or brace pattern (quote it), an index file, hf://ORG/NAME, or the url of a
-    single file, which may be given another name as DEST. Files that are there already are kept, so run it again to
-    continue. With --json, prints one line of JSON per event. Exits 1 if a file failed.
+    single file, which may be given another name as DEST. Files already there are kept, so run it again to continue.
+    With --json, prints one line of JSON per event. Exits 1 if a file failed.
 
-    A file on the cache's own filesystem that this user cannot write to becomes a hard link: read-only, without space of
-    its own, and kept in the cache while it exists. Any other is copied, at no cost where filesystems share blocks. Root
-    may write to any file, and a write to a link would damage the cache for everybody: there, copies are the default.
+    A file becomes a hard link if DEST is on the cache's filesystem and this user cannot write to the file: read-only,
+    without space of its own, and kept in the cache while it exists. Other files are copied, at no cost if the
+    filesystem shares blocks. Root can write to any file, which would damage a linked one, so root gets copies.
     """
     from shardcache.cli.get import fetch_into
 

@@ -105,7 +105,7 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
     try:
         manifest = Manifest.of(shardlist.read(index.read_bytes()))
         if not manifest.samples or -1 in manifest.shards.sizes:
-            raise ValueError("it has no samples, or lacks numbers of samples or sizes")
+            raise ValueError("it has no samples, or no sample counts or sizes")
     except (OSError, ValueError) as exn:
         remedy = "write it with: shardcache index URL... -o FILE"
         raise ConfigError(f"cannot simulate with this index: {exn}", url=str(index), remedy=remedy) from None
@@ -120,18 +120,18 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
 @click.option("--workers", type=_COUNT, default=4, help="Loader workers of each rank.")
 @click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
 @click.option("--jobs", type=_COUNT, default=1, help="Jobs on the same nodes, with different seeds.")
-@click.option("--tier", is_flag=True, help="The nodes have a tier, whose disks hold all shards once.")
+@click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
 @click.option("--shuffle-window", "window", type=click.IntRange(0), default=8, help="0: no shuffling.")
-@click.option("--canonical-nodes", type=_COUNT, default=1, help="As the dataset's argument.")
+@click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
-@click.option("--line", type=common.parse_size, default="10Gbit", help="Rate of a node's line.")
+@click.option("--line", type=common.parse_size, default="10Gbit", help="Network bandwidth of a node.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw hit rates over disk (.svg).")
 @common.json_option
 def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> None:
     """Compute what a training run would fetch, from an index file (INDEX) and the prices in the daemon's config.
 
-    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN is the best that a
-    cache could do that knows the future, LRU evicts what was read longest ago; with none, each reader fetches itself.
+    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN is the best possible
+    cache, which knows the future; LRU evicts the least recently read shard; with none, each reader fetches for itself.
     """
     run, all_reads, disk_bytes, first_batch_s = Run(**options), 0, 0, 0.0
     fetched = {name: Counter[str]() for name in POLICIES}

@@ -120,7 +120,7 @@ def _builder(
 
 
 def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    remedy = "restore both files of the authority, or name another folder with --out to begin with a new authority"
+    remedy = "restore both files of the authority, or create a new authority in another folder with --out"
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)

@@ -433,7 +433,7 @@ def _reload_nginx(process: Process, front: str, digest: str) -> None:
             if digest in answer_of(front):
                 return
         time.sleep(_POLL_S)
-    raise ConfigError("nginx did not take its new configuration", remedy="see its messages")
+    raise ConfigError("nginx did not load its new configuration", remedy="see its messages")
 
 
 def _end(process: Process) -> int:

@@ -45,7 +45,7 @@ class NodeReport:
     def stale(self) -> str | None:
         """Reason that it does not use its list of nodes and certificates as they are now."""
         reason = (self.figures or {}).get("stale")
-        return f"uses a former list: {reason}" if reason else None
+        return f"uses an old list: {reason}" if reason else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

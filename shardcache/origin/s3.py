@@ -53,7 +53,7 @@ _HOUR_S = 3600
 
 _SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
 _NO_CREDENTIALS = (
-    "there are no credentials in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
+    "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
     "~/.aws/credentials and config, the container's role, the instance's role"
 )
 _GIVE_CREDENTIALS = (

@@ -225,7 +225,7 @@ class Limits:
         Not all connections may be sessions: the rest is for commands, metrics and probes, which soon end.
         """
         if sessions >= self.connections - max(4, self.connections // 8):
-            raise ExhaustedError(f"the daemon has {sessions} readers, as many as it may have", remedy=_REMEDY)
+            raise ExhaustedError(f"the daemon has {sessions} readers, its maximum", remedy=_REMEDY)
 
 
 class Acceptor:
@@ -286,9 +286,9 @@ class Acceptor:
 
     def _refusal(self, uid: int | None, limits: Limits) -> str | None:
         if self.connections.total() >= limits.connections:
-            return f"the daemon has {limits.connections} connections, as many as it may have"
+            return f"the daemon has {limits.connections} connections, its maximum"
         if uid not in (None, 0, os.getuid()) and self.connections[uid] >= limits.per_user:
-            return f"this user has {limits.per_user} connections to the daemon, as many as one may have"
+            return f"this user has {limits.per_user} connections to the daemon, the maximum for one"
         return None
 
     def _left(self, uid: int | None) -> None:

@@ -101,7 +101,7 @@ _ORIGIN = (
 )
 _TIER = (
     Row(GAUGE, "failing", "tier_failing", "1 while the tier is requested only by probes, after failures."),
-    Row(GAUGE, "stale", "tier_stale", "1 while this node's nginx uses a former list of nodes or former certificates."),
+    Row(GAUGE, "stale", "tier_stale", "1 while this node's nginx uses an old list of nodes or old certificates."),
     Row(GAUGE, "certificate_expires_s", "tier_certificate_expiry_timestamp_seconds", "Expiry; +Inf if there is none."),
 )
 _JOB = (

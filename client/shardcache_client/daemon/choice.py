@@ -29,7 +29,7 @@ Fallback: TypeAlias = Literal["error", "private"]
 # On a node under load, the packages of a daemon take seconds to import.
 _START_S = 120.0
 _NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
-_SHARED = "for one that users share: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
+_SHARED = "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _LOOK_UP_S = 1.0
@@ -62,7 +62,7 @@ class DaemonChoice:
         """Return the choice that a user's arguments describe. Raises ConfigError."""
         if socket is not None and daemon == "private":
             raise errors.ConfigError(
-                "a socket is not that of a private daemon", remedy='omit socket, or daemon="private"'
+                "socket and daemon='private' exclude each other", remedy='omit socket, or daemon="private"'
             )
         is_private = daemon == "private" or (daemon == "auto" and socket is None and not node_has_daemon())
         if is_private or fallback == "private":

@@ -148,7 +148,7 @@ class EpochReader(Generic[T_co]):
     def _check_filters(self, topology: Topology) -> None:
         if self._settings.pipeline.filters and self._elastic:
             raise ConfigError(
-                "a filter would change the global batches of each number of workers in its own way",
+                "with a filter, global batches would depend on the number of workers",
                 remedy="omit global_batch_size; or filter when shards are written",
             )
         if self._settings.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
@@ -193,7 +193,7 @@ class EpochReader(Generic[T_co]):
             notes["explained"] = True
         idle = max(0, topology.readers - len(self.manifest))
         log.warning(
-            "each worker gets whole shards%s, and len() is not known: %s",
+            "each worker gets whole shards%s, and len() is unknown: %s",
             f" ({idle} of {topology.readers} workers get none)" if idle else "",
             self._why_not_counted(),
         )

@@ -168,7 +168,7 @@ class LeasedShard:
         places = find_partners(keys, list(map(keys_of, others)))
         lost = [key.decode(errors="replace") for key, place in zip(keys, places, strict=True) if place is None]
         where = ", ".join(each.url for each in shards) or f"any shard of {view.prefix!r}"
-        fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or come repeatedly: {str(lost[:3])[1:-1]}"
+        fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: {str(lost[:3])[1:-1]}"
 
         def add(number: int, sample: Sample) -> Sample:
             if (place := places[number]) is not None:

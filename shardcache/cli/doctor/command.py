@@ -25,7 +25,7 @@ from shardcache.protocol import from_here
 def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: bool, **flags: Any) -> None:
     """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems and their fixes.
 
-    Takes the options of `serve`: before a daemon is started, checks what they would lead to; while one runs, checks
+    Takes the options of `serve`: before a daemon is started, checks their effect; while one runs, checks
     that daemon. URL is a shard, pattern, prefix or index to probe; by default, one shard of each object store that has
     cached shards or an [[origin]] table. Reads at most 128 MiB from each store, writes at most 256 MiB to the disk, and
     removes what it wrote.

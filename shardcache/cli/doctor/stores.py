@@ -226,7 +226,7 @@ def tier_bypasses(context: Context) -> list[Finding]:
         warning(
             f"{table.match} bypasses the tier {table.tier}",
             reason,
-            f"remove `tier` from the [[origin]] table of {table.match}, or what keeps it from being used",
+            f"remove `tier` from the [[origin]] table of {table.match}, or the option that prevents it",
         )
         for table in (() if context.settings is None else context.settings.origin)
         if table.tier and (reason := reason_to_bypass(table))
@@ -258,7 +258,7 @@ def _look(address: str) -> Iterator[Finding]:
     else:
         yield ok(f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free")
     if reason := figures.get("stale"):
-        yield failed("this node uses a former list of nodes, or former certificates", str(reason), _COMPARE)
+        yield failed("this node uses an old list of nodes, or old certificates", str(reason), _COMPARE)
     if expiring := expiry_warning(figures.get("certificate_expires_s")):
         cause = "without one, no other node gets shards from it, nor it from them"
         yield warning(f"this node: {expiring}", cause, "shardcache cluster certificates; then copy the nodes' folders")

@@ -218,7 +218,7 @@ def spoilt(folder: Path) -> str:
 
 def test_error_names_three_keys_without_a_partner_and_both_shards(make: Make, spoilt: str) -> None:
     """At the first of these samples; a key that comes twice has no partner, either. A handler may skip them."""
-    keys = "4 of 17 keys have no partner in .*/spoilt/2.tar, or come repeatedly: '000016', '000017', '000018'"
+    keys = "4 of 17 keys have no partner in .*/spoilt/2.tar, or several: '000016', '000017', '000018'"
     with pytest.raises(
         UnmatchedKeyError, match=rf"/img/2.tar: the sample '000016' cannot be joined: {keys}\n.*='skip'"
     ):

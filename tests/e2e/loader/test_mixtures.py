@@ -261,5 +261,5 @@ def test_sources_without_counts_are_refused(daemon: Daemon, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="'new' cannot be mixed: 1 of its 1 shards") as caught:
         Mixture({"new": ShardDataset(f"file://{tmp_path}/new.tar", socket=daemon.socket)})
     assert "shardcache index" in str(caught.value.remedy)
-    with pytest.raises(ConfigError, match="no sources"):
+    with pytest.raises(ConfigError, match="at least one source"):
         Mixture({})

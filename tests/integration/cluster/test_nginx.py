@@ -189,7 +189,7 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
         nodes.write_text(TWO)
         eventually(lambda: status()["stale"] == "the node two has no address")
         (report,) = await ask(parse(ONE), port, None)
-        assert report.state == "uses a former list: the node two has no address"
+        assert report.state == "uses an old list: the node two has no address"
         assert [found["state"] for found in tier_findings(tmp_path, front)] == ["ok", "failed"]
         known.touch()
         eventually(lambda: "ready: 2 nodes" in log.read_text() and status()["stale"] is None)

@@ -139,7 +139,7 @@ def test_page_shows_a_configured_tier() -> None:
     assert not line("tier", page(tiers=[]))
     troubled = state | {"failing": False, "stale": True, "certificate_expires_s": time.time() + 9e4}
     shown = line("tier", page(counters=counters, tiers=[troubled]))
-    assert "a former list of nodes" in shown and shown.endswith("certificate expires in a day")
+    assert "an old list of nodes" in shown and shown.endswith("certificate expires in a day")
 
 
 def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:

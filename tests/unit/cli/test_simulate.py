@@ -94,7 +94,7 @@ def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> N
     ("text", "flags", "wrong", "remedy"),
     [
         ("{}", (), 'it has no "shardlist"', "shardcache index"),
-        ('{"shardlist": [{"url": "a.tar"}]}', (), "lacks numbers of samples", "shardcache index"),
+        ('{"shardlist": [{"url": "a.tar"}]}', (), "no sample counts", "shardcache index"),
         (None, ("--disk", "20MB"), "fill its disk", "lower the window"),
     ],
 )
