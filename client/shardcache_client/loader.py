@@ -2,14 +2,17 @@
 
 import ctypes
 import inspect
+import logging
 import os
 import platform
 import select
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import count, islice
 from multiprocessing import parent_process
 from multiprocessing.sharedctypes import RawValue
 from threading import Thread
+from time import monotonic
 from typing import Any, Generic
 
 import torch
@@ -21,12 +24,17 @@ from shardcache_client.position.bookmark import Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.torch_group import in_worker
 from shardcache_client.reader import ShardReader
+from shardcache_client.reading.epoch_times import EpochTimes, Made
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.topology import Topology
+
+log = logging.getLogger("shardcache")
 
 Collate = Callable[[Any], Any]
 
 _MAX_WORKERS = 8
+# Reading the clock twice takes 0.1 us. Where decoding a sample takes less than this, one batch in so many is timed.
+_CHEAP_S, _TIMED_EVERY = 20e-6, 16
 _OF_ORDER = ("sampler", "batch_sampler", "shuffle")
 _PROPERTIES = inspect.signature(DataLoader).parameters.keys() - {*_OF_ORDER}
 """Attributes of the DataLoader that frameworks look at."""
@@ -72,6 +80,7 @@ class ShardLoader(Generic[B_co]):
             "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
             "persistent_workers": bool(workers) if persistent_workers is None else persistent_workers,
         }
+        self._times = EpochTimes(0)
         self._keep(self._new_batches(), None)
 
     def __repr__(self) -> str:
@@ -106,15 +115,20 @@ class ShardLoader(Generic[B_co]):
         self._reader._refuse_resharding()
         bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
+        times = EpochTimes(iteration.epoch)
+        if not iteration.looks:
+            self._times = times
         loader = self._loader_for(iteration)
         try:
-            for taken, (batch, state) in enumerate(loader.begin(iteration)):
+            for taken, (batch, state, made) in enumerate(loader.begin(iteration)):
                 if taken == 1:
                     self._count(iteration, loader)
                 position.note(ReaderState.from_json(state))
                 if position.is_read:
                     bookmark.finish(iteration)
+                times.received(made)
                 yield batch
+                times.stepped()
         except GeneratorExit:
             bookmark.leave(iteration)
             raise
@@ -125,6 +139,8 @@ class ShardLoader(Generic[B_co]):
         bookmark.finish(iteration)
         self._count(iteration, loader)
         iteration.ended = True
+        if not iteration.looks:
+            log.info("%s", times)
 
     def _loader_for(self, iteration: Iteration) -> "_Batches":
         """Return batches that no other iteration is reading; if it is not a look, the next one may have its workers."""
@@ -187,6 +203,15 @@ class ShardLoader(Generic[B_co]):
         whole, position = len(self), self._position
         return whole if position.is_read and self._reader._bookmark.current is not None else position.batches_left
 
+    def stats(self) -> dict[str, Any]:
+        """Return where the time of this rank's latest epoch went, so far; at its end, the same is logged as info.
+
+        `shares` add up to 1: "step" is the loop's own time; in the others it waited: for "shards", "reading" of their
+        samples, "decoding" by the dataset's functions, "collating", and "handover" by workers, with their start.
+        `ideal_samples_per_s` is what `samples_per_s` would be if data came for free.
+        """
+        return self._times.to_json()
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
         self._follow().set_epoch(epoch)
@@ -212,7 +237,7 @@ class _Batches(DataLoader[Any]):
 
     def __init__(self, reader: ShardReader[Any], collate: Collate, options: Mapping[str, Any]) -> None:
         self._pid = os.getpid()
-        self._share = _WorkerSamples(reader, collate)
+        self._share = _WorkerSamples(reader, collate, options["batch_size"])
         super().__init__(self._share, collate_fn=self._share.collated, **options)
 
     def begin(self, iteration: Iteration) -> Iterator[Any]:
@@ -232,9 +257,12 @@ class _Batches(DataLoader[Any]):
 class _WorkerSamples(IterableDataset[Any]):
     """The samples of the worker that this is a copy for."""
 
-    def __init__(self, reader: ShardReader[Any], collate: Collate) -> None:
+    def __init__(self, reader: ShardReader[Any], collate: Collate, size: int | None) -> None:
         self._reader = reader
         self._collate = collate
+        self._size = size  # of batches; None for samples one by one
+        self._begun = (0.0, 0.0, 0.0)  # the present batch: the time, and what had been waited and decoded by then
+        self._decoding_s = 0.0  # per sample, as timed last
         self._start: tuple[int, Sequence[ReaderState], int] = (0, (), 0)
         self._stream: EpochStream | None = None
         self._epoch = RawValue("q")  # for workers that persist
@@ -248,16 +276,32 @@ class _WorkerSamples(IterableDataset[Any]):
         if self._stream is not None and in_worker():
             self._start = self._epoch.value, (), 0
         self._stream = self._reader._stream(*self._start)
-        return self._stream.samples()
+        return self._batchwise(self._stream)
 
-    def collated(self, samples: Any) -> tuple[Any, dict[str, Any]]:
-        """Return a batch of samples with the reader's state after it."""
+    def _batchwise(self, stream: EpochStream) -> Iterator[Any]:
+        samples = stream.samples()
+        for number in count():
+            if stream.read:
+                break
+            stream.is_timed = self._decoding_s > _CHEAP_S or number % _TIMED_EVERY == 0
+            self._begun = (monotonic(), stream.waited_s, stream.decoding_s)
+            yield from islice(samples, self._size or 1)
+        yield from samples  # none, but its end
+
+    def collated(self, samples: Any) -> tuple[Any, dict[str, Any], Made]:
+        """Return a batch of samples with the reader's state after it, and the times of its making."""
         assert self._stream is not None
+        stream, (begun_s, waited_s, decoding_s), decoded_s = self._stream, self._begun, monotonic()
         try:
             batch = self._collate(samples)
         except KeyError as exn:
             raise _missing(samples, exn) or exn from None
-        return batch, self._stream.state_in_loader().to_json()
+        ended_s, size, waited_s = monotonic(), 1 if self._size is None else len(samples), stream.waited_s - waited_s
+        if stream.is_timed:
+            self._decoding_s = (stream.decoding_s - decoding_s) / size
+        decoding_s = min(size * self._decoding_s, decoded_s - begun_s - waited_s)
+        made = Made(size, begun_s, ended_s, waited_s, decoding_s, ended_s - decoded_s)
+        return batch, stream.state_in_loader().to_json(), made
 
 
 def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:

@@ -65,6 +65,7 @@ class Session:
     ) -> None:
         self.reader = reader
         self.on_wait: Callable[[], None] | None = None  # called periodically while waiting for a shard
+        self.waited_s = 0.0  # time that its borrower has waited for daemon and shards
         self._choice = choice
         self._patience = patience
         self._partial_reads = partial_reads  # True if a shard may be granted before it has arrived whole
@@ -105,7 +106,16 @@ class Session:
         """Declare the plan, of a long one the first piece. All leases of an earlier plan must have ended."""
         self._go_back()
         self._plan, self._unreadable = plan, (-1, 0)
-        self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
+        with self._waiting():
+            self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - begun_s
 
     def extend(self) -> None:
         """Send the next piece of the plan, if there is one.
@@ -180,12 +190,13 @@ class Session:
         assert self._plan is not None
         deadline_s = time.monotonic() + self._patience.limit_s
         try:
-            answer: Json = self._patience.wait(
-                self._plan.shard(lease.position).url,
-                lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
-                lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
-                self.on_wait,
-            )
+            with self._waiting():
+                answer: Json = self._patience.wait(
+                    self._plan.shard(lease.position).url,
+                    lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
+                    lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
+                    self.on_wait,
+                )
         except errors.NoDaemonError:
             raise
         except errors.ShardcacheError as exn:
@@ -401,6 +412,7 @@ class SessionPool:
     def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:
         """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
         session = self._take(reader)
+        session.waited_s = 0.0
         _lent.add(session)
         try:
             yield session

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
@@ -301,10 +302,13 @@ class EpochStream:
     def __init__(self, settings: StreamSettings, reader: ReaderIdentity, position: Position, on_error: Handler) -> None:
         self.position = position  # from which the stream resumes, and which it moves on
         self.read = False  # True once the last sample has been yielded
+        self.is_timed = False  # True to have the time spent in the pipeline added up
+        self.decoding_s = 0.0  # that time
         self.topology = reader.topology  # place of the reader among those of the job
         self.cut = settings.deal.cut(reader.topology)  # division of the epoch, or its rest, among these
         self._settings = settings
         self._reader = reader
+        self._session: Session | None = None  # of the samples, once they are read
         self._skipped = Skipped(on_error)
         self.share = self._share(0)  # the reader's own, from its beginning
         # Samples that a filter leaves out are not replaced: each of the others comes once.
@@ -320,13 +324,19 @@ class EpochStream:
             self._end(when_read)
             return
         with self._settings.sessions.borrow(self._reader) as session:
+            self._session = session
             try:
                 for sample in self._samples(session):
                     if sample is None:
                         continue
                     if pipeline is not None:
                         try:
-                            sample = pipeline(sample)
+                            if self.is_timed:
+                                begun_s = monotonic()
+                                sample = pipeline(sample)
+                                self.decoding_s += monotonic() - begun_s
+                            else:
+                                sample = pipeline(sample)
                         except SampleError as exn:
                             self._skipped.skip(exn)
                             continue
@@ -356,6 +366,11 @@ class EpochStream:
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
         when_read()
+
+    @property
+    def waited_s(self) -> float:
+        """Time that this reader has waited for shards."""
+        return 0.0 if self._session is None else self._session.waited_s
 
     @property
     def counted(self) -> bool:

@@ -1,0 +1,85 @@
+"""Where the time of an epoch goes in the training process: its own step, or what it waits for."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+SHARES = {
+    "step": "training step",
+    "shards": "waiting for shards",
+    "reading": "reading",
+    "decoding": "decoding",
+    "collating": "collating",
+    "handover": "handing over",
+}
+"""What the time is spent on, as `ShardLoader.stats` and the log name it."""
+
+
+class Made(NamedTuple):
+    """How a reader has made a batch; its clock is that of the training process, being the system's monotonic one."""
+
+    samples: int
+    begun_s: float
+    ended_s: float
+    waited_s: float  # for shards
+    decoding_s: float
+    collating_s: float
+
+
+class EpochTimes:
+    """The time of one epoch, as the training loop passes it.
+
+    The loop waits for a batch until it is made, which it spends on whatever the batch's reader does, in the proportions
+    of the whole batch; before that, a worker has yet to begin, and after it, to deliver. Work that is done while the
+    loop is busy costs nothing.
+    """
+
+    def __init__(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.epoch = epoch
+        self.batches = self.samples = 0
+        self._spent_s = dict.fromkeys(SHARES, 0.0)
+        self._clock = clock
+        self._since_s = clock()
+
+    def received(self, made: Made) -> None:
+        """Account for the time since the last step."""
+        now_s = self._clock()
+        waited_s = max(0.0, made.ended_s - max(self._since_s, made.begun_s))
+        parts = {"shards": made.waited_s, "decoding": made.decoding_s, "collating": made.collating_s}
+        parts["reading"] = made.ended_s - made.begun_s - sum(parts.values())
+        for name, part_s in parts.items():
+            self._spent_s[name] += waited_s * part_s / ((made.ended_s - made.begun_s) or 1.0)
+        self._spent_s["handover"] += now_s - self._since_s - waited_s
+        self._since_s = now_s
+        self.batches += 1
+        self.samples += made.samples
+
+    def stepped(self) -> None:
+        """Account for the time since the last batch was received."""
+        now_s = self._clock()
+        self._spent_s["step"] += now_s - self._since_s
+        self._since_s = now_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the epoch's numbers so far; see `ShardLoader.stats`."""
+        passed_s, step_s = sum(self._spent_s.values()), self._spent_s["step"]
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "samples": self.samples,
+            "seconds": passed_s,
+            "samples_per_s": self.samples / passed_s if passed_s else 0.0,
+            "ideal_samples_per_s": self.samples / step_s if step_s else None,
+            "shares": {name: spent_s / (passed_s or 1.0) for name, spent_s in self._spent_s.items()},
+        }
+
+    def __str__(self) -> str:
+        numbers = self.to_json()
+        shares = sorted(numbers["shares"].items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{SHARES[name]} {share:.0%}" for name, share in shares)
+        ideal = numbers["ideal_samples_per_s"]
+        ceiling = "" if ideal is None else f"; with data for free, it would be {ideal:,.0f}"
+        return (
+            f"epoch {self.epoch}: {self.batches:,} batches in {numbers['seconds']:,.1f} s: {parts}; "
+            f"{numbers['samples_per_s']:,.0f} samples/s{ceiling}"
+        )
