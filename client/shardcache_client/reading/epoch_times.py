@@ -4,15 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-SHARES = {
-    "step": "training step",
-    "shards": "waiting for shards",
-    "reading": "reading",
-    "decoding": "decoding",
-    "collating": "collating",
-    "handover": "handing over",
-}
-"""What the time is spent on, as `ShardLoader.stats` and the log name it."""
+SHARES = ("step", "shards", "reading", "decoding", "collating", "handover")
 
 
 class Made(NamedTuple):
@@ -76,10 +68,9 @@ class EpochTimes:
     def __str__(self) -> str:
         numbers = self.to_json()
         shares = sorted(numbers["shares"].items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{SHARES[name]} {share:.0%}" for name, share in shares)
         ideal = numbers["ideal_samples_per_s"]
-        ceiling = "" if ideal is None else f"; with data for free, it would be {ideal:,.0f}"
+        ceiling = "" if ideal is None else f" ({ideal:,.0f} if data were free)"
         return (
-            f"epoch {self.epoch}: {self.batches:,} batches in {numbers['seconds']:,.1f} s: {parts}; "
-            f"{numbers['samples_per_s']:,.0f} samples/s{ceiling}"
+            f"epoch {self.epoch}: {numbers['samples_per_s']:,.0f} samples/s{ceiling}; "
+            f"{numbers['seconds']:,.1f} s: {', '.join(f'{name} {share:.0%}' for name, share in shares)}"
         )

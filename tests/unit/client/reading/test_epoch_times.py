@@ -45,10 +45,10 @@ def test_the_loops_time_is_attributed_to_what_it_waits_for(
 def test_the_line_of_an_epoch_names_the_largest_share_first() -> None:
     now_s = iter([0.0, 6.0, 10.0])
     times = EpochTimes(0, lambda: next(now_s))
-    assert str(times).startswith("epoch 0: 0 batches in 0.0 s")
+    assert str(times).startswith("epoch 0: 0 samples/s; 0.0 s: step 0%")
     times.received(Made(1000, 0.0, 6.0, 1.0, 5.0, 0.0))
     times.stepped()
     assert str(times) == (
-        "epoch 0: 1 batches in 10.0 s: decoding 50%, training step 40%, waiting for shards 10%, reading 0%, "
-        "collating 0%, handing over 0%; 100 samples/s; with data for free, it would be 250"
+        "epoch 0: 100 samples/s (250 if data were free); 10.0 s: decoding 50%, step 40%, shards 10%, reading 0%, "
+        "collating 0%, handover 0%"
     )
