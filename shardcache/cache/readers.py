@@ -354,9 +354,10 @@ class Reader:
 
     def leased_shards(self) -> int:
         """Return the number of shards retained for the reader."""
-        return len(self._retained())
+        return len(self.retained())
 
-    def _retained(self) -> list[Shard]:
+    def retained(self) -> list[Shard]:
+        """Return the shards retained for the reader."""
         return [shard for lease in self._leases.values() if (shard := lease.retained) is not None]
 
     def kept_waiting(self) -> "Collection[Reader]":
@@ -375,7 +376,7 @@ class Reader:
         return (
             not self._waits
             and time.monotonic() - self._moved_s > _STILL_S
-            and all(shard.facts and (shard.facts.samples or 0) > min_samples for shard in self._retained())
+            and all(shard.facts and (shard.facts.samples or 0) > min_samples for shard in self.retained())
         )
 
 

@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 
 from shardcache.cache.readers import Job, Reader, Readers
 from shardcache.cache.transfers import Prefetcher
-from shardcache.cache.waits import Holder, JobKey, Stage, Transfer
+from shardcache.cache.waits import Class, Holder, JobKey, Stage, Transfer
 from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.scheduler import Limit
 from shardcache.origin.registry import Origins
 from shardcache.plan.schedule import Schedule
 from shardcache.plan.timeline import NEVER
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.disk import free_bytes
 from shardcache.store.shard import Shard
-from shardcache.units import size
+from shardcache.units import size, user_name
 
 Json = dict[str, Any]
 Visible = Callable[[str], bool]
@@ -51,6 +52,7 @@ _MAX_CELLS = 20_000
 # After a restart only the shards' keys are known: each refresh reads sidecars for this long.
 _READING_S = 0.5
 _READ_AT_ONCE = 256
+_MAX_HOLDERS = 3  # jobs named as holding space
 
 
 class Presence(enum.StrEnum):
@@ -164,6 +166,7 @@ class Overview:
             },
             "counters": self._residency.counters.to_json() | {"paused": scheduler.pauses},
             "bill": self._residency.counters.bills.to_json(),
+            "limits": [limit._asdict() for limit in self._limits(visible)],
             "origins": [asdict(load) for load in scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
@@ -172,16 +175,41 @@ class Overview:
 
     def reason(self, transfer: Transfer) -> str:
         """Return a human-readable reason why a transfer has not finished yet."""
-        stage, space = transfer.stages.present, self._store.space
-        if stage is not Stage.SPACE:
-            failed = self._downloader.failing.get(transfer.ref.url)
-            return f"{stage.value}; {failed}" if failed else stage.value
-        leased, pinned, arriving = map(size, (self._leased_bytes(), space.pinned_bytes, space.reserved_bytes))
-        pins = f", {pinned} pinned" if space.pinned_bytes else ""
-        return (
-            f"{stage.value}: {space.explanation}, {leased} of it leased{pins}, {arriving} reserved by transfers; "
-            f"each reader needs space for shuffle_window + 1 shards, two without shuffling ({space.remedy})"
-        )
+        stage, remedy = transfer.stages.present, self._store.space.remedy
+        if stage is Stage.SPACE:
+            needs = "each reader needs space for shuffle_window + 1 shards, two without shuffling"
+            return f"{stage.value}: {self._space()}; {needs} ({remedy})"
+        failed = self._downloader.failing.get(transfer.ref.url)
+        return f"{stage.value}; {failed}" if failed else self._limited(stage, transfer.ref.url)
+
+    def _limited(self, stage: Stage, url: str | None = None) -> str:
+        """Return a stage with the limit that holds its transfers back, if one does."""
+        holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
+        return f"{stage.value}, limited by {holding[0]}" if holding and stage is Stage.NETWORK else stage.value
+
+    def _space(self) -> str:
+        """Return the capacity in words, and who holds what of it."""
+        space, held = self._store.space, defaultdict[JobKey, set[Shard]](set)
+        for reader in self._readers:
+            held[reader.client].update(reader.retained())
+        sizes = {f"{name} of {user_name(uid)}": sum(s.kept_bytes for s in held[name, uid]) for name, uid in held}
+        largest = sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True)[:_MAX_HOLDERS]
+        by = f" ({', '.join(f'{who} {size(sizes[who])}' for who in largest)})" if largest else ""
+        pins = f", {size(space.pinned_bytes)} pinned" if space.pinned_bytes else ""
+        leased, arriving = size(self._leased_bytes()), size(space.reserved_bytes)
+        return f"{space.explanation}, {leased} of it leased{by}{pins}, {arriving} reserved by transfers"
+
+    def _limits(self, visible: Visible) -> Iterator[Limit]:
+        """Yield what may hold readers back: configured limits, and whatever does now."""
+        yield from self._downloader.limits()
+        transfers = self._transfers.all()
+        yield Limit("space", self._space(), any(each.stages.present is Stage.SPACE for each in transfers))
+        if checked := [each for each in transfers if each.stages.present is Stage.DISK]:
+            waiting = any(each.klass is Class.WAITING for each in checked)
+            yield Limit("disk", f"arrived shards being checked and indexed: {len(checked)}", waiting)
+        failing = [str(failed) for url, failed in self._downloader.failing.items() if visible(url)]
+        if failing:
+            yield Limit("errors", f"requests repeated after errors: {len(failing)}; {failing[-1]}", holds=True)
 
     def listing_reason(self, patterns: Sequence[str]) -> str:
         """Return a human-readable reason why patterns are not resolved yet."""
@@ -226,7 +254,7 @@ class Overview:
             "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
             "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # None if everything planned is cached
             "waiting": len(stages),
-            "waiting_for": max(set(stages), key=stages.count).value if stages else None,
+            "waiting_for": self._limited(max(set(stages), key=stages.count)) if stages else None,
         }
 
     # The live part: waiting readers, needs of the next minutes, and the map of cached shards

@@ -155,7 +155,7 @@ def _facts(moment: Moment, *, is_cut: bool) -> Table:
         ("pinned", _pins(page.get("pins"))),
         (Text("disk", "red"), _disk(page)),
         ("origin", _origin(counters, rates)),
-        (Text("retrying", "yellow"), _retrying(page)),
+        ("limits", _limits(page.get("limits", []))),
         ("tier", _tier(page)),
         ("leases", _leases(counters, rates)),
         ("bill", page.get("bill", {}).get("text")),
@@ -213,10 +213,11 @@ def _origin(counters: Row, rates: Row | None) -> str:
     return f"{now}{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')} since start"
 
 
-def _retrying(page: Row) -> Text | None:
-    """Describe the requests that are being repeated, by the latest error; None if there are none."""
-    errors = [row["last_error"] for row in page["transfers"] if row.get("last_error")]
-    return Text(f"{count(len(errors), 'transfer')} · {errors[0]}", "yellow") if errors else None
+def _limits(limits: Sequence[Row]) -> Text | None:
+    """List the limits, first what holds readers or transfers back now."""
+    ordered = sorted(limits, key=lambda limit: not limit["holds"])
+    texts = [Text(limit["text"], "yellow" if limit["holds"] else "") for limit in ordered]
+    return Text(" · ").join(texts) if texts else None
 
 
 def _tier(page: Row) -> Text | None:

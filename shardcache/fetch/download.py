@@ -25,7 +25,7 @@ from shardcache.errors import (
 from shardcache.fetch.estimates import HEDGED_SHARE, MAX_PARTS
 from shardcache.fetch.reads import Bandwidth, Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.fetch.scheduler import Claim, Priority, Scheduler
+from shardcache.fetch.scheduler import Claim, Limit, Priority, Scheduler
 from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
 from shardcache.origin.base import MD5, SHA256, Origin, RemoteObject
@@ -210,14 +210,19 @@ class Downloader:
         self._settings = settings
         self.counters = counters
         self.scheduler = Scheduler(settings.max_connections, hedged_share)
-        bandwidth = Bandwidth(settings.max_bandwidth)
-        self._requests = Requests(self.scheduler, bandwidth, counters, settings.stall_timeout_s)
+        self._bandwidth = Bandwidth(settings.max_bandwidth)
+        self._requests = Requests(self.scheduler, self._bandwidth, counters, settings.stall_timeout_s)
         self._etags = Etags()
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
 
     def __repr__(self) -> str:
         return f"<Downloader {self.scheduler}>"
+
+    def limits(self, url: str | None = None) -> list[Limit]:
+        """Return the limits that a download of a url meets, or any download."""
+        origin = None if url is None else store_of(url)
+        return [*self._bandwidth.limits(), *self.scheduler.limits(origin)]
 
     @property
     def failing(self) -> Mapping[str, FailedAttempt]:

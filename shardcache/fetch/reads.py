@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.scheduler import Claim, RoundRobin, now_s
+from shardcache.fetch.scheduler import Claim, Limit, RoundRobin, now_s
 from shardcache.transport.workers import Flow, Received, nothing
+from shardcache.units import size
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
 
@@ -45,6 +46,11 @@ class Bandwidth:
         self._orders: list[_CreditRequest] = []
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
+
+    def limits(self) -> Iterator[Limit]:
+        """Yield the limit, if there is one."""
+        if self._bytes_per_s is not None:
+            yield Limit("bandwidth", f"--max-bandwidth {size(self._bytes_per_s)}/s", self._timer is not None)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
         """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""

@@ -4,11 +4,11 @@ import asyncio
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
@@ -109,6 +109,14 @@ class OriginLoad:
     throttled: int
 
 
+class Limit(NamedTuple):
+    """A limit on downloads, in words; `holds` is True while one waits because of it."""
+
+    name: str
+    text: str
+    holds: bool
+
+
 @dataclass(slots=True, eq=False)
 class OriginState:
     """State of one origin, and what is known of it."""
@@ -185,6 +193,16 @@ class Scheduler:
         """Return the load on each of the origins used last."""
         latest = list(self._origins.values())[-_MAX_ORIGINS:]
         return [OriginLoad(one.name, one.held, one.aimd.limit, one.aimd.generation) for one in latest]
+
+    def limits(self, origin: str | None = None) -> Iterator[Limit]:
+        """Yield the limit of an origin that throttles, or of each that does, and that on all connections."""
+        queued = [group.origin for group in self._groups.values() if group.queued]
+        for one in self._origins.values():
+            if one.aimd.is_lowered and origin in (None, one.name):
+                text = f"{one.name} throttles to {one.aimd.limit} of {self._count} connections"
+                yield Limit("throttling", text, one in queued and one.is_full)
+        held = len(self._holding)
+        yield Limit("connections", f"{held} of {self._count} connections", bool(queued) and held >= self._count)
 
     def origin(self, name: str) -> OriginState:
         """Return the state of an origin, now the one used last; unused ones beyond `_MAX_ORIGINS` are forgotten."""

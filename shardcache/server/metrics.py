@@ -129,6 +129,9 @@ def page_metrics(page: Json) -> Iterator[Metric]:
         yield from _table(rows, [((), figures)])
     origins = [((origin["name"],), origin) for origin in page["origins"][:_MAX_ORIGINS]]
     yield from _table(_ORIGIN, origins, ("origin",))
+    limits = sorted((limit["name"], limit["holds"]) for limit in page["limits"])  # of equal names, the last one counts
+    text = "1 while a limit holds transfers back: bandwidth, connections, throttling, space, disk, or errors."
+    yield _family(GAUGE, "limit_holding", text, [((name,), holds) for name, holds in dict(limits).items()], ("limit",))
     # Without an end of its certificates, a tier's is infinitely far away.
     tiers = [tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf} for tier in page["tiers"]]
     yield from _table(_TIER, [((tier["address"],), tier) for tier in tiers], ("tier",))

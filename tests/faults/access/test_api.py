@@ -43,6 +43,7 @@ STATUS = {
         **{"dir": str, "free_bytes": (int, NONE)},
     },
     "counters": dict,
+    "limits": [{"name": str, "text": str, "holds": bool}],
     "origins": [{"name": str, "connections": int, "limit": int, "throttled": int}],
     "tiers": [{"address": str, "certificate_expires_s": (*NUMBER, NONE), "failing": bool, "stale": bool}],
     "transfers": [

@@ -31,6 +31,12 @@ def attempt(port: int) -> str:
     return rf"attempt \d of {ATTEMPTS}: connection refused by 127\.0\.0\.1:{port}"
 
 
+def attempts_shown(daemon: Daemon, port: int) -> bool:
+    """Return True once `status` names the failing request as what holds readers back."""
+    limits = {limit["name"]: limit["text"] for limit in daemon.status()["limits"] if limit["holds"]}
+    return re.fullmatch("requests repeated after errors: 1; " + attempt(port), limits.get("errors", "")) is not None
+
+
 @pytest.mark.slow
 def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None:
     """Status, the reader's explanation, and the log."""
@@ -45,6 +51,7 @@ def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None
         session.send(type="lease", id=50, position=0)
         session.send(type="need", of=50)
         eventually(is_failing)
+        eventually(lambda: attempts_shown(daemon, port))
         session.send(type="explain", id=51, of=50)
         answers = {answer["id"]: answer for answer in (session.receive(), session.receive())}
     assert rows[0]["url"] == url

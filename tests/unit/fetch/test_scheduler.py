@@ -290,6 +290,8 @@ async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
     await users.finish("b", OriginBusyError("503"))
     await users.finish("c", OriginBusyError("503"))
     assert users.slots.loads() == [OriginLoad("busy", connections=1, limit=2, throttled=1)]
+    texts = ["busy throttles to 2 of 4 connections", "1 of 4 connections"]
+    assert [(limit.text, limit.holds) for limit in users.slots.limits()] == [(text, False) for text in texts]
     for name in "ef":
         await users.start(name, PLANNED, origin="busy")
     for name in "xyz":
