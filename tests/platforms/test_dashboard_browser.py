@@ -37,6 +37,26 @@ THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.
     for (const items of ['aab', 'ab', 'aba']) dom.sync(list, [...items], (name) => name, dom.setText);
     return [...list.children].map((child) => child.textContent);
 })"""
+ENDINGS = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then((dom) => {
+    const urls = ['s3://b/a/train/1.tar?x=1', 's3://b/c/train/1.tar', 's3://b/c/train/2.tar'];
+    return urls.map((url) => dom.ending(url, urls));
+})"""
+# Words on several lines, and texts that are cut off.
+BROKEN = """(() => {
+    const found = [], range = document.createRange();
+    const texts = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+    for (let node; (node = texts.nextNode());) {
+        for (const { index, 0: word } of node.data.matchAll(/(?<!\\S)[^\\s\\/-]{2,20}(?!\\S)/g)) {
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) found.push(word);
+        }
+    }
+    const cut = [...document.querySelectorAll('main :is(td, th, dd, dt, li)')].filter((each) => (
+        each.checkVisibility() && !each.closest('thead') && each.clientWidth && each.scrollWidth > each.clientWidth + 1
+    ));
+    return [...found, ...cut.map((each) => each.outerHTML)];
+})()"""
 AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
 
 
@@ -89,6 +109,7 @@ def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene
         page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
         page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
         page.until("document.querySelector('#upcoming-rows').innerText.includes('train-000004.tar')")
+        page.until("/of 16 connections\\n.*capacity is/.test(document.querySelector('#limits').innerText)")
         waiting = threading.Thread(target=scene.reader.take, args=(4,))
         waiting.start()
         page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader is waiting: download')")
@@ -115,6 +136,7 @@ def test_shards_of_the_same_name_have_a_row_each(browser: ClientConnection, scen
     """Shards that one may not see all have the same name; their rows neither merge nor pile up."""
     with opened(browser, scene.url) as page:
         assert page.evaluate(THRICE) == ["a", "b", "a"]
+        assert page.evaluate(ENDINGS) == ["a/train/1.tar", "c/train/1.tar", "2.tar"]
 
 
 def test_the_map_can_be_walked_and_searched(browser: ClientConnection, scene: Scene) -> None:
@@ -150,7 +172,7 @@ def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("width", [1440, 768, 390])
 def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark: bool, width: int) -> None:
     """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing hangs out sideways, and
     nothing moves."""
@@ -160,6 +182,7 @@ def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark
         found = page.evaluate(AXE)
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(BROKEN) == []
         assert (page.evaluate(LIGHTNESS) < 0.2) == dark
         assert page.evaluate("document.getAnimations().length") == 0
 

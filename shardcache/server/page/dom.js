@@ -82,5 +82,12 @@ export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "
 export const percent = (part, whole) => `${Math.floor((100 * part) / whole)} %`;
 export const neededIn = (seconds) => (seconds === null ? "not planned" : seconds < 0.5 ? "now" : duration(seconds));
 
-/** The end of a url, by which shards of one dataset differ. */
-export const basename = (url) => url.replace(/[?#].*$/, "").split("/").filter(Boolean).pop() ?? url;
+/** The end of a url, by which shards of one dataset differ; as much of it as no other one of `urls` has. */
+export function ending(url, urls = []) {
+  const parts = (whole) => whole.replace(/[?#].*$/, "").split("/").filter(Boolean), own = parts(url);
+  const others = urls.filter((other) => other !== url).map(parts);
+  const end = (all, length) => all.slice(-length).join("/");
+  let length = 1;
+  while (length < own.length && others.some((other) => end(other, length) === end(own, length))) length += 1;
+  return end(own, length);
+}

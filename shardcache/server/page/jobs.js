@@ -1,7 +1,7 @@
 // The jobs: the current state of each, and its next five minutes as a strip; and the upcoming shards.
 
 import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
-import { basename, count, duration, neededIn, number, size } from "./dom.js";
+import { count, duration, ending, neededIn, number, size } from "./dom.js";
 
 const HORIZON_S = 300;
 const PRESENCES = [["cached", "cached"], ["fetching", "being fetched"], ["missing", "missing"]];
@@ -12,6 +12,9 @@ const SHORT_S = 1, STALLED_S = 10;
 export const keyOf = ({ job, name = job, uid }) => JSON.stringify([name, uid]);
 export const isLong = ({ longest }) => longest.for_s >= SHORT_S;
 export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;
+
+/** The urls that the page names, to be told apart. */
+export const urlsOf = ({ waits, gaps, transfers }) => [...waits, ...gaps, ...transfers].map(({ url }) => url);
 
 /** Waits by job, as { job, uid, readers, longest }; the job that waits longest first. */
 export function byJob(waits) {
@@ -27,11 +30,13 @@ export function byJob(waits) {
 const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : number(Math.round(rate)));
 const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}`;
 
-export function showJobs({ jobs, waits, lanes }) {
+export function showJobs(moment) {
+  const { jobs, waits, lanes } = moment, urls = urlsOf(moment);
   const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane])), waitOf = byJob(waits);
-  table(byId("job-rows"), jobs.filter((job) => job.sessions > 0), keyOf, (row, job, name, now, ...cells) => {
+  const live = jobs.filter((job) => job.sessions > 0).sort((a, b) => (b.waiting > 0) - (a.waiting > 0));
+  table(byId("job-rows"), live, keyOf, (row, job, name, now, ...cells) => {
     setTexts(name, [job.name, job.user]);
-    showNow(row, now, job, waitOf.get(keyOf(job)));
+    showNow(row, now, job, waitOf.get(keyOf(job)), urls);
     const ahead = job.ahead_s === null ? "all cached" : neededIn(job.ahead_s);
     [number(job.sessions), read(job), pace(job.shards_per_s), ahead].forEach((text, at) => setText(cells[at], text));
     showWaited(cells[4], job);
@@ -45,10 +50,10 @@ export function showJobs({ jobs, waits, lanes }) {
   });
 }
 
-function showNow(row, cell, job, wait) {
+function showNow(row, cell, job, wait, urls) {
   const waits = wait !== undefined && isLong(wait); // as in the summary, which would contradict it otherwise
   const what = waits && `${number(job.waiting)} waiting, up to ${duration(wait.longest.for_s)}`;
-  setTexts(cell, waits ? [what, `${basename(wait.longest.url)}: ${wait.longest.reason}`] : ["reading", ""]);
+  setTexts(cell, waits ? [what, `${ending(wait.longest.url, urls)}: ${wait.longest.reason}`] : ["reading", ""]);
   cell.title = wait?.longest.url ?? "";
   cell.firstElementChild.classList.toggle("waits", waits);
   row.classList.toggle("stalled", wait !== undefined && isStalled(wait));
@@ -69,7 +74,7 @@ function showLane(cell, job, lane) {
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
   setText(text, `needed: ${words}`);
-  const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
+  const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${ending(use.url)} (${use.presence})`).join("\n");
   const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
   cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
   drawLane(canvas, counts, lane.looked_s);
@@ -108,15 +113,16 @@ const STATES = { fetching: "being fetched", missing: "to be fetched", failed: FA
 const isWaitedFor = ({ transfer }) => transfer?.class === "waiting";
 const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
 
-export function showUpcoming({ jobs, gaps, transfers, lanes }) {
+export function showUpcoming(moment) {
+  const { jobs, gaps, transfers, lanes } = moment, urls = urlsOf(moment);
   const rows = upcoming(gaps, transfers), users = new Map(jobs.map(({ uid, user }) => [uid, user]));
   const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
   const key = ({ url, job }) => `${url} ${job}`;
   table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), key, (_, row, need, shard, job, state) => {
     setText(need, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
     need.classList.toggle("waits", isWaitedFor(row));
-    setText(shard, basename(row.url), row.url);
-    setText(job, row.job ?? "", row.job ? `${row.job}, ${users.get(row.uid) ?? row.uid}` : "");
+    setText(shard, ending(row.url, urls), row.url);
+    setText(job, row.job ? `${row.job} (${users.get(row.uid) ?? row.uid})` : "");
     showState(state, row);
   }, none);
   setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");

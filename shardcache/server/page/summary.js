@@ -2,8 +2,8 @@
 // rate, and the origins with their connections and counters.
 
 import { byId, setText, setTexts, sync, table } from "./dom.js";
-import { basename, count, duration, neededIn, number, percent, size } from "./dom.js";
-import { byJob, isLong, isStalled, keyOf } from "./jobs.js";
+import { count, duration, ending, neededIn, number, percent, size } from "./dom.js";
+import { byJob, isLong, isStalled, keyOf, urlsOf } from "./jobs.js";
 
 const MAX_WAITS = 6;
 
@@ -16,7 +16,7 @@ export function showSummary(moment, rates) {
   setText(byId("verdict-text"), verdict(jobs, waiting, held));
   const level = held ? "waiting" : warnings.length ? "warned" : "well";
   byId("verdict").className = waiting.some(isStalled) ? "stalled" : level;
-  showWaits(waiting, new Map(jobs.map(({ uid, user }) => [uid, user])));
+  showWaits(waiting, new Map(jobs.map(({ uid, user }) => [uid, user])), urlsOf(moment));
   sync(byId("warnings"), warnings, ([what]) => what, setTexts);
   sync(byId("figures"), figures(moment, rates), ([name]) => name, setTexts);
 }
@@ -26,16 +26,16 @@ function verdict(jobs, waiting, held) {
   if (readers === 0) return "No job is connected.";
   const of = count(jobs.filter((job) => job.sessions).length, "job");
   if (held === 0) return `No reader is waiting (${count(readers, "reader")}, ${of}).`;
-  const reasons = [...new Set(waiting.map(({ longest }) => longest.reason.split(":")[0]))].join("; ");
+  const reasons = [...new Set(waiting.map(({ longest }) => longest.reason.split(": ")[0]))].join("; ");
   return `${number(held)} of ${count(readers, "reader")} ${held === 1 ? "is" : "are"} waiting: ${reasons}.`;
 }
 
 /** List the waiting jobs, for how long and for what; kept out of the line above, which is announced when it changes. */
-function showWaits(waiting, users) {
+function showWaits(waiting, users, urls) {
   sync(byId("waits"), waiting.slice(0, MAX_WAITS), keyOf, (item, { job, uid, readers, longest }) => {
-    const what = `${basename(longest.url)}: ${longest.reason}`;
-    setTexts(item, [job ?? "no job", count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
-    item.title = `${job}, ${users.get(uid) ?? uid}\n${longest.url}`;
+    const what = `${ending(longest.url, urls)}: ${longest.reason}`, who = job ? `${job} (${users.get(uid) ?? uid})` : "no job";
+    setTexts(item, [who, count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
+    item.title = longest.url;
   });
   const more = waiting.length - MAX_WAITS;
   setText(byId("waits-more"), more > 0 ? `and ${count(more, "more job")}` : "");
@@ -128,7 +128,11 @@ function ceiling(value) {
   return power * [1, 2, 5, 10].find((step) => step * power >= value);
 }
 
-export function showStores({ origins, tiers, counters }) {
+export function showStores({ origins, tiers, counters, limits }) {
+  sync(byId("limits"), [...limits].sort((a, b) => b.holds - a.holds), (limit) => limit.text, (item, { text, holds }) => {
+    setText(item.firstElementChild, text);
+    item.firstElementChild.classList.toggle("waits", holds);
+  });
   table(byId("store-rows"), origins, (row) => row.name, (_, row, name, ...cells) => {
     setText(name, row.name, row.name);
     [row.connections, row.limit, row.throttled].forEach((value, at) => setText(cells[at], number(value)));
