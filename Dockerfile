@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
-# The daemon, from a checkout:  docker build -t registry.example.com/shardcache:0.1.0 .
-# … and from a tag:  docker build -t registry.example.com/shardcache:0.1.0 REPOSITORY#v0.1.0
-# The daemon and the nginx of a cluster's tier:  docker build --target tier -t registry.example.com/shardcache-tier:0.1.0 .
+# The daemon, from a checkout:  docker build -t registry.example.com/shardcache:0.2.0 .
+# … and from a tag:  docker build -t registry.example.com/shardcache:0.2.0 REPOSITORY#v0.2.0
+# The daemon and the nginx of a cluster's tier:  docker build --target tier -t registry.example.com/shardcache-tier:0.2.0 .
 # Further stores (gcsfs, adlfs, …):  --build-arg EXTRA="gcsfs adlfs"
 ARG BASE=python:3.11-slim-bookworm
 
@@ -22,7 +22,7 @@ FROM build AS build-tier
 RUN pip --python /opt/shardcache install --no-cache-dir --no-index --find-links /wheels 'shardcache[cluster]'
 
 FROM ${BASE} AS runtime
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.title="shardcache" \
       org.opencontainers.image.description="A per-node daemon that pulls tar shards from object storage ahead of need" \
       org.opencontainers.image.version="${VERSION}" \

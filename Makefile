@@ -10,7 +10,7 @@ TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench bench-compare faults clean
+.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench bench-compare release-check sbom faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -59,6 +59,18 @@ bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loade
 
 bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## show what changed from A=COMMIT to B=COMMIT in build/figures.jsonl; or two such files
 	$(BENCH) --compare $(A) $(B)
+
+release-check: $(VENV)/.installed-dev  ## install the wheel with each extra, oldest and newest dependencies, for PYTHONS="python3.11 python3.12 …"
+	PYTHONS="$(or $(PYTHONS),$(abspath $(BIN))/python)" $(PYTEST) -m '' tests/integration/project/test_packages.py tests/unit/project/test_release.py
+
+# pip stays out of the list: no program of ours needs it.
+sbom:  ## list what shardcache[daemon] installs, and under which licences, in build/sbom/shardcache.cdx.json (CycloneDX)
+	rm -rf build/sbom
+	$(PYTHON) -m venv --without-pip build/sbom/daemon
+	$(PYTHON) -m venv build/sbom/tool
+	build/sbom/tool/bin/python -m pip install --quiet cyclonedx-bom
+	build/sbom/tool/bin/python -m pip --python build/sbom/daemon/bin/python install --quiet '.[daemon]'
+	build/sbom/tool/bin/cyclonedx-py environment -o build/sbom/shardcache.cdx.json build/sbom/daemon/bin/python
 
 faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages on purpose (an hour or two)
 	PYTHONPATH=tests $(BIN)/python -m campaign

@@ -108,23 +108,20 @@ class Change(NamedTuple):
     verdict: str
 
 
-def compare(before: Iterable[Line], after: Iterable[Line]) -> list[Change]:
-    """Return what became of each row that both have."""
-    old, new = rounds(before), rounds(after)
-    return [_change(name, old[name], new[name]) for name in old if name in new]
+def compare(before: Iterable[Line], after: Iterable[Line]) -> Iterator[Change]:
+    """Yield what became of each row that both have."""
+    both = rounds(before), rounds(after)
+    for name, old, new in ((name, both[0][name], both[1][name]) for name in both[0] if name in both[1]):
+        p, ends = rank_test(old, new), (median(old), median(new))
+        verdict = "better" if (ends[1] > ends[0]) == name[1].endswith(_HIGHER_IS_BETTER) else "worse"
+        if p > LEVEL:
+            verdict = "noise" if 2 / comb(len(old) + len(new), len(old)) <= LEVEL else "too few rounds"
+        yield Change(name, *ends, p, verdict)
 
 
-def _change(name: Name, old: Sequence[float], new: Sequence[float]) -> Change:
-    p, ends = rank_test(old, new), (median(old), median(new))
-    verdict = "better" if (ends[1] > ends[0]) == name[1].endswith(_HIGHER_IS_BETTER) else "worse"
-    if p > LEVEL:
-        verdict = "noise" if 2 / comb(len(old) + len(new), len(old)) <= LEVEL else "too few rounds"
-    return Change(name, *ends, p, verdict)
-
-
-def render(changes: Sequence[Change]) -> Table:
-    by_chance = f"{LEVEL * len(changes):.0f} of {len(changes)} rows change by chance alone"
-    table = Table(title=f"exact rank-sum test over rounds, p ≤ {LEVEL}: {by_chance}", title_justify="left")
+def render(changes: Iterable[Change]) -> Table:
+    title = f"exact rank-sum test over rounds; {LEVEL:.0%} of the rows change by chance alone"
+    table = Table(title=title, title_justify="left")
     for name in ("part", "measure", "peer", "before", "after", "change", "p", "verdict"):
         table.add_column(name)
     for (part, unit, row, peer, _), before, after, p, verdict in changes:
@@ -138,8 +135,7 @@ def render(changes: Sequence[Change]) -> Table:
 def page(text: str, lines: Sequence[Line]) -> str:
     """Return a page with each table made anew of the newest line of each row; one without lines stays as it is.
 
-    A table stands between `<!--figures:PART,PART-->` and `<!--end-->`. `machine` in place of parts is
-    for a sentence on when and where they were measured.
+    A table stands between `<!--figures:PART,PART-->` and `<!--end-->`; `machine` is a sentence on when and where.
     """
     newest = {(line["part"], line["unit"], line["row"], line["peer"]): line for line in lines}.values()
 
@@ -147,7 +143,9 @@ def page(text: str, lines: Sequence[Line]) -> str:
         made = "".join(_rows(line for part in match[1].split(",") for line in newest if line["part"] == part))
         made = _HEAD + made if made else ""
         if match[1] == "machine":
-            made = f"Measured {'; '.join(dict.fromkeys(map(_where, newest)))}.\n"
+            where = "on {date:.10} at commit {commit} with {scale:.0%} of the data"
+            machine = ", ".join(f"{name} {value}" for name, value in lines[-1]["machine"].items())
+            made = f"Measured {'; '.join(dict.fromkeys(map(where.format_map, newest)))}: {machine}.\n"
         return f"<!--figures:{match[1]}-->\n\n{made}\n<!--end-->" if made else match[0]
 
     return _TABLE.sub(table, text)
@@ -161,8 +159,3 @@ def _rows(lines: Iterable[Line]) -> Iterator[str]:
         peer = f"{line['peer']}: {shown(line['theirs'])}|{line['ratio']:.2f}" if line["ratio"] else "|"
         yield f"|{ours}|{peer}|\n"
         before = what
-
-
-def _where(line: Line) -> str:
-    machine = ", ".join(f"{name} {found}" for name, found in line["machine"].items())
-    return f"on {line['date'][:10]} at commit {line['commit']} with {line['scale']:.0%} of the data ({machine})"

@@ -6,93 +6,69 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
-from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from shardcache import __version__
 from support.programs.daemon import Daemon, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
+from support.stores.buckets import Bucket
 
 pytestmark = pytest.mark.slow
 
 
+PYTHONS = os.environ.get("PYTHONS", sys.executable).split()
+EXTRAS = {
+    "daemon": "fsspec, s3fs, awscrt",
+    "parquet": "pyarrow.parquet, shardcache.writing",
+    "datasets": "datasets, shardcache.writing",
+    "azure": "adlfs",
+    "gcs": "gcsfs",
+    "hf": "huggingface_hub",
+    "images": "numpy, PIL.Image, simplejpeg",
+    "cluster": "cryptography.x509",
+    "ray": "ray.data, shardcache_client.ray",
+}
+"""Modules that an extra is for."""
+
+
 class Environment:
-    """An empty virtual environment, into which `install` puts a package and its requirements, and nothing else.
+    """An empty virtual environment of an interpreter, into which `install` puts what the package index has."""
 
-    Requirements are links to this interpreter's own packages: exactly those that the package's metadata names for the
-    extras, and that these name in turn. A requirement that is used and not declared is therefore missing.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        venv.create(folder, symlinks=True, with_pip=False)
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        run("uv", "venv", "--quiet", "--python", python, folder)
         self.bin = folder / "bin"
         self.python = self.bin / "python"
-        (self._packages,) = (folder / "lib").glob("python*/site-packages")
 
-    def pip(self, *args: str, cwd: Path | None = None) -> str:
-        """Run this interpreter's pip on it without any index; return what it printed. It must succeed."""
-        command = [sys.executable, "-m", "pip", "--python", str(self.python), *args]
-        env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_INPUT": "1", "PIP_FIND_LINKS": ""}
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=GUARD_S
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+    def install(self, *args: str | Path) -> None:
+        """Install packages that are built already, as most users can build none."""
+        run("uv", "pip", "install", "--quiet", "--no-build", "--python", self.python, *args)
 
-    def install(self, wheel: Path, *extras: str) -> None:
-        """Install a wheel with extras: the wheel by pip, its requirements as links. pip must find none missing."""
-        self.pip("install", "--no-deps", str(wheel))
-        name = wheel.name.partition("-")[0]
-        (installed,) = distributions(name=name, path=[str(self._packages)])
-        for requirement in self._closure(installed, {"", *extras}, {}):
-            self._link(requirement)
-        self.pip("install", f"{name}[{','.join(extras)}]")
-
-    def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program; the first word is looked up among those of this environment."""
+    def run(self, *command: str | Path) -> str:
+        """Run a program of this environment; return what it printed. It must succeed."""
         program, *args = command
-        given = {**os.environ, **(env or {})}
-        return subprocess.run(
-            [self.bin / program, *args], env=given, capture_output=True, text=True, timeout=GUARD_S, check=False
+        done = subprocess.run(
+            [self.bin / program, *args], cwd=self.bin, capture_output=True, text=True, timeout=GUARD_S, check=False
         )
-
-    def _closure(self, of: Distribution, extras: set[str], seen: dict[str, set[str]]) -> Iterator[Distribution]:
-        for line in of.requires or ():
-            wanted = Requirement(line)
-            if wanted.marker and not any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
-                continue
-            name, more = canonicalize_name(wanted.name), {"", *wanted.extras}
-            if more <= seen.get(name, set()):
-                continue
-            found = of if name == canonicalize_name(of.name) else distribution(wanted.name)
-            if name not in seen and found is not of:
-                yield found
-            seen[name] = seen.get(name, set()) | more
-            yield from self._closure(found, more, seen)
-
-    def _link(self, package: Distribution) -> None:
-        """Link the files and folders of an installed package; one that packages share comes with all that is in it."""
-        for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
-            link = self._packages / name
-            if not link.is_symlink():
-                link.symlink_to(Path(str(package.locate_file(name))))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 ROOT = Path(__file__).parents[3]
 
 READ = """
 import sys
-from shardcache_client import ShardDataset
-print(sum(1 for sample in ShardDataset(sys.argv[1], socket=sys.argv[2])))
+from shardcache_client import ShardReader
+print(sum(1 for sample in ShardReader(sys.argv[1], socket=sys.argv[2])))
+"""
+OPEN = """
+import sys, fsspec
+with fsspec.open(f"shardcache::{sys.argv[1]}", shardcache={"socket": sys.argv[2]}) as file:
+    print(len(file.read()))
 """
 
 
@@ -108,13 +84,6 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(dist: Path) -> Path:
     (found,) = dist.glob("*.whl")
     return found
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    made = Environment(tmp_path_factory.mktemp("daemon"))
-    made.install(wheel, "daemon")
-    return made
 
 
 def run(module: str, *args: str | Path) -> None:
@@ -157,20 +126,26 @@ def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
     assert {"shardcache/py.typed", "shardcache_client/py.typed"} <= names
 
 
-def test_a_daemon_and_a_training_image_need_no_more_than_they_declare(
-    environment: Environment, wheel: Path, tmp_path: Path
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("age", ["oldest", "newest"])
+@pytest.mark.parametrize("extra", EXTRAS if "PYTHONS" in os.environ else ["daemon"])
+def test_the_wheel_works_with_the_oldest_and_newest_packages_that_it_admits(
+    python: str, age: str, extra: str, wheel: Path, tmp_path: Path, moto: Bucket
 ) -> None:
-    """With `shardcache[daemon]` alone a node serves; with `shardcache` and a torch alone a job reads from it."""
-    image = Environment(tmp_path / "image")
-    image.install(wheel, "torch")
-    (tmp_path / "a.tar").write_bytes(make_tar(random_samples(10)))
-    with tempfile.TemporaryDirectory() as folder:
-        start = partial(spawn, python=str(environment.python))
-        with Daemon(Path(folder), spawn=start) as daemon:
-            socket = str(daemon.socket)
-            warmed = environment.run("shardcache", "warm", f"{tmp_path}/a.tar", "--json", "--socket", socket)
-            assert warmed.returncode == 0, warmed.stderr
-            status = environment.run("shardcache", "status", "--json", "--socket", socket)
-            assert json.loads(status.stdout)["version"] == __version__
-            read = image.run("python", "-c", READ, f"{tmp_path}/a.tar", socket)
-            assert read.stdout == "10\n", read.stderr
+    """A node serves S3 with `shardcache[daemon]` alone; a job reads with `shardcache` alone, and opens by fsspec."""
+    node, job = Environment(tmp_path / "node", python), Environment(tmp_path / "job", python)
+    oldest = ["--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml"]
+    node.install(*([*oldest, "--extra", extra, wheel] if age == "oldest" else [f"{wheel}[{extra}]"]))
+    node.run("python", "-c", f"import {EXTRAS[extra]}")
+    if extra != "daemon":
+        return
+    job.install(wheel, *(oldest if age == "oldest" else []))
+    tar = make_tar(random_samples(10))
+    url = moto.put("a.tar", tar)
+    start = partial(spawn, python=str(node.python))
+    with tempfile.TemporaryDirectory() as folder, Daemon(Path(folder), spawn=start) as daemon:
+        socket = str(daemon.socket)
+        node.run("shardcache", "warm", url, "--socket", socket)
+        assert json.loads(node.run("shardcache", "status", "--json", "--socket", socket))["version"] == __version__
+        assert job.run("python", "-c", READ, url, socket) == "10\n"
+        assert node.run("python", "-c", OPEN, url, socket) == f"{len(tar)}\n"

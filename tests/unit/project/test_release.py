@@ -27,11 +27,13 @@ def run_step(name: str, folder: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
-def test_github_takes_the_workflow() -> None:
-    """It has the form that GitHub's schema of workflows demands."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", WORKFLOW]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+def test_github_takes_the_workflow_and_the_forms_of_issues() -> None:
+    """They have the form that GitHub's schemas demand."""
+    forms = (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()
+    for schema, files in (("github-workflows", [WORKFLOW]), ("github-issue-forms", forms)):
+        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ def test_a_tag_is_released_only_as_the_version_that_it_names(
 def test_one_version_is_written_everywhere() -> None:
     """Image, chart and kustomizations name the version of the code."""
     written = {
+        "CITATION.cff": r"^version: (.+)$",
         "Dockerfile": r"^ARG VERSION=(.+)$",
         "deploy/kubernetes/chart/Chart.yaml": r"^(?:version|appVersion): (.+)$",
         "deploy/kubernetes/base/kustomization.yaml": r"newTag: (.+)$",
