@@ -116,13 +116,11 @@ class ShardLoader(Generic[B_co]):
         bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
         times = EpochTimes(iteration.epoch)
-        if not iteration.looks:
-            self._times = times
         loader = self._loader_for(iteration)
         try:
             for taken, (batch, state, made) in enumerate(loader.begin(iteration)):
                 if taken == 1:
-                    self._count(iteration, loader)
+                    self._count(iteration, loader, times)
                 position.note(ReaderState.from_json(state))
                 if position.is_read:
                     bookmark.finish(iteration)
@@ -137,7 +135,7 @@ class ShardLoader(Generic[B_co]):
             raise
         position.end()
         bookmark.finish(iteration)
-        self._count(iteration, loader)
+        self._count(iteration, loader, times)
         iteration.ended = True
         if not iteration.looks:
             log.info("%s", times)
@@ -149,9 +147,11 @@ class ShardLoader(Generic[B_co]):
         self._keep(batches, iteration)
         return batches
 
-    def _count(self, iteration: Iteration, batches: "_Batches") -> None:
+    def _count(self, iteration: Iteration, batches: "_Batches", times: EpochTimes) -> None:
         self._reader._bookmark.count(iteration)
         self._keep(batches, iteration)
+        if not iteration.looks:
+            self._times = times
 
     def _keep(self, batches: "_Batches", owner: Iteration | None) -> None:
         if owner is None or not owner.looks:

@@ -51,6 +51,8 @@ def test_the_slowest_stage_has_the_largest_share(
         read(loader)  # starts the workers
         shares = read(loader, *[work] * (slow == "step"))
     stats = loader.stats()
+    next(iter(loader))
+    assert loader.stats() == stats
     assert max(shares, key=lambda name: shares[name]) == slow, shares
     assert (stats["epoch"], stats["batches"], stats["samples"]) == (1, 12, len(KEYS))
     lines = [line for line in caplog.messages if " samples/s" in line]
