@@ -69,8 +69,8 @@ const CHECKS = [
     "Remove them, lower --min-free, or lower --capacity.",
   ],
   ({ tiers }) => tiers.some((tier) => tier.failing) && [
-    "The tier fails, so parts come from the origins.",
-    "It is tried again every 10 s; shardcache doctor says what is wrong with "
+    "The tier is failing; parts come from the origins.",
+    "It is retried every 10 s; shardcache doctor says what is wrong with "
       + `${tiers.map((tier) => tier.address).join(", ")}.`,
   ],
   ({ pins }) => pins.shards && pins.size_bytes > PINNED_FULL * pins.limit_bytes && [
