@@ -175,7 +175,10 @@ class ShardError(ShardcacheError, code="shard"):
 class NotATarError(ShardError, code="not_a_tar"):
     """The object is not a tar archive."""
 
-    default_remedy = "point the dataset at tar shards (.tar, .tar.gz, .tgz, .tar.zst, .tar.bz2, .tar.xz)"
+    default_remedy = (
+        "point the dataset at tar shards (.tar, .tar.gz, .tgz, .tar.zst, .tar.bz2, .tar.xz); shardcache write makes "
+        "them from folders, parquet and JSONL"
+    )
 
 
 class TruncatedShardError(ShardError, code="truncated"):

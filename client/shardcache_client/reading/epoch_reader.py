@@ -180,7 +180,7 @@ class EpochReader(Generic[T_co]):
         known = "this node has counted the samples, but other ranks' nodes may not have"
         return (
             f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
-            "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
+            "Use the dataset's index.json as the url; `shardcache index URL... -o index.json` makes it, once"
         )
 
     def _explain(self, topology: Topology) -> None:

@@ -6,18 +6,16 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from shardcache.cli.main import app
 from shardcache.config import OriginTable, Settings
 from shardcache_client import ShardDataset
+from support.programs.pages import ROOT, blocks, section, without_blocks
 
-ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _SHELL = {"sh", "bash", "console", "shell"}
@@ -26,14 +24,14 @@ _ENDS = {"|", "||", "&", "&&", ";", ">", "<", "2>", ">>"}
 _NOT_RUN = re.compile(r"^-(?!-$)|install|namespace|secret|restart|status|stop|start|enable|daemonset|upgrade|user")
 
 
-def blocks(page: str, *languages: str) -> Iterator[str]:
-    yield from (body for language, body in _FENCED.findall(page) if language in languages)
-
-
 def lines_to_type(page: str) -> Iterator[str]:
     """Yield what may be a command line: lines of shell blocks, indented lines, and code within sentences."""
-    prose = _FENCED.sub("", page)
-    typed = [*blocks(page, *_SHELL), *(_INDENTED.findall(prose)), *_INLINE.findall(_INDENTED.sub("", prose))]
+    prose = without_blocks(page)
+    typed = [
+        *(block.body for block in blocks(page, *_SHELL)),
+        *(_INDENTED.findall(prose)),
+        *_INLINE.findall(_INDENTED.sub("", prose)),
+    ]
     for block in typed:
         yield from block.replace("\\\n", " ").splitlines()
 
@@ -100,7 +98,7 @@ def test_config_files_of_the_documents_are_read() -> None:
     """Every piece of a config file that is shown is TOML, and has keys that the daemon knows."""
     for page in PAGES:
         for block in blocks(page.read_text(), "toml"):
-            table = tomllib.loads(block)
+            table = tomllib.loads(block.body)
             assert table.keys() - Settings.model_fields.keys() == set(), page.name
             origins = [OriginTable.model_validate(each) for each in table.get("origin", ())]
             rules = [each for each in table.get("allow", ()) if isinstance(each, dict)]
@@ -114,7 +112,7 @@ def test_python_of_the_documents_is_python() -> None:
     given: list[str] = []
     for page in PAGES:
         text = page.read_text()
-        trees = [ast.parse(block) for block in blocks(text, "python")]
+        trees = [ast.parse(block.body) for block in blocks(text, "python")]
         # In a sentence, `ShardDataset(…, zero_copy=True)` leaves out what does not matter.
         for tree in trees:
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -125,6 +123,12 @@ def test_python_of_the_documents_is_python() -> None:
             given += re.findall(r"(\w+)=", sentence)
     assert len(given) > 15
     assert set(given) - known == set()
+
+
+def test_readme_and_the_first_page_have_the_same_quick_start() -> None:
+    """Its lines are those that the tests of the first page run."""
+    readme, page = (list(blocks(section(name, "Quick start"))) for name in ("README.md", "docs/first-steps.md"))
+    assert len(readme) == 10 and page[:10] == readme
 
 
 def written() -> set[str]:
