@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, whole
+from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, whole
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.order.rounds import permutation
@@ -45,20 +45,20 @@ _made: Counter[str] = Counter()
     max_tokens=whole(1),
     length=FUNCTION,
     sort_buffer=whole(1),
-    collate=FUNCTION,
+    collate=FUNCTION.or_none(),
     on_error=Accepts(ANY_HANDLER, handler_of),
     timeout_s=SECONDS,
 )
 def batch_by_length(
-    dataset: ShardDataset[Any],
+    dataset: ShardDataset[T_co],
     max_tokens: int,
-    length: Callable[[Any], int],
+    length: Callable[[T_co], int],
     *,
     sort_buffer: int = 1_000,
-    collate: Callable[[list[Any]], Any] = list,
+    collate: Callable[[list[T_co]], B_co] | None = None,
     on_error: Handler | str = reraise,
     timeout_s: float = 300.0,
-) -> "LengthBatches":
+) -> "LengthBatches[B_co]":
     """Batch samples of similar length: little padding, and no batch too large for the accelerator.
 
         ds = ShardDataset(urls, shuffle=True, decode=tokenize)
@@ -90,7 +90,9 @@ def batch_by_length(
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
     agreement = partial(_agreement, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
-    return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, handler_of(on_error)), agreement)
+    return LengthBatches(
+        dataset, Recipe(max_tokens, length, sort_buffer, collate or list, handler_of(on_error)), agreement
+    )
 
 
 def _agreement(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
@@ -110,7 +112,7 @@ class Recipe:
     on_error: Handler
 
 
-class LengthBatches(IterableDataset[Any]):
+class LengthBatches(IterableDataset[B_co], Generic[B_co]):
     """The batches of `batch_by_length`, for use with `DataLoader(..., batch_size=None)`."""
 
     def __init__(self, dataset: ShardDataset[Any], recipe: Recipe, agreement: Callable[[Topology], Agree]) -> None:
@@ -153,7 +155,7 @@ class LengthBatches(IterableDataset[Any]):
         self._dataset.load_state_dict(state)
         self._loaded, self._state = state, None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B_co]:
         # Not a generator, as StatefulDataLoader requests the state between this call and the first batch.
         rounds = _Rounds(self._dataset, self._recipe, self._agreement(self._dataset.topology()), self._loaded)
         self._state = rounds.state

@@ -71,7 +71,8 @@ class Commands(Entries):
         usage = command.get_usage(context).removeprefix("Usage: ")
         section = nodes.section("", nodes.title(text=name), ids=[anchor])
         section += nodes.literal_block(usage, usage, language="text")
-        section += self.parse_text_to_nodes(_UNWRAPPED.sub(r"```text\n\1\n```", inspect.cleandoc(command.help or "")))
+        text = f"{inspect.cleandoc(command.help or '')}\n\n{command.epilog or ''}"
+        section += self.parse_text_to_nodes(_UNWRAPPED.sub(r"```text\n\1\n```", text))
         records = (param.get_help_record(context) for param in command.get_params(context))
         options = [self._option(anchor, *record) for record in records if record]
         section += nodes.definition_list("", *options)

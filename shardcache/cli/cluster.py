@@ -203,6 +203,10 @@ def _system_resolvers() -> tuple[str, ...]:
 # Commands
 
 
+@common.examples(
+    "cluster render --nodes nodes.txt --store https://s3.eu-central-1.amazonaws.com --out tier/",
+    "cluster render --nodes 10.0.0.[1-8] --plain --store http://10.0.9.9:9000 --out tier/",
+)
 @click.command(short_help="Write the nginx.conf of each node.", params=[*_TIER])
 @click.option(
     "--out", required=True, type=_PATH, help="Folder for the files, as NODE/nginx.conf; with --node, the file."
@@ -235,6 +239,9 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
         click.echo("".join(f"{path}\n" for path in texts), nl=False)
 
 
+@common.examples(
+    "cluster certificates --nodes nodes.txt --out authority/", "cluster certificates --shared --out authority/"
+)
 @click.command(
     short_help="Write the certificates of the nodes, signed by the cluster's own authority.",
     params=[_option("--nodes", None, "LIST")],
@@ -278,6 +285,10 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
         click.echo("".join(f"{each.folder}: valid until {each.expires:%Y-%m-%d}\n" for each in issued), nl=False)
 
 
+@common.examples(
+    "cluster run --nodes nodes.txt --store https://s3.eu-central-1.amazonaws.com",
+    "cluster run --nodes nodes.txt --node node1 --max-size 1TB --store http://10.0.9.9:9000",
+)
 @click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.", params=[*_TIER])
 @click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
 @common.json_option
@@ -324,6 +335,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
         raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
 
 
+@common.examples("cluster status --nodes nodes.txt", "cluster status --nodes node1,node2 --plain --json")
 @click.command(
     short_help="Show every node of the tier: its cached parts, its hits, and who is down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or has an old or different list.",
@@ -368,6 +380,7 @@ def _print(reports: list[NodeReport]) -> None:
     common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
 
 
+@common.examples("cluster certificates --nodes nodes.txt --out tier/", "cluster status --nodes nodes.txt")
 @click.group(
     cls=common.Family,
     commands=[render, certificates, run, status],

@@ -33,6 +33,7 @@ _PIPE_COLUMNS = 10_000  # wider than any url: a pipe has no edge to wrap at
 
 Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
+AnyCommand = TypeVar("AnyCommand", bound=click.Command)
 T = TypeVar("T")
 
 
@@ -47,6 +48,17 @@ class Family(click.Group):
         """List the commands; a summary that is too long for its line is wrapped, not cut."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(10_000)) for name, command in self.commands.items()])
+
+
+def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
+    """Add examples to the end of a command's help, before its epilog."""
+
+    def add(command: AnyCommand) -> AnyCommand:
+        lines = (f"  shardcache {each}" for each in commands)
+        command.epilog = "\n".join(("\b", "Examples:", *lines, "", command.epilog or ""))
+        return command
+
+    return add
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:

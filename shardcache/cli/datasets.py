@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shardcache import shardlist
+from shardcache.access import INDEX_SUFFIX
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
-from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.units import size
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import MetadataMember, TokenMember
+    from shardcache.writing.writer import Destination
 
-_STDOUT = Path("-")
-_SUFFIX = ".json"
+T = TypeVar("T")
+
+_STDOUT = "-"
 _MAX_WORKERS = 8
+_DECODERS = dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff"), "rgb8") | {
+    **{"cls": "int", "json": "json", "npy": "npy", "txt": "text"}
+}
 
 
-def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """Reject an output path early that could not be written, or not be recognized as an index."""
-    if path == _STDOUT:
-        return path
-    if ":" in str(path).partition("/")[0]:
-        raise click.BadParameter("name a local file, then upload it with the object store's own tool")
-    if path.suffix != _SUFFIX:
-        raise click.BadParameter(f"datasets recognize an index by its name: it must end in {_SUFFIX}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"the folder {path.parent} does not exist or is not writable")
-    return path
+def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
+    """Reject an output early that could not be written, or not be recognized as an index."""
+    if output == _STDOUT:
+        return output
+    if not output.endswith(INDEX_SUFFIX):
+        raise click.BadParameter(f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}")
+    place = from_here(output)
+    if (path := local_path(place)) and not os.access(folder := Path(path).parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"the folder {folder} does not exist or is not writable")
+    return place
 
 
+@common.examples(
+    "index s3://bucket/val/ -o index.json", "index s3://bucket/train/ -o s3://bucket/train/all.json --samples"
+)
 @click.command()
 @common.urls_argument
 @click.option(
@@ -45,27 +53,18 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     "--output",
     required=True,
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     callback=_place,
-    help="The index file to write (.json); - for standard output.",
+    shell_complete=common.complete_path,
+    help="The index to write (.json): a file, or a url of a store; - for standard output.",
 )
-@click.option(
-    "--relative-to",
-    metavar="URL",
-    help="Write shard names relative to this folder, for an index stored there.  [default: full urls]",
-)
+@click.option("--relative-to", metavar="URL", help="Write names relative to this folder.  [default: full urls]")
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
     type=common.token_member,
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
-@click.option(
-    "--samples",
-    "with_samples",
-    is_flag=True,
-    help="Also write a table of the samples, with their keys and sizes, beside it (.samples.tar): for select().",
-)
+@click.option("--samples", "with_samples", is_flag=True, help="Write the table of samples for select(), too.")
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
@@ -75,7 +74,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 @common.query_options
 def index(
     urls: list[str],
-    output: Path,
+    output: str,
     relative_to: str | None,
     tokens: TokenMember | None,
     with_samples: bool,
@@ -87,8 +86,9 @@ def index(
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an outdated index. Each shard
     is read once, through the cache, which may be smaller than the dataset; shards whose count is known are not read.
-    Counts of tokens are not remembered: --tokens reads every shard. Store the file next to the shards, or anywhere, and
-    use it as the dataset's url. If a shard fails, nothing is written.
+    Counts of tokens are not remembered: --tokens reads every shard. Write it next to the shards, or anywhere, and use
+    it as the dataset's url. If a shard fails, nothing is written; nor over an index that was changed meanwhile, if the
+    store can tell (S3). A store is written to with this user's credentials.
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
@@ -96,24 +96,30 @@ def index(
         raise click.UsageError("--samples writes a second file beside the index: name a file with -o")
     if metadata is not None and not with_samples:
         raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
+    import asyncio
+
     from shardcache.tarindex.contents import SUFFIX
 
-    with _written(output.resolve().with_suffix(SUFFIX)) if with_samples else contextlib.nullcontext() as table:
-        listed = None if table is None else _write_table(urls, socket, table, metadata, as_json)
+    before = None if output == _STDOUT else asyncio.run(_at(output, lambda place, name: place.version(name)))
+    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as folder:
+        table, file = Path(folder, "table"), Path(folder, "index.json")
+        listed = _write_table(urls, socket, table, metadata, as_json) if with_samples else None
         refs = _count(AdminClient(socket).index(urls, None if tokens is None else str(tokens)), as_json, output)
         if listed is not None:
             from shardcache.cli.sample_table import check_same
 
             check_same(listed, refs)
-    text = shardlist.write(refs, relative_to)
-    if output == _STDOUT:
-        click.echo(text, nl=False)
-        return
-    with _written(output.resolve()) as file:
-        file.write(text.encode())
+        file.write_text(shardlist.write(refs, relative_to))
+        if output == _STDOUT:
+            click.echo(file.read_text(), nl=False)
+            return
+        if listed is not None:
+            to = output.removesuffix(INDEX_SUFFIX) + SUFFIX
+            asyncio.run(_at(to, lambda place, name: place.store_file(table, name)))
+        asyncio.run(_at(output, lambda place, name: place.store_file(file, name, before)))
 
 
-def _count(events: Lines, as_json: bool, output: Path) -> list[ShardRef]:
+def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
     """Return the counted shards in the order of the list, once all are; exit 1 if one failed."""
     found: dict[int, ShardRef] = {}
     numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
@@ -129,15 +135,13 @@ def _count(events: Lines, as_json: bool, output: Path) -> list[ShardRef]:
 
 
 def _write_table(
-    patterns: list[str], socket: Path | None, file: IO[bytes], metadata: MetadataMember | None, as_json: bool
+    patterns: list[str], socket: Path | None, path: Path, metadata: MetadataMember | None, as_json: bool
 ) -> list[ShardRef]:
     """Write the table of samples and show the progress; return the shards that it lists."""
     from shardcache.cli.sample_table import write_table
 
-    if as_json:
-        return write_table(patterns, socket, file, metadata, common.print_json)
-    with common.byte_progress(common.make_console(), "listing samples") as show:
-        return write_table(patterns, socket, file, metadata, show)
+    with path.open("wb") as file, common.byte_progress(common.make_console(), "listing samples") as show:
+        return write_table(patterns, socket, file, metadata, common.print_json if as_json else show)
 
 
 def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
@@ -150,28 +154,14 @@ def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
             yield event
 
 
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that appears under its name when the block ends: whole, or not at all.
+async def _at(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
+    """Call `work` with the folder or prefix of an output, and its name there. Raises the errors of a destination."""
+    from shardcache.config import Settings
+    from shardcache.writing.writer import Destination
 
-    Raises ShardcacheError if it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as exn:
-        raise ShardcacheError(
-            f"cannot write the index ({exn.strerror})",
-            url=str(path),
-            remedy="choose another path with -o; the counts are remembered, so the next run reads nothing",
-        ) from exn
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+    folder, _, name = output.rpartition("/")
+    async with Destination(folder or "/", Settings.load({}).origin) as destination:
+        return await work(destination, name)
 
 
 # Shards from other formats
@@ -184,27 +174,15 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return {name: extension for name, _, extension in pairs}
 
 
-@click.command()
+@common.examples("write photos/ s3://bucket/train/ --classes --shuffle 7", "write lines.jsonl text/ --pack --workers 8")
+@click.command(context_settings={"show_default": True})
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("destination")
 @click.option(
-    "--shard-size",
-    "shard_size_bytes",
-    default="256MiB",
-    show_default=True,
-    metavar="SIZE",
-    type=common.parse_size,
-    help="Most bytes of a shard.",
+    "--shard-size", "shard_size_bytes", default="256MiB", type=common.parse_size, help="Most bytes of a shard."
 )
-@click.option(
-    "--names", default="shard-%06d.tar", show_default=True, metavar="PATTERN", help="Names of the shards, by number."
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Number of processes that write and upload.  [default: one per CPU, at most 8]",
-)
+@click.option("--names", default="shard-%06d.tar", metavar="PATTERN", help="Names of the shards, by number.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU, at most 8]")
 @click.option("--shuffle", type=int, metavar="SEED", help="Write files or rows in random order; not for JSONL.")
 @click.option("--classes", is_flag=True, help="Folders: add the number of each file's first-level folder as cls.")
 @click.option(
@@ -265,8 +243,12 @@ def write(
     shards, samples = (common.count(summary[f"{noun}s"], noun) for noun in ("shard", "sample"))
     numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
+    members = {name: "" if n == summary["samples"] else f" (in {n:,})" for name, n in summary["members"].items()}
+    console.print(f"members: {', '.join(map(''.join, members.items()))}", markup=False)
     if options["tokens"] is not None:
         console.print(common.count(summary["tokens"], "token"))
     if summary["skipped_files"]:
         console.print(f"{common.count(summary['skipped_files'], 'file')} left out: no name of the form KEY.EXTENSION")
-    console.print(summary["index"], markup=False)
+    decode = {name: _DECODERS[name] for name, some in members.items() if not some and name in _DECODERS}
+    arguments = ", ".join([repr(summary["index"]), "shuffle=True", *([f"{decode=}"] if decode else [])])
+    console.print(f"read it with: ShardDataset({arguments})", markup=False)

@@ -59,6 +59,7 @@ _TRY_AGAIN_S = 0.05
 _LOG_LINES = 60
 
 
+@common.examples("demo", "demo --json")
 @click.command()
 @common.json_option
 def demo(as_json: bool) -> None:

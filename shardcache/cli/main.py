@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from shardcache import __version__
-from shardcache.cli import cluster, common, datasets, demo, probing, serve, shards, simulate, status
+from shardcache.cli import cluster, common, datasets, demo, serve, shards, simulate, status
 from shardcache.cli.doctor.command import doctor
 from shardcache.errors import ShardcacheError
 
@@ -24,12 +24,13 @@ class App(common.Family):
             ctx.exit(common.INTERRUPTED)
 
 
+@common.examples("write photos/ s3://bucket/train/ --classes --shuffle 7", "doctor s3://bucket/train/")
 @click.group(
     cls=App,
     commands=[
         *(serve.serve, serve.stop, status.status, status.top, status.dashboard, datasets.write, shards.warm),
         *(shards.get, datasets.index, shards.ls, shards.pin, shards.unpin, shards.evict, shards.verify, doctor),
-        *(probing.probe, simulate.simulate, demo.demo, cluster.cluster, serve.config),
+        *(status.probe, simulate.simulate, demo.demo, cluster.cluster, serve.config),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",

@@ -1,8 +1,5 @@
 """Writing of a sample table: a tar with keys, member sizes and metadata of all samples of a dataset."""
 
-import io
-import json
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +8,7 @@ from shardcache.errors import ConfigError
 from shardcache.private import tool_socket
 from shardcache.protocol import ShardRef
 from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
+from shardcache.writing.shards import END, as_table
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
@@ -43,18 +41,18 @@ def write_table(
     found: list[ShardRef] = []
     try:
         session.declare(plan)
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in range(len(listed)):
-                found.append(_add(tar, number, window, metadata))
-                done = {"done_shards": number + 1, "done_bytes": sum(size or 0 for size in sizes[: number + 1])}
-                tell({"event": "progress", **done, "shards": len(listed), "total_bytes": total_bytes})
+        for number in range(len(listed)):
+            found.append(_add(file, number, window, metadata))
+            done = {"done_shards": number + 1, "done_bytes": sum(size or 0 for size in sizes[: number + 1])}
+            tell({"event": "progress", **done, "shards": len(listed), "total_bytes": total_bytes})
+        file.write(END)
     finally:
         window.empty()
         session.close()
     return found
 
 
-def _add(tar: tarfile.TarFile, number: int, window: ShardWindow, member: MetadataMember | None) -> ShardRef:
+def _add(file: IO[bytes], number: int, window: ShardWindow, member: MetadataMember | None) -> ShardRef:
     """Add the rows of the next shard, and return what they are of."""
     leased_shard = window.take(number, None)
     leased_shard.open()
@@ -63,11 +61,7 @@ def _add(tar: tarfile.TarFile, number: int, window: ShardWindow, member: Metadat
         index = shard.index
         facts = index.header
         metadata = None if member is None else read_metadata(index, shard.tar, member, facts["url"])
-        for row in rows_of(index, metadata):
-            content = json.dumps({"shard": number, "version": facts["version"], **row}, separators=(",", ":")).encode()
-            entry = tarfile.TarInfo(f"{number:08d}-{row['first']:08d}.json")
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+        file.writelines(as_table(number, facts["version"], rows_of(index, metadata)))
         return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))
     finally:
         window.give_back(leased_shard)

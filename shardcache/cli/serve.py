@@ -96,6 +96,9 @@ def _help(field: FieldInfo) -> str:
     return text[:1].upper() + text[1:] + (f"  [default: {readable}]" if default not in (None, ()) else "")
 
 
+@common.examples(
+    "serve --cache-dir /nvme/shardcache --capacity 500GB", "serve --config /etc/shardcache/shardcache.toml"
+)
 @click.command(
     cls=SettingsCommand,
     short_help="Run this node's daemon.",
@@ -134,6 +137,7 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
         click.echo(f"{'ready' if place['started'] else 'runs already'}: {place['socket']}; to stop it: shardcache stop")
 
 
+@common.examples("stop", "stop --socket /run/shardcache/shardcache.sock")
 @click.command()
 @common.query_options
 def stop(as_json: bool, socket: Path | None) -> None:
@@ -173,11 +177,13 @@ def _stop(path: Path) -> None:
 # Options and where they are set
 
 
+@common.examples("config show", "config check shardcache.toml")
 @click.group(cls=common.Family, short_help="Show the daemon's options and their sources, or check a config file.")
 def config() -> None:
     """Show the options that a daemon started here would have, or check a config file."""
 
 
+@common.examples("config show", "config show --capacity 80% --json")
 @config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
 @config_option
 @common.json_option
@@ -270,6 +276,7 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
     return [size(value) if re.search("ByteSize|Amount", str(field.annotation)) else f"{value:g}"]
 
 
+@common.examples("config check", "config check shardcache.toml")
 @config.command(short_help="Check a config file.")
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @common.json_option

@@ -17,6 +17,7 @@ from shardcache.units import size, user_name
 Json = dict[str, Any]
 
 
+@common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
 @click.command()
 @common.urls_argument
 @common.query_options
@@ -31,6 +32,7 @@ def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
     common.carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
 
 
+@common.examples("get s3://bucket/llama/ ./llama", "get --copy s3://bucket/llama/model.safetensors .")
 @click.command()
 @click.argument("source", shell_complete=common.complete_path)
 @click.argument("dest", shell_complete=common.complete_path)
@@ -52,6 +54,7 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
     fetch_into(from_here(source), dest, socket, links=links, as_json=as_json)
 
 
+@common.examples("ls", "ls s3://bucket/train/")
 @click.command()
 @click.argument("prefix", default="")
 @common.query_options
@@ -77,6 +80,7 @@ def _show_shards(lines: Iterable[Json]) -> None:
     common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
 
 
+@common.examples("evict s3://bucket/train/shard-000000.tar", "evict s3://bucket/val/")
 @click.command()
 @common.urls_argument
 @common.query_options
@@ -90,6 +94,7 @@ def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
     _report_removed(answer, as_json, "evicted", "no cached shard matches; see `shardcache ls`")
 
 
+@common.examples("pin s3://bucket/val/", "pin 's3://bucket/train/*.tar'")
 @click.command()
 @click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=common.complete_path)
 @common.query_options
@@ -123,6 +128,7 @@ def _show_pins(lines: Iterable[Json]) -> None:
         click.echo("no shards are pinned")
 
 
+@common.examples("unpin s3://bucket/val/", "unpin 's3://bucket/train/*.tar'")
 @click.command()
 @common.urls_argument
 @common.query_options
@@ -150,6 +156,7 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
         common.fail()
 
 
+@common.examples("verify", "verify --json s3://bucket/train/")
 @click.command()
 @click.argument("prefix", default="")
 @common.query_options

@@ -112,6 +112,9 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
     return manifest
 
 
+@common.examples(
+    "simulate index.json --disk 500GB --nodes 4", "simulate index.json --disk 2TB --tier --picture hits.svg"
+)
 @click.command(context_settings={"show_default": True})
 @click.argument("manifest", type=click.Path(path_type=Path), metavar="INDEX", callback=_manifest)
 @click.option("--disk", type=common.parse_size, required=True, metavar="SIZE", help="Capacity of each node's cache.")

@@ -1,28 +1,32 @@
-"""Commands that look at the daemon: `status`, `top`, and `dashboard`, bridged from a loopback port."""
+"""Commands that look at the daemon: `status`, `top`, `probe`, and `dashboard`, bridged from a loopback port."""
 
 from __future__ import annotations
 
 import hmac
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import tool_socket
+from shardcache.protocol import socket_path
+from shardcache.unix_socket import health
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
 
+@common.examples("status", "status --json")
 @click.command()
 @common.query_options
 def status(as_json: bool, socket: Path | None) -> None:
@@ -37,16 +41,9 @@ def status(as_json: bool, socket: Path | None) -> None:
         console.print(draw(Moment(page), console.width))
 
 
-@click.command()
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(min=0.1),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between updates.",
-)
+@common.examples("top", "top --once --interval 5")
+@click.command(context_settings={"show_default": True})
+@click.option("--interval", "interval_s", type=click.FloatRange(0.1), default=1.0, help="Seconds between updates.")
 @click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
 @common.query_options
 def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
@@ -60,6 +57,78 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     from shardcache.cli.page import show_node
 
     asyncio.run(show_node(interval_s, once, as_json, socket))
+
+
+# Whether the daemon is started, ready and alive
+
+# The health states in which each probe passes. None depends on an origin.
+PASSES = {
+    "startup": frozenset({"ok", "degraded"}),  # the daemon has started to serve
+    "ready": frozenset({"ok"}),  # it is fully functional: its disk is healthy, and it is not stopping
+    "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a restart would fix neither disk nor origin
+}
+LIMIT_S = 5.0
+# A full or broken disk still responds; a restart may help only with one that hangs. As in server/lifecycle.py.
+HUNG_S = 120.0
+_SECONDS = click.FloatRange(min=0)
+_PAUSE_S = 0.2
+
+
+def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return the health that the daemon reports; `limit_s` limits each step of the exchange.
+
+    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or something else
+    answers.
+    """
+    where = socket_path(path)
+    try:
+        return health(where, limit_s)
+    except TimeoutError:
+        raise NoDaemonError(f"no answer within {limit_s:g} s", url=str(where)) from None
+    except PermissionError:
+        raise DaemonError("this user may not use the daemon's socket", url=str(where)) from None
+    except OSError as exn:
+        raise NoDaemonError(f"no daemon answers: {exn.strerror or exn}", url=str(where)) from None
+    except ValueError:
+        raise DaemonError("the server at the socket is not a shardcache daemon", url=str(where)) from None
+
+
+def passes(what: str, found: dict[str, Any]) -> bool:
+    """Return True if a daemon of this health passes the probe."""
+    hangs = what == "live" and found.get("disk", {}).get("silent_s", 0.0) > HUNG_S
+    return found["status"] in PASSES[what] and not hangs
+
+
+@common.examples("probe ready --wait-s 60", "probe live")
+@click.command()
+@click.argument("what", type=click.Choice(list(PASSES)))
+@click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="Time limit for an answer.")
+@click.option("--wait-s", type=_SECONDS, default=0.0, help="Keep asking until it passes.  [default: ask once]")
+@common.query_options
+def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
+    """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
+
+    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
+    its disk does not hang. None of the probes depends on an object store.
+    """
+    found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
+    if as_json:
+        common.print_json(found)
+    else:
+        click.echo(found["status"])
+    if not passes(what, found):
+        common.fail()
+
+
+def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
+    """Return the first answer that passes the probe, or the one at the deadline; then raises as `ask` does."""
+    while time.monotonic() < deadline_s:
+        with suppress(NoDaemonError):
+            found = ask(socket, timeout_s)
+            if passes(what, found):
+                return found
+        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
+    return ask(socket, timeout_s)
 
 
 # The dashboard, for every user of the socket
@@ -78,6 +147,7 @@ _PASSED_ON = (
 _CLOSE_S = 0.5
 
 
+@common.examples("dashboard", "dashboard --no-open --port 9301")
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
 @click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")

@@ -134,11 +134,13 @@ class Origin(Protocol):
         """Obtain the credentials for a url, and return their kind; empty if unknown. Raises the errors of `stat`."""
         return ""
 
-    async def upload(self, path: Path, url: str) -> RemoteObject:
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """Store a file under `url`, whole or not at all, and return the object; the file may be moved there.
 
-        Raises the errors of `stat`, and ConfigError if urls of this kind can only be read; with OriginUnavailableError,
-        a retry may help.
+        With `replaced`, the version that is there, or "" for none, S3 checks that it still is.
+
+        Raises the errors of `stat`, ShardChangedError for another version than `replaced`, and ConfigError if urls of
+        this kind can only be read; with OriginUnavailableError, a retry may help.
         """
         raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE)
 

@@ -99,7 +99,7 @@ class FsspecOrigin(Origin):
             objects = [self._remote_object(folder + path.removeprefix(root), info) for path, info in found.items()]
         return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
 
-    async def upload(self, path: Path, url: str) -> RemoteObject:
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`; where files grow as they are written, under another name until the end."""
         target = self._path(url)
         folder, _, name = target.rpartition("/")
@@ -175,7 +175,7 @@ class LocalOrigin(FsspecOrigin):
         super().__init__(setup)
         self._redirect_guard = setup.redirect_guard
 
-    async def upload(self, path: Path, url: str) -> RemoteObject:
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
         with translated(url):
             await asyncio.to_thread(_publish, path, Path(self._path(url)))

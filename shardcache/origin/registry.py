@@ -325,9 +325,9 @@ class Deferred(Origin):
         """As `Origin.credentials`."""
         return await (await self._loaded()).credentials(url)
 
-    async def upload(self, path: Path, url: str) -> RemoteObject:
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`."""
-        return await (await self._loaded()).upload(path, url)
+        return await (await self._loaded()).upload(path, url, replaced)
 
     async def close(self) -> None:
         """Close the origin if it was loaded."""

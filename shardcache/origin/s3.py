@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
 from botocore.httpsession import get_cert_path
 from botocore.utils import percent_encode
 
@@ -47,6 +47,9 @@ _UPLOAD_PART_BYTES = 16 * 1024**2
 _UPLOADED_PARTS = 4
 _UPLOAD_ATTEMPTS = 5
 _UPLOAD_SILENCE_S = 60
+
+# Answers of a store, and of a botocore, that know no conditions of uploads.
+_NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
 
 SIGNED_FOR_S = 600
 _HOUR_S = 3600
@@ -203,12 +206,21 @@ class S3Origin(Origin):
                 if more == before:
                     raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
 
-    async def upload(self, path: Path, url: str) -> RemoteObject:
-        """As `Origin.upload`; in parts if the file is large, which become an object only after the last."""
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`; in parts if the file is large, which become an object only after the last.
+
+        One that replaces a certain version is sent whole: parts have no conditions.
+        """
         where = _place(url)
+        condition = {} if replaced is None else {"IfMatch": f'"{replaced}"'} if replaced else {"IfNoneMatch": "*"}
         async with self._uploading.use(url) as fs:
-            target = f"{where['Bucket']}/{where['Key']}"
-            await fs._put_file(str(path), target, chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS)
+            put = partial(fs._put_file, str(path), f"{where['Bucket']}/{where['Key']}", max_concurrency=_UPLOADED_PARTS)
+            try:
+                await put(chunksize=2**32 if condition else _UPLOAD_PART_BYTES, **condition)
+            except (OSError, ParamValidationError) as exn:
+                if not condition or not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
+                    raise
+                await put(chunksize=_UPLOAD_PART_BYTES)
             head = await _head_by_sdk(fs, where)
             return RemoteObject(url, _etag(head.get("etag"), url), http_semantics.size_of(head["content-length"], url))
 

@@ -140,8 +140,9 @@ def rows_of(
             start = tables.member_ends[number - 1] if number else 0
             for member in range(start, tables.member_ends[number]):
                 extension = tables.extensions[tables.extension_ids[member]]
-                column = sizes.setdefault(extension, [None] * len(numbers))
-                column[place] = tables.ends[member] - tables.starts[member]
+                if extension not in sizes:
+                    sizes[extension] = [None] * len(numbers)
+                sizes[extension][place] = tables.ends[member] - tables.starts[member]
         keys = [key_of(tables, number) for number in numbers]
         row = {"samples": samples, "first": first, "keys": keys, "sizes": sizes}
         yield row if metadata is None else row | {"metadata": list(islice(metadata, len(numbers)))}

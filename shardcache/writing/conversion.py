@@ -1,8 +1,8 @@
 """Writing of a whole input to shards, in parallel processes, so that an interrupted run can be resumed.
 
 As a program it is one of these processes. It reads JSON from standard input, one value per line: first the arguments of
-`_serve`, then name, first and last position of one shard after another; it writes one answer per line. It ends with its
-input, hence with the command, however that ends.
+`_serve`, then number, name, first and last position of one shard after another, and its record if it is there already;
+it writes one answer per line. It ends with its input, hence with the command, however that ends.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
 from shardcache.writing.sources import Input, Json, Source
-from shardcache.writing.writer import INDEX, Destination, ShardFile, check_empty
+from shardcache.writing.writer import INDEX, TABLE, Destination, ShardFile, check_empty
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
@@ -47,13 +48,14 @@ async def convert(
     """Write files, folders or a dataset to shards with an index, by `workers` processes, and return a summary.
 
     A run that was interrupted is resumed: shards that its journal names are kept if they are still there, in the same
-    size and version. The index is written when all shards are there.
+    size and version. When all shards are there, the table of their samples is written, and then the index. The table
+    needs the input of kept shards again, unless an earlier run has written it; lines that are packed have none.
 
     Raises ConfigError for a wrong option, or a destination with shards of others, other input or settings; InputError,
     SampleError if the input cannot be read or written; OriginError, DiskError if a shard cannot be stored.
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
-        async with Destination(destination, tables) as target:
+        async with Destination(destination, tables, Path(scratch)) as target:
             found = await asyncio.to_thread(recognize, names, options, Path(scratch))
             member = None if options.tokens is None else str(options.tokens)
             origins = [table.model_dump() for table in tables]
@@ -74,7 +76,8 @@ class _Conversion:
         self._progress = progress
         self._journal = Journal(options.recorded(found))
         self._objects: dict[str, RemoteObject] = {}
-        self._queue: asyncio.Queue[tuple[str, Cut] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, str, Cut] | None] = asyncio.Queue()
+        self._tabled = options.pack  # True if no table is to be written
         self._planned: list[str] = []
         self._planned_bytes = 0
         self._done = {"written": 0, "kept": 0}
@@ -99,7 +102,8 @@ class _Conversion:
         self._objects = await self._target.objects()
         if JOURNAL in self._objects:
             self._journal = resume(await self._target.read(JOURNAL), self._journal.settings, self._target.url)
-            check_empty(self._options.names.foreign(self._objects), self._target.url)
+            check_empty(self._options.names.foreign(self._objects.keys() - {TABLE}), self._target.url)
+            self._tabled |= TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards))
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
@@ -110,10 +114,10 @@ class _Conversion:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
             cuts = cut(source.positions(), self._options.shard_size_bytes)
             while self._failure is None and (shard := await asyncio.to_thread(next, cuts, None)) is not None:
-                name = self._options.names.name(len(self._planned))
+                number, name = len(self._planned), self._options.names.name(len(self._planned))
                 self._planned.append(name)
                 self._planned_bytes += shard.size_bytes
-                self._queue.put_nowait((name, shard))
+                self._queue.put_nowait((number, name, shard))
                 self._show()
             if not self._planned:
                 raise InputError("there is no sample in the input", remedy="check the path")
@@ -126,14 +130,14 @@ class _Conversion:
         process: Process | None = None
         try:
             while (planned := await self._queue.get()) is not None and self._failure is None:
-                name, shard = planned
+                number, name, shard = planned
                 try:
-                    if self._is_complete(name, shard):
-                        self._done["kept"] += 1
-                    else:
+                    kept = self._kept(name, shard)
+                    if kept is None or not self._tabled:
                         process = process or await _start(self._setup)
-                        self._journal.shards[name] = await _ask(process, name, shard)
-                        self._done["written"] += 1
+                        self._journal.shards[name] = await _ask(process, number, name, shard, kept)
+                    self._done["written" if kept is None else "kept"] += 1
+                    if kept is None:
                         self._unsaved += 1
                         await self._save()
                 except ShardcacheError as exn:
@@ -147,11 +151,13 @@ class _Conversion:
                     process.kill()
                 await process.wait()
 
-    def _is_complete(self, name: str, shard: Cut) -> bool:
-        found, recorded = self._objects.get(name), self._journal.shards.get(name)
-        if found is None or recorded is None:
-            return False
-        return recorded[:3] == (found.size_bytes, found.version, shard.samples)
+    def _is_there(self, name: str) -> bool:
+        found = self._objects.get(name)
+        return found is not None and self._journal.shards[name][:2] == (found.size_bytes, found.version)
+
+    def _kept(self, name: str, shard: Cut) -> Stored | None:
+        recorded = self._journal.shards.get(name)
+        return recorded if recorded and self._is_there(name) and recorded.samples == shard.samples else None
 
     async def _save(self) -> None:
         """Store the journal, once for all shards that were completed while it was stored the last time."""
@@ -166,17 +172,23 @@ class _Conversion:
         self._progress({**sizes, "done_shards": done, "shards": planned})
 
     async def _finish(self) -> Json:
-        """Store the index, which readers take for the end; return the summary."""
+        """Store the table, and the index, which readers take for the end; return the summary."""
         shards = {name: self._journal.shards[name] for name in self._planned}
+        samples = sum(shard.samples for shard in shards.values())
         if self._input.classes:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
+        if not self._tabled:
+            table = await self._target.store_table(self._planned)
+            self._journal.shards[TABLE] = Stored(table.size_bytes, table.version, samples)
+            await self._target.store_bytes(self._journal.to_json(), JOURNAL)
         await self._target.store_index(shards.items())
         tokens = sum(shard.tokens or 0 for shard in shards.values())
         return {
             "index": self._target.url + INDEX,
             "shards": len(shards),
             **self._done,
-            "samples": sum(shard.samples for shard in shards.values()),
+            "samples": samples,
+            "members": dict(sorted(sum((Counter(shard.members) for shard in shards.values()), Counter()).items())),
             **({} if self._options.tokens is None else {"tokens": tokens}),
             "bytes": sum(shard.size_bytes for shard in shards.values()),
             "skipped_files": self._input.skipped,
@@ -196,10 +208,10 @@ async def _start(setup: tuple[object, ...]) -> Process:
     return process
 
 
-async def _ask(process: Process, name: str, shard: Cut) -> Stored:
-    """Have a process write a shard. Raises what it raises; CacheError if it ended."""
+async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
+    """Have a process write a shard, or only its part of the table. Raises what it raises; CacheError if it ended."""
     assert process.stdout is not None
-    await _send(process, (name, shard.first, shard.last))
+    await _send(process, (number, name, shard.first, shard.last, kept))
     if not (answer := await process.stdout.readline()):
         raise CacheError(
             "a process that writes shards ended",
@@ -224,9 +236,10 @@ async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], token
     tempfile.tempdir = scratch  # the command removes it, and with it the drafts of a process that was killed
     source: Source | None = None
     member = None if tokens is None else TokenMember.parse(tokens)
-    async with Destination(url, [OriginTable.model_validate(table) for table in tables]) as destination:
+    origins = [OriginTable.model_validate(table) for table in tables]
+    async with Destination(url, origins, Path(scratch)) as destination:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            name, first, last = json.loads(line)
+            number, name, first, last, kept = json.loads(line)
             try:
                 source = source or open_source(kind, arguments)
                 shard = ShardFile(destination.draft(name), member)
@@ -234,7 +247,7 @@ async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], token
                     for sample in source.read(first, last):
                         shard.add(sample)
                     shard.finish()
-                    answer: Any = await destination.store_shard(shard, name)
+                    answer: Any = await destination.store_shard(shard, name, number, kept and Stored(*kept))
                 finally:
                     shard.discard()
             except ShardcacheError as exn:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from shardcache.access import SHARD_SUFFIXES
 from shardcache.errors import ConfigError, SampleError
+from shardcache.tarindex.contents import Row
 from shardcache.tarindex.grouping import split_name
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 
@@ -53,6 +54,13 @@ class Sample:
             yield data
             if surplus := len(data) % BLOCK_BYTES:
                 yield ZERO_BLOCK[surplus:]
+
+
+def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[bytes]:
+    """Yield the part of a sample table about one shard, the one with this number in the index; `END` is to follow."""
+    for row in rows:
+        content = json.dumps({"shard": number, "version": version, **row}, separators=(",", ":")).encode()
+        yield from Sample(f"{number:08d}-{row['first']:08d}", (("json", content),)).tar()
 
 
 def sample_of(fields: Mapping[str, Any]) -> Sample:
@@ -234,6 +242,7 @@ class Stored(NamedTuple):
     version: str
     samples: int
     tokens: int | None = None
+    members: Mapping[str, int] | None = None  # number of samples with each extension
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -11,18 +12,22 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from shardcache import errors, shardlist
-from shardcache.access import LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
+from shardcache.access import INDEX_SUFFIX, LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
 from shardcache.config import MIB, OriginTable, Settings
 from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
-from shardcache.tarindex.contents import TokenMember, tokens_in
+from shardcache.tarindex.contents import SUFFIX, TokenMember, rows_of, tokens_in
+from shardcache.tarindex.grouping import Grouping
 from shardcache.transport.workers import Flow, nothing
-from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, sample_of, shown
+from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, as_table, sample_of, shown, utf8
 
 INDEX = "index.json"
 """Name of the index in the destination."""
+
+TABLE = INDEX.removesuffix(INDEX_SUFFIX) + SUFFIX
+"""Name of the table of samples there, which `select()` reads."""
 
 T = TypeVar("T")
 
@@ -31,7 +36,7 @@ _CONNECTIONS = 8
 
 
 class ShardFile:
-    """A local tar that grows by samples, and counts their tokens; replaces an older file.
+    """A local tar that grows by samples, and counts their members and tokens; replaces an older file.
 
     Raises DiskError if it cannot be written.
     """
@@ -39,9 +44,11 @@ class ShardFile:
     def __init__(self, path: Path, member: TokenMember | None = None) -> None:
         self.path = path
         self.samples = 0  # so far
+        self.members = Counter[str]()  # so far, by extension
         self.tokens = None if member is None else 0  # so far, if they are counted
         self._member = member
         self._last_key: str | None = None
+        self._grouping = Grouping()
         with _writing(path):
             self._file: BinaryIO = path.open("wb", buffering=MIB)
 
@@ -66,6 +73,9 @@ class ShardFile:
             )
         with _writing(self.path):
             self._file.writelines(sample.tar())
+        for extension, data in sample.members:
+            self.members[extension.lower()] += sample.count
+            self._grouping.add([(utf8(f"{sample.key}.{extension}"), 0, len(data), False)])
         self.samples += sample.count
 
     def finish(self) -> None:
@@ -73,6 +83,11 @@ class ShardFile:
         with _writing(self.path):
             self._file.write(END)
             self._file.close()
+
+    def write_rows(self, path: Path, number: int, version: str | None) -> None:
+        """Write the part of the sample table about this shard, the one with this number in the index."""
+        with _writing(path), path.open("wb") as file:
+            file.writelines(as_table(number, version, rows_of(self._grouping.finish())))
 
     def discard(self) -> None:
         """Remove the file, finished or not."""
@@ -84,14 +99,16 @@ class ShardFile:
 class Destination:
     """A folder or prefix of an object store; an asynchronous context manager.
 
-    Every object appears under its name whole or not at all.
+    Every object appears under its name whole or not at all. `scratch` is a local folder for parts of the table of
+    samples, which several processes may share.
 
     Raises ConfigError for a url that is malformed, or cannot be written to.
     """
 
-    def __init__(self, url: str, tables: Sequence[OriginTable]) -> None:
+    def __init__(self, url: str, tables: Sequence[OriginTable], scratch: Path | None = None) -> None:
         self.url = from_here(url).rstrip("/") + "/"
         self._tables = tables
+        self._scratch = scratch
         self._is_local = protocol_of(self.url) in LOCAL
         checked(self.url)
         if protocol_of(self.url) in WEB:
@@ -99,17 +116,16 @@ class Destination:
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
-        self._folder = None if self._is_local else tempfile.TemporaryDirectory(prefix="shardcache-write-")
+        self._folder = tempfile.TemporaryDirectory(prefix="shardcache-write-")
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         await self._origins.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()
 
     def draft(self, name: str) -> Path:
         """Return the local path where an object is made: next to it, if the destination is local. Raises DiskError."""
-        if self._folder is not None:
+        if not self._is_local:
             return Path(self._folder.name) / name
         folder = Path(local_path(self.url) or self.url)
         with _writing(folder):
@@ -128,39 +144,67 @@ class Destination:
         names = {obj.url.removeprefix(self.url): obj for obj in found}
         return {name: obj for name, obj in names.items() if "/" not in name}
 
+    async def version(self, name: str) -> str:
+        """Return the version of an object; "" if there is none. Raises the origin's errors."""
+        try:
+            with _for_this_user():
+                return (await self._origins.origin(self.url).stat(self.url + name)).version
+        except errors.NotFoundError:
+            return ""
+
     async def read(self, name: str) -> bytes:
         """Return the bytes of a small object. Raises the origin's errors."""
         origin = self._origins.origin(self.url)
         return await read_object(origin, await origin.stat(self.url + name), Flow())
 
-    async def store_shard(self, shard: ShardFile, name: str) -> Stored:
-        """Store a finished shard, and remove the file. Raises the origin's errors, some after several attempts."""
-        stored = await self._store(shard.path, name)
-        return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
+    async def store_shard(self, shard: ShardFile, name: str, number: int, kept: Stored | None = None) -> Stored:
+        """Store a finished shard, unless it is `kept`, and its part of the table of samples; remove the file.
+
+        Raises the origin's errors, some after several attempts.
+        """
+        found = kept or await self.store_file(shard.path, name)
+        shard.write_rows(self._part(name), number, None if self._is_local else found.version)
+        return Stored(found.size_bytes, found.version, shard.samples, shard.tokens, shard.members)
+
+    def _part(self, name: str) -> Path:
+        return (self._scratch or Path(self._folder.name)) / f"{name}.rows"
+
+    async def store_table(self, names: Iterable[str]) -> RemoteObject:
+        """Store the table of samples: the parts of these shards. Raises as `store_shard`."""
+        draft = self.draft(TABLE)
+        with _writing(draft), draft.open("wb") as table:
+            for name in names:
+                table.write(self._part(name).read_bytes())
+            table.write(END)
+        return await self.store_file(draft, TABLE)
 
     async def store_bytes(self, data: bytes, name: str) -> None:
         """Store bytes under a name. Raises as `store_shard`."""
         draft = self.draft(name)
         with _writing(draft):
             draft.write_bytes(data)
-        await self._store(draft, name)
+        await self.store_file(draft, name)
 
     async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
         """Store the index of the shards, in their order, with relative names."""
         # Without versions of local files, which change when they are copied elsewhere.
         rows = [
             ShardRef(self.url + name, None if self._is_local else version, size_bytes, samples, tokens)
-            for name, (size_bytes, version, samples, tokens) in shards
+            for name, (size_bytes, version, samples, tokens, _) in shards
         ]
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
 
-    async def _store(self, draft: Path, name: str) -> RemoteObject:
+    async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:
+        """Store a file and remove it; `replaced` as for `Origin.upload`. Raises as `store_shard`."""
         url, failures = self.url + name, 0
         try:
             with _for_this_user():
                 while True:
                     try:
-                        return await self._origins.origin(url).upload(draft, url)
+                        return await self._origins.origin(url).upload(draft, url, replaced)
+                    except errors.ShardChangedError as exn:
+                        reason = "another process has changed it since this command began"
+                        raise errors.ShardChangedError(reason, url=url, remedy="run the command again") from exn
                     except errors.OriginUnavailableError:
                         failures += 1
                         if failures == _ATTEMPTS:
@@ -208,8 +252,8 @@ class ShardWriter:
             shards.write({"__key__": "000017", "jpg": data, "cls": 3})
 
     A shard is uploaded while the next is written; it appears in the destination whole or not at all. The same samples
-    give the same bytes. If the block raises, no index is written, and the shard at hand is discarded; complete ones
-    stay. Not for several threads.
+    give the same bytes. The table of samples that `select` needs is written, too. If the block raises, no index is
+    written, and the shard at hand is discarded; complete ones stay. Not for several threads.
 
     Args:
         destination: folder or url for the shards and `index.json`, without other shards.
@@ -265,7 +309,8 @@ class ShardWriter:
             if exc_type is None:
                 self._finish_shard()
                 self._await_upload()
-                names = map(self._names.name, range(self._number))
+                names = [*map(self._names.name, range(self._number))]
+                self._call(self._target.store_table(names))
                 self._call(self._target.store_index(zip(names, self._stored, strict=True)))
         finally:
             if self._shard is not None:
@@ -295,7 +340,7 @@ class ShardWriter:
             return
         self._shard.finish()
         self._await_upload()
-        store = self._target.store_shard(self._shard, self._names.name(self._number))
+        store = self._target.store_shard(self._shard, self._names.name(self._number), self._number)
         self._uploading = self._thread.submit(self._runner.run, store)
         self._shard = None
         self._number += 1

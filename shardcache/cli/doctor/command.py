@@ -13,6 +13,7 @@ from shardcache.cli.serve import SettingsCommand, config_option, given
 from shardcache.protocol import from_here
 
 
+@common.examples("doctor", "doctor --cache-dir /nvme/shardcache --capacity 80% s3://bucket/train/")
 @click.command(
     cls=SettingsCommand,
     short_help="Check this node and suggest fixes.",

@@ -100,3 +100,7 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
                 console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
     failures = f"{common.count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
+    to_do = [each for each in findings if each.state in ("failed", "warning") and each.remedy]
+    if to_do:
+        first = min(to_do, key=lambda each: each.state != "failed")  # in the order of checks, which is of dependence
+        console.print(f"do first ({first.check}): {first.remedy}", markup=False, soft_wrap=True)

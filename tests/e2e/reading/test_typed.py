@@ -7,8 +7,9 @@ import pickle
 from pathlib import Path
 from typing import Any, TypedDict, assert_type
 
-from shardcache_client import Mixture, ShardDataset, ShardLoader, ShardReader
+from shardcache_client import Mixture, ShardDataset, ShardLoader, ShardReader, batch_by_length
 from shardcache_client.indexed import IndexedShards
+from shardcache_client.lengths import LengthBatches
 from support.programs.daemon import Daemon
 from support.shards.tars import write_indexed
 
@@ -73,3 +74,5 @@ def test_batches_have_the_type_that_collate_returns(folder: Path, daemon: Daemon
     loader = dataset.loader(collate_fn=collated, num_workers=0)
     assert_type(loader, ShardLoader[list[bytes]])
     assert [len(batch) for batch in loader] == [2, 2, 1]
+    by_length = batch_by_length(dataset, 10**6, len, collate=collated)
+    assert sum(map(len, assert_type(by_length, LengthBatches[list[bytes]]))) == 5

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from shardcache.cli.sample_table import check_same
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards
+from shardcache_client import ShardReader
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
-from support.shards.tars import make_tar, random_samples, write_shards
+from support.shards.tars import make_tar, random_samples, table_rows, write_shards
 from support.stores.buckets import Bucket
 from support.stores.faulty_s3 import FaultyS3
 
@@ -112,8 +112,7 @@ def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store
     assert [event["done_shards"] for event in progress] == [*range(1, SHARDS + 1)]
     assert progress[-1]["done_bytes"] == progress[-1]["total_bytes"] == sum(row["filesize"] for row in rows(index))
     assert (done(ran)["fetched"], done(ran)["known"]) == (0, SHARDS)
-    with tarfile.open(table) as tar:
-        told = [json.load(tar.extractfile(name)) for name in tar.getnames()]  # type: ignore[arg-type]
+    told = table_rows(table)
     assert [row["version"] for row in told] == [row["etag"] for row in rows(index)]
     assert [(row["shard"], row["first"], row["samples"]) for row in told] == [
         (shard, 0, SAMPLES) for shard in range(SHARDS)
@@ -250,7 +249,7 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
-        (["-o", "s3://bucket/index.json"], "local file"),
+        (["-o", "s3://bucket/index"], ".json"),
         (["-o", "index.txt"], ".json"),
         (["-o", ""], ".json"),
         (["-o", "/no/such/folder/index.json"], "does not exist"),
@@ -267,7 +266,13 @@ def test_output_that_cannot_be_written_is_refused_before_any_work(flags: list[st
     assert ran.code == 2 and hint in ran.err
 
 
-def test_a_file_that_cannot_be_written_is_an_error(daemon: Daemon, store: Path, tmp_path: Path) -> None:
-    """Where it shows only in the end, the command says why, and that nothing has to be read again."""
-    ran = shardcache("index", f"file://{store}/", "-o", tmp_path / f"{'x' * 255}.json", socket=daemon.socket)
-    assert ran.code == 1 and "cannot write the index (File name too long)" in ran.err and "are remembered" in ran.err
+def test_an_index_is_uploaded_beside_its_shards(moto: Bucket, tmp_path: Path) -> None:
+    """With its table, which is no shard of a prefix or pattern; the second time in place of the first."""
+    moto.put("train/0.tar", make_tar(random_samples(5)))
+    output = f"{moto.url}/train/index.json"
+    with Daemon(tmp_path) as daemon:
+        for shards in ("", "*.tar"):
+            ran = shardcache("index", f"{moto.url}/train/{shards}", "-o", output, "--samples", socket=daemon.socket)
+            assert ran.code == 0 and ran.out.startswith("1 shard, 5 samples"), ran.err
+        dataset = ShardReader(output, socket=daemon.socket)
+        assert len(dataset.select(lambda entry: entry.key == "000003")) == 1

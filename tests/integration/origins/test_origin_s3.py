@@ -262,3 +262,15 @@ async def test_a_store_whose_etags_are_no_md5_serves_at_the_second_try(rig: Rig,
         await rig.download(objects[0])
     for obj in objects:
         assert (await rig.download(obj)).path.read_bytes() == DATA
+
+
+async def test_an_upload_replaces_the_version_that_it_names(moto: Bucket, origins: Origins, tmp_path: Path) -> None:
+    """And, given an empty one, nothing."""
+    url, new = moto.put("index.json", b"old"), tmp_path / "index.json"
+    origin, old = origins.origin(url), (await origins.origin(url).stat(url)).version
+    new.write_bytes(b"new")
+    assert (await origin.upload(new, url, old)).version != old
+    for replaced in (old, ""):
+        with pytest.raises(ShardChangedError):
+            await origin.upload(new, url, replaced)
+    assert (await origin.upload(new, f"{moto.url}/other.json", "")).size_bytes == 3

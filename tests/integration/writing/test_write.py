@@ -21,11 +21,12 @@ from shardcache.cli.common import FAILED, USAGE
 from shardcache.store.partial import zstd
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import key_of
+from shardcache_client import ShardDataset
 from support.programs.cli import clean_environment, shardcache
-from support.programs.daemon import eventually
+from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.processes import running, wait_until_ended
-from support.shards.tars import Samples, rows, samples, shards
+from support.shards.tars import Samples, rows, samples, shards, table_rows
 
 CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}
 # One process, for each costs half a second of a core; the tests that are about several say how many.
@@ -46,8 +47,20 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+def test_what_is_printed_reads_the_shards(photos: Path, tmp_path: Path) -> None:
+    """The members that were made, and a line of Python that decodes those that all samples have."""
+    (photos / "cat" / "000.txt").unlink()
+    out = shardcache("write", photos, tmp_path / "out", "--classes").out
+    assert "members: cls, jpg, txt (in 39)\n" in out and out.endswith("decode={'cls': 'int', 'jpg': 'rgb8'})\n")
+    line = out.partition("read it with: ")[2]
+    with Daemon(tmp_path) as daemon, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
+        dataset = eval(line, {"ShardDataset": ShardDataset})
+        assert len(dataset.select(lambda entry: "txt" not in entry.sizes)) == 1
+
+
 def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
-    """Files that differ in their extension are one sample; sizes keep to the limit, the index counts."""
+    """Files that differ in their extension are one sample; sizes keep to the limit, index and table list them."""
     ran = shardcache("write", photos, tmp_path / "out", *SIZE, "--classes", "--json")
     assert ran.code == 0, ran.err
     found = samples(tmp_path / "out")
@@ -64,12 +77,15 @@ def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
     assert list(files) == [f"shard-{number:06d}.tar" for number in range(len(files))]
     assert len(files) > 3 and max(map(len, files.values())) <= 20_000
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
+    listed = table_rows(tmp_path / "out" / "index.samples.tar")
+    assert [key for row in listed for key in row["keys"]] == list(expected)
     assert ran.json == {
         "index": f"{tmp_path}/out/index.json",
         "shards": len(files),
         "written": len(files),
         "kept": 0,
         "samples": 40,
+        "members": {"cls": 40, "jpg": 40, "txt": 40},
         "bytes": sum(map(len, files.values())),
         "skipped_files": 1,
     }
@@ -91,6 +107,8 @@ def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Pa
         assert ran.code == 0, ran.err
     one, two, seed, again = (shards(tmp_path / name) for name in runs)
     assert one == two and seed == again and one != seed
+    tables = {name: (tmp_path / name / "index.samples.tar").read_bytes() for name in runs}
+    assert tables["one"] == tables["two"] != tables["seed"]
     assert samples(tmp_path / "seed") == samples(tmp_path / "one")
 
 
@@ -172,6 +190,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     last.touch()
     shardcache("write", photos, tmp_path / "fresh", *SIZE)
     fresh = shards(tmp_path / "fresh")
+    table, listed = out / "index.samples.tar", (tmp_path / "fresh" / "index.samples.tar").read_bytes()
     last.unlink()
     os.mkfifo(last)  # who opens it waits for ever, which only the last shard's process does
     then = last.stat().st_mtime_ns
@@ -194,6 +213,11 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     assert (resumed.json["kept"], resumed.json["written"]) == (len(complete), 1)
     assert all((out / name).stat().st_ino == inode for name, inode in complete.items())
     assert shards(out) == fresh and len(samples(out)) == 41 and not list(out.glob(".*.part"))
+    assert table.read_bytes() == listed
+    table.unlink()
+    again = shardcache("write", photos, out, *SIZE, "--json")
+    assert (again.json["kept"], again.json["members"]) == (len(fresh), resumed.json["members"])
+    assert table.read_bytes() == listed
 
 
 @pytest.mark.slow

@@ -116,6 +116,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def table_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table of samples."""
+    with tarfile.open(path) as tar:
+        return [json.load(tar.extractfile(name)) for name in tar.getnames()]  # type: ignore[arg-type]
+
+
 def samples(folder: Path) -> Samples:
     """Return the samples of all shards that the index names, by key, after checking its numbers against them."""
     found: Samples = {}
@@ -132,7 +138,7 @@ def samples(folder: Path) -> Samples:
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*[0-9].tar"))}
 
 
 if sys.version_info >= (3, 14):

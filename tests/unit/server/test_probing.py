@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from shardcache.cli import probing
+from shardcache.cli import status as probing
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV
 from shardcache.server import lifecycle
