@@ -5,6 +5,7 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 """
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -144,6 +145,14 @@ def _address(text: str | None) -> str | None:
     return text
 
 
+def _parsed(value: object) -> object:
+    """Parse tables that come from the environment."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError('write the tables as a list in JSON: [{"match": "s3://bucket/", …}]') from None
+
+
 class OriginTable(pydantic.BaseModel):
     """One `[[origin]]` table: access settings for the urls that begin with `match`."""
 
@@ -275,7 +284,9 @@ class Settings(pydantic.BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum log level")
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
-    origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")
+    origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_parsed)] = Field(
+        (), description="[[origin]] tables; in the environment, a list in JSON; no flag"
+    )
 
     @pydantic.field_validator("allow", mode="before")
     @classmethod
@@ -335,7 +346,7 @@ def _reason(error: ErrorDetails) -> str:
         known = OriginTable.model_fields if tables else Settings.model_fields
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
-        return f"write [[{name}]] in the config file, once per table"
+        return f"write [[{name}]], once per table"
     field, bounds = Settings.model_fields.get(str(name)), error.get("ctx", {})
     if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
         return f"at least {size(bounds['ge'])}" if "ge" in bounds else f"at most {size(bounds['le'])}"

@@ -38,12 +38,13 @@ def options(*args: str | Path, env: dict[str, str] | None = None) -> dict[str, d
 
 def test_each_value_has_its_source(file: Path) -> None:
     """A flag wins over the environment, that over the file, that over the default; each is named, the line too."""
-    env = {"SHARDCACHE_MAX_TRANSFERS": "9", "SHARDCACHE_ATTEMPTS": "3"}
+    env = {"SHARDCACHE_MAX_TRANSFERS": "9", "SHARDCACHE_ATTEMPTS": "3", "SHARDCACHE_ORIGIN": '[{"match": "s3://b/"}]'}
     found = options("--config", file, "--attempts", "5", env=env)
     seen = {name: (row["value"], row["source"], row["place"]) for name, row in found.items()}
     assert seen["attempts"] == (5, "flag", "--attempts")
     assert seen["max_transfers"] == (9, "environment", "$SHARDCACHE_MAX_TRANSFERS")
     assert seen["capacity"] == (500 * 10**9, "file", f"capacity in {file}, line 2")
+    assert seen["origin"][0][0]["match"] == "s3://b/" and seen["origin"][1] == "environment"
     assert seen["min_free"] == ("5%", "default", None)
     assert options(env={"SHARDCACHE_CONFIG": str(file)})["max_transfers"]["value"] == 7
 
