@@ -64,7 +64,7 @@ from shardcache.errors import DaemonError, ProtocolError, VersionMismatchError
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Wanted: TypeAlias = Literal["samples", "either", "files", "objects"]
+Wanted: TypeAlias = Literal["samples", "either", "files", "objects", "entries"]
 Fields = Mapping[str, Any]
 
 PROTOCOL_VERSION = 4

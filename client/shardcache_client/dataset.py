@@ -82,7 +82,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup: the ranks among
             which samples are divided, row-major. Ranks of the job outside of it, which hold other parts of this model,
             get the same samples and states. See "Model parallelism" in docs/frameworks.md.
-        timeout_s: how long to wait for a shard, or for a lost daemon to come back.
+        timeout_s: how long to wait for a shard of which nothing arrives, or for a lost daemon to come back.
         partial_reads: yield the samples of a shard that the reader has to wait for as they arrive and are checked; for
             uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails, the error's
             `yielded` is their number. False: yield nothing until the whole shard has passed every check.

@@ -169,7 +169,7 @@ def cached_paths(
         urls: as for `ShardDataset`, but of any files.
         job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
         socket, daemon: as for `ShardDataset`.
-        timeout_s: how long to wait for each file, or for a lost daemon to come back.
+        timeout_s: how long to wait for a file of which nothing arrives, or for a lost daemon to come back.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.

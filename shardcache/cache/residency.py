@@ -200,19 +200,21 @@ class Residency:
         return self.planner.now.now_s + self.planner.lead_s if self.pins.has(key) else AFTER_ALL_PLANS
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
-        space = self.store.space
-        if self.may_fit(size_bytes):
+        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all evicted that ever can be."""
+        space, kept = self.store.space, [shard for shard in self._still_open if not shard.stays]
+        linked_bytes = sum(shard.kept_bytes for shard in kept if self.store.is_linked(shard))
+        if self.may_fit(size_bytes + linked_bytes):
             return
         if size_bytes > space.effective_bytes(space.unwritten_bytes):
             remedy = f"{space.remedy}, or write smaller shards"
             kind = DiskFullError if space.crowding_bytes else CapacityError  # the disk is full, or too small
             raise kind(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
-        free_bytes = max(0, space.effective_bytes() - space.pinned_bytes)
+        free_bytes = max(0, space.effective_bytes() - space.pinned_bytes - linked_bytes)
         raise CapacityError(
-            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned",
+            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned "
+            "or hard-linked",
             url=url,
-            remedy=f"remove pins with `shardcache unpin`, or {space.remedy}",
+            remedy=f"remove pins (shardcache unpin) or links (shardcache get --copy makes copies), or {space.remedy}",
         )
 
     # Eviction

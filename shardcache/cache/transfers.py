@@ -110,6 +110,7 @@ class Transfers:
                 beginning = transfer.arriving
                 if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth(wait):
                     beginning.readers.append(wait.client)
+                    beginning.is_file |= wait.is_file
                     return beginning
                 await transfer.moved.wait()
             return transfer.outcome.result()

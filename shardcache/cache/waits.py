@@ -176,6 +176,7 @@ class Arrival:
     def __init__(self, partial: Partial, transfer: "Transfer") -> None:
         self.partial = partial
         self.readers: list[JobKey | None] = []  # the job of each reader that has the file open
+        self.is_file = False  # True once one of them reads the object's own bytes, whatever they are
         self.shard: Shard | None = None  # once it is published
         self.refused: ShardcacheError | None = None  # with `shard`: why it has no samples, and is only a file
         self._transfer = transfer
@@ -335,8 +336,9 @@ class KeyClaim:
 
     @property
     def wants_file(self) -> bool:
-        """True if anybody waits for the object's own bytes, whatever they are."""
-        return any(wait.is_file for wait in self.waits)
+        """True if anybody waits for the object's own bytes, whatever they are, or reads them as they arrive."""
+        beginnings = [transfer.arriving for transfer in self.transfers if transfer.arriving]
+        return any(wait.is_file for wait in self.waits) or any(beginning.is_file for beginning in beginnings)
 
     @property
     def needed_first(self) -> Sequence[tuple[int, int]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shardcache.access import WEB, protocol_of
@@ -21,7 +21,7 @@ from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import CacheError, ConfigError, NotFoundError, OriginError, ShardcacheError, ShardError
 from shardcache.private import tool_socket
-from shardcache.protocol import ShardRef, local_path
+from shardcache.protocol import Json, ShardRef, local_path
 from shardcache.redact import printable, redact
 from shardcache.units import size
 from shardcache_client.daemon.choice import DaemonChoice, Patience
@@ -30,7 +30,6 @@ from shardcache_client.daemon.session import resolve
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.paths import CachedFile, session_of
 
-Json = dict[str, Any]
 Names: TypeAlias = tuple[str, ...]  # of the folders and the file, below the destination
 Copied: TypeAlias = Callable[[int], None]  # told of the bytes of a file that have been copied
 
@@ -41,6 +40,7 @@ _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
 _STEP_BYTES = 64 * 2**20  # copied between two looks at the clock
 _LINE_S, _EVENT_S = 30.0, 1.0  # between lines of progress in a log, and between events while a file is copied
+_FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")  # of a file that arrives or is copied
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
@@ -75,8 +75,8 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
                 error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(written, url=ref.url)
                 show({"event": "error", "error": error.to_json()})
             else:
-                sizes = {"size_bytes": ref.size_bytes}
-                show({"event": "file", "url": redact(ref.url), "path": str(path), "state": state, **sizes})
+                named = {"event": "file", "url": redact(ref.url), "path": str(path)}
+                show({**named, "state": state, "size_bytes": ref.size_bytes})
             counts[state] += 1
             progress.ended(ref)
         progress.tell("done", counts)
@@ -165,13 +165,12 @@ def _mark(fd: int, ref: ShardRef) -> bytes:
 
 def _put(cached: Path, folder: int, names: Names, ref: ShardRef, copied: Copied, *, links: bool | None) -> str:
     """Have a cached file under a name in the destination, at once and whole; return how. Raises OSError."""
-    if links is None:
-        links = not os.access(cached, os.W_OK, effective_ids=True)
     with _folder_of(folder, names[:-1]) as parent, cached.open("rb", buffering=0) as file:
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(names[-1], dir_fd=parent, follow_symlinks=False), os.fstat(file.fileno())):
+            there = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+            if links is not False and os.path.samestat(there, os.fstat(file.fileno())):
                 return "present"
-        if links:
+        if links or (links is None and not os.access(cached, os.W_OK, effective_ids=True)):
             with suppress(OSError), _replaced(names[-1], parent) as temporary:
                 os.link(cached, temporary, dst_dir_fd=parent)  # fails on another filesystem, or for another user's file
                 return "linked"
@@ -242,10 +241,7 @@ class Progress:
 
     def copied(self, ref: ShardRef, done_bytes: int) -> None:
         """Note how much of a file has been copied."""
-        begun_s = self._copying[0]["begun_s"] if self._copying else time.monotonic()
-        rate = round(done_bytes / max(time.monotonic() - begun_s, 1e-3))
-        row = {"url": redact(ref.url), "done_bytes": done_bytes, "total_bytes": ref.size_bytes, "stage": "copying"}
-        self._copying = [{**row, "rate_bytes_per_s": rate, "begun_s": begun_s}]
+        self._copying = [dict(zip(_FIELDS, (redact(ref.url), done_bytes, ref.size_bytes, 0, "copying"), strict=True))]
         if time.monotonic() - self._told_s > _EVENT_S:
             self.tell("progress")
 
@@ -260,7 +256,6 @@ class Progress:
         done_bytes, now_s = self._ended_bytes + sum(self._done.values()), time.monotonic()
         self._begun, self._told_s = self._begun or (now_s, done_bytes), now_s
         rate = (done_bytes - self._begun[1]) / max(now_s - self._begun[0], 1e-3)
-        fields = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
         event = {
             "event": kind,
             "done_files": self._files - len(self._left),
@@ -269,7 +264,7 @@ class Progress:
             "total_bytes": self._total_bytes,
             "rate_bytes_per_s": round(rate),
             "left_s": round((self._total_bytes - done_bytes) / rate) if rate > 0 else None,
-            "arriving": [{name: row[name] for name in fields} for row in arriving],
+            "arriving": [{name: row[name] for name in _FIELDS} for row in arriving],
         }
         self._show({**event, **(more or {})})
 
@@ -295,7 +290,7 @@ def _shown() -> Iterator[Callable[[Json], None]]:
             for url in tasks.keys() - arriving.keys():
                 bars.remove_task(tasks.pop(url))
             for url, (completed, whole, stage) in arriving.items():
-                tasks[url] = tasks[url] if url in tasks else bars.add_task("")
+                tasks[url] = tasks[url] if url in tasks else bars.add_task("", total=whole)
                 named = f"{'copying ' * (stage == 'copying')}{printable(url).rpartition('/')[2]}"
                 bars.update(tasks[url], description=named, completed=completed, total=whole)
             if not console.is_terminal and time.monotonic() - line_s > _LINE_S:

@@ -113,9 +113,10 @@ class Origin(Protocol):
         help, including after short or mislabelled answers; PartFileError.
         """
 
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+    async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """Return every object, at any depth, whose url starts with `prefix`, sorted by url; the list may be empty.
 
+        With `flat`, only those up to the next "/", and folders: urls that end in "/", of no version and size.
         `received` is called with numbers of objects, not bytes.
         """
 

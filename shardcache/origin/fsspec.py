@@ -87,16 +87,18 @@ class FsspecOrigin(Origin):
         flow.received(len(data))
         return await commit_parts(parts, data, commit)
 
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+    async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"
         await self._check(folder)
         with translated(prefix):
             self._fs.invalidate_cache()
-            found: Mapping[str, Any] = await self._call("find", root, detail=True)
+            found: Any = await self._call("ls" if flat else "find", root, detail=True)
             received(len(found))
-            objects = [self._remote_object(folder + path.removeprefix(root), info) for path, info in found.items()]
+            found = {info["name"].rstrip("/"): info for info in found} if flat else found
+            urls = {folder + path.removeprefix(root): info for path, info in found.items() if f"{path}/" != root}
+            objects = [self._remote_object(url, info, flat=flat) for url, info in urls.items()]
         return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
@@ -148,8 +150,10 @@ class FsspecOrigin(Origin):
         call = partial(getattr(self._fs, name), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
+    def _remote_object(self, url: str, info: Mapping[str, Any], *, flat: bool = False) -> RemoteObject:
         if info["type"] == "directory":
+            if flat:
+                return RemoteObject(f"{url.rstrip('/')}/", "", 0)
             raise _is_folder(url)
         version, size_bytes = self._version(info, url), size_of(info.get("size"), url)
         # With nothing but the size to tell versions apart, several reads could be of several.

@@ -45,7 +45,7 @@ async def expand(
     or a shard's url. Tables of samples are not shards. Sizes and versions are set where a listing states them.
 
     With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
-    wanted, only if there is no shard.
+    wanted, only if there is no shard; if "entries" are, for the files and folders that lie directly below it.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
@@ -122,12 +122,16 @@ def _check_count(pattern: str) -> None:
 async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes, wanted: Wanted) -> Shards:
     if is_glob(url):
         match = glob_regex(url).fullmatch
-        found = await origins.origin(url).list_prefix(glob_prefix(url), received)
+        prefix = glob_prefix(url)
+        flat = "/" not in url.removeprefix(prefix) and "**" not in url
+        found = await origins.origin(url).list_prefix(prefix, received, flat=flat)
         tables = wanted == "files" or url.endswith(SUFFIX)
         matching = (obj for obj in found if match(obj.url) and (tables or not obj.url.endswith(SUFFIX)))
         return _some(url, Shards.of(map(_ref, matching)), wanted)
     if url.endswith("/"):
-        found = await origins.origin(url).list_prefix(url, received)
+        found = await origins.origin(url).list_prefix(url, received, flat=wanted == "entries")
+        if wanted == "entries":
+            return _some(url, Shards.of(_ref(obj) for obj in found if obj.url != url), wanted)
         below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES) and not obj.url.endswith(SUFFIX)]
         if wanted == "files" or (wanted == "either" and not below):
             below = [obj for obj in found if not obj.url.endswith("/")]

@@ -317,9 +317,9 @@ class Deferred(Origin):
         """As `Origin.ask_tier`."""
         return await (await self._loaded()).ask_tier(route, obj, parts, flow)
 
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+    async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
-        return await (await self._loaded()).list_prefix(prefix, received)
+        return await (await self._loaded()).list_prefix(prefix, received, flat=flat)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`."""

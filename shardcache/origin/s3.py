@@ -188,21 +188,23 @@ class S3Origin(Origin):
                 return await self._workers.ask(request)
             return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
 
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+    async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
         where = _place(prefix)
         root = prefix.removesuffix(where["Key"])
         found: list[RemoteObject] = []
-        more: dict[str, str] = {}
+        more = {"Delimiter": "/"} if flat else {}
         async with self._sessions.use(prefix) as fs:
             while True:
                 page = await fs._call_s3("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], **more)
                 entries = page.get("Contents", [])
                 found += (_listed(root + entry["Key"], entry) for entry in entries)
-                received(len(entries))
+                folders = page.get("CommonPrefixes", [])
+                found += (RemoteObject(root + folder["Prefix"], "", 0) for folder in folders)
+                received(len(entries) + len(folders))
                 if not page["IsTruncated"]:
                     return sorted(found, key=lambda obj: obj.url)
-                before, more = more, {"ContinuationToken": page["NextContinuationToken"]}
+                before, more = more, {**more, "ContinuationToken": page["NextContinuationToken"]}
                 if more == before:
                     raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
 

@@ -96,7 +96,7 @@ class HttpOrigin(Origin):
             request = replace(request, via=route.address, proxy=None, far_only=False)
             return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
 
-    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+    async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""
         raise OriginError(
             "web servers cannot list files",

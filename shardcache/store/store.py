@@ -312,6 +312,12 @@ class Store:
                 self.shards[shard.key] = shard  # as most recently used: it is in use, or the disk fails
         return removed
 
+    def is_linked(self, shard: Shard) -> bool:
+        """Return True if a shard has a hard link outside the folder."""
+        with contextlib.suppress(OSError):  # it has just been removed, or the disk is failing
+            return self.layout.tar(shard.key).stat().st_nlink > 1
+        return False
+
     async def remove_leftover(self, key: str) -> bool:
         """Remove an idle partial or a quarantined shard; return False if some process still has it open."""
         leftover = self.leftovers.pop(key)

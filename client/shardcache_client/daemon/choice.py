@@ -136,7 +136,7 @@ def _start() -> None:
 class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged."""
 
-    limit_s: float = 300.0  # how long to wait for one shard, or for a daemon that went away
+    limit_s: float = 300.0  # how long to wait for one shard while nothing of it arrives, or for a lost daemon
     first_report_s: float = 10.0  # how long a wait lasts before it is first logged
     next_report_s: float = 60.0  # interval between further log lines
     away_s: float = math.inf  # how long to wait for a daemon that went away, if shorter than `limit_s`
@@ -147,14 +147,15 @@ class Patience:
         self,
         url: str,
         poll: Callable[[float], T | None],
-        explain: Callable[[], str],
+        explain: Callable[[], tuple[str, int]],
         on_wait: Callable[[], None] | None,
     ) -> T:
         """Wait until `poll`, given a deadline, returns the shard, and log the reason of a long wait.
 
-        `on_wait` is called periodically. Raises ShardTimeoutError after `limit_s`.
+        `on_wait` is called periodically; `explain` returns the reason, and how many bytes have arrived. Raises
+        ShardTimeoutError after `limit_s` in which they have not become more.
         """
-        start_s = time.monotonic()
+        start_s, most_bytes = time.monotonic(), 0
         deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
         while (arrived := poll(min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S))) is None:
             check_parent()
@@ -162,7 +163,9 @@ class Patience:
                 on_wait()
             if time.monotonic() < min(report_s, deadline_s):
                 continue
-            reason = explain()
+            reason, done_bytes = explain()
+            if done_bytes > most_bytes:
+                most_bytes, deadline_s = done_bytes, time.monotonic() + self.limit_s
             if time.monotonic() >= deadline_s:
                 raise errors.ShardTimeoutError(
                     f"did not arrive within {self.limit_s:g} s: {reason}",

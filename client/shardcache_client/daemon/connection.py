@@ -290,19 +290,19 @@ class DaemonConnection:
                     url=str(self._path),
                     remedy="check what it is doing: shardcache status",
                 )
-            reason, report_s = self.explain(request, deadline_s), time.monotonic() + _NEXT_REPORT_S
+            (reason, _), report_s = self.explain(request, deadline_s), time.monotonic() + _NEXT_REPORT_S
             log.warning("waiting for the daemon for %.0f s: %s", time.monotonic() - begun_s, reason)
         return answer
 
-    def explain(self, request: int, deadline_s: float = math.inf) -> str:
-        """Return the daemon's reason for not having answered a request yet."""
+    def explain(self, request: int, deadline_s: float = math.inf) -> tuple[str, int]:
+        """Return the daemon's reason for not having answered a request yet, and how much of a shard has arrived."""
         until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
         answer = self.answer(self.request("explain", of=request), until_s)
         if answer is None:
-            return "the daemon is too busy to say why"
-        total_bytes = answer.get("total_bytes")
-        done = f" ({answer.get('done_bytes', 0) / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)" if total_bytes else ""
-        return f"{answer['reason']}{done}"
+            return "the daemon is too busy to say why", 0
+        total_bytes, done_bytes = answer.get("total_bytes"), answer.get("done_bytes", 0)
+        done = f" ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)" if total_bytes else ""
+        return f"{answer['reason']}{done}", done_bytes
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and leases."""

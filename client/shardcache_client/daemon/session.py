@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -149,8 +150,9 @@ class Session:
 
         The shard stays cached until `release`, as do all others that were waited for; but one granted ahead may have
         been evicted before the daemon receives this request. A long wait is logged with its reason. Raises
-        ShardTimeoutError after the session's time limit, CapacityError if all readers wait for space that only they
-        could free, and any other error that the daemon met in fetching the shard; the lease has then ended.
+        ShardTimeoutError if nothing of it arrives for the session's time limit, CapacityError if all readers wait for
+        space that only they could free, and any other error that the daemon met in fetching the shard; the lease has
+        then ended.
         """
         if not lease.needed:
             lease.needed = True
@@ -188,13 +190,13 @@ class Session:
     def _settle(self, lease: LeaseRequest, through: Callable[..., Any]) -> Grant:
         """Wait for a lease's last answer by `_insist` or `_once`; any error but a lost connection ends the lease."""
         assert self._plan is not None
-        deadline_s = time.monotonic() + self._patience.limit_s
+        ask = partial(through, math.inf)  # the patience has limits for the shard and for a lost daemon
         try:
             with self._waiting():
                 answer: Json = self._patience.wait(
                     self._plan.shard(lease.position).url,
-                    lambda until_s: through(deadline_s, partial(self._answer, lease=lease, until_s=until_s)),
-                    lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
+                    lambda until_s: ask(partial(self._answer, lease=lease, until_s=until_s)),
+                    lambda: ask(lambda connection: connection.explain(lease.request)),
                     self.on_wait,
                 )
         except errors.NoDaemonError:

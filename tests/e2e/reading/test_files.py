@@ -8,7 +8,8 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ def read(url: str, daemon: Daemon) -> list[str]:
 def content(url: str, daemon: Daemon) -> bytes:
     with open_cached(url, socket=daemon.socket, timeout_s=GUARD_S) as file:
         return file.read()
+
+
+@contextmanager
+def arriving(url: str, daemon: Daemon) -> Iterator[CachedFile]:
+    """Provide a file of which ranges can be read as they arrive."""
+    place, one = (DaemonChoice.of(daemon.socket), ReaderIdentity("j")), Manifest.of([ShardRef(url)])
+    with (
+        session_of(*place, one, "files", Patience(GUARD_S)) as session,
+        closing(CachedFile(session, 0, partial=True)) as file,
+    ):
+        yield file
 
 
 def samples_of(daemon: Daemon) -> list[int | None]:
@@ -203,6 +215,21 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(store: GatedSto
     assert fetched(daemon) == len(body)
 
 
+def test_reader_of_ranges_of_a_refused_tar_keeps_its_file(store: GatedStore, daemon: Daemon) -> None:
+    """It waits for nothing at the moment when the tar turns out to be none for another reader."""
+    url = store.put("a.tar", body := TAR[:-20_000])
+    reader = ShardReader(url, socket=daemon.socket, epochs=1, timeout_s=GUARD_S, partial_reads=False)
+    with arriving(url, daemon) as file, ThreadPoolExecutor(1) as pool:
+        assert file.read(len(body) - 8, len(body)) == body[-8:]
+        keys = pool.submit(keys_of, reader)
+        eventually(lambda: [row["waiters"] for row in daemon.status()["transfers"]] == [1])
+        store.let("a.tar")
+        with pytest.raises(TruncatedShardError):
+            keys.result()
+        assert file.read(0, len(body)) == body
+    assert fetched(daemon) == len(body)
+
+
 def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon) -> None:
     """The parts that had arrived are not fetched again."""
     url = store.put("weights", WEIGHTS)
@@ -220,12 +247,7 @@ def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon
 def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: Daemon) -> None:
     """Its end is read while the store holds back everything else: one part of it crossed the network."""
     url = store.put("table.parquet", WEIGHTS)
-    with ExitStack() as held:
-        one = Manifest.of([ShardRef(url)])
-        place = DaemonChoice.of(daemon.socket), ReaderIdentity("j")
-        session = held.enter_context(session_of(*place, one, "files", Patience(GUARD_S)))
-        file = CachedFile(session, 0, partial=True)
-        held.callback(file.close)
+    with arriving(url, daemon) as file:
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]
         ranges = [
             headers["Range"]
@@ -247,11 +269,7 @@ def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: D
 def test_replaced_file_is_not_read_on(store: GatedStore, daemon: Daemon) -> None:
     """No reader gets bytes of two versions; the next one gets the new version."""
     url = store.put("weights", WEIGHTS)
-    with ExitStack() as held:
-        place = DaemonChoice.of(daemon.socket), ReaderIdentity("j")
-        session = held.enter_context(session_of(*place, Manifest.of([ShardRef(url)]), "files", Patience(GUARD_S)))
-        file = CachedFile(session, 0, partial=True)
-        held.callback(file.close)
+    with arriving(url, daemon) as file:
         assert file.read(len(WEIGHTS) - 8, len(WEIGHTS)) == WEIGHTS[-8:]
         store.put("weights", WEIGHTS[::-1])
         store.let("weights")

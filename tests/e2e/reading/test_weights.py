@@ -14,7 +14,6 @@ import safetensors.torch
 import torch
 
 from shardcache_client import cached_paths, open_cached
-from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 
 WEIGHTS = {f"layer.{number}": torch.arange(64 * number, 64 * (number + 1), dtype=torch.float32) for number in range(4)}
@@ -88,15 +87,3 @@ def test_arrow_reads_tables_from_the_cache(folder: Path, daemon: Daemon) -> None
         pyarrow.parquet.write_table(pyarrow.table({"n": [number, number + 10]}), folder / f"tables/{number}.parquet")
     with cached_paths(f"{folder}/tables/", socket=daemon.socket) as paths:
         assert sorted(pyarrow.dataset.dataset(paths, format="parquet").to_table()["n"].to_pylist()) == [0, 1, 10, 11]
-
-
-@pytest.mark.ecosystem
-def test_transformers_load_a_model_that_get_has_put_into_a_folder(folder: Path, daemon: Daemon) -> None:
-    """`shardcache get`, then from_pretrained with the folder."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=32, **sizes))
-    model.save_pretrained(folder / "bert")
-    assert shardcache("get", f"{folder}/bert/", folder / "local", socket=daemon.socket).code == 0
-    loaded = transformers.AutoModel.from_pretrained(folder / "local")
-    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())

@@ -2,21 +2,27 @@
 
 import json
 import os
+import pty
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from shardcache.cli.get import _names
+from shardcache.cli.get import _folder_of, _is_copy_of, _names, _put
 from shardcache.errors import ConfigError
+from shardcache.protocol import ShardRef
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import GatedStore
+from support.stores.object_servers import HubServer
 
 PART_BYTES = 64 * 1024
 MODEL = {
@@ -88,10 +94,22 @@ def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path
     eventually(lambda: daemon.leases() == 0)
     evicted = shardcache("evict", f"{model}/**", socket=daemon.socket)
     assert evicted.code == 1 and "hard link" in evicted.out
-    dest.unlink()
     get(daemon, model / "model.safetensors", dest, "--copy")
     assert dest.stat().st_nlink == 1 and os.access(dest, os.W_OK)
     eventually(lambda: shardcache("evict", f"{model}/**", socket=daemon.socket).code == 0)
+
+
+def test_links_that_fill_the_cache_are_an_error(
+    model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It says what holds the space, without a wait for what nobody may ever remove; copies free it."""
+    for number in range(3):
+        (model / f"{number}.bin").write_bytes(os.urandom(400_000))
+    with Daemon(tmp_path_factory.mktemp("d"), "--scrub-rate", "0", capacity="1MB") as daemon:
+        ran = get(daemon, f"{model}/*.bin", dest, "--link")
+        assert ran.code == 1 and "2 linked, 1 failed" in ran.out and "hard-linked" in ran.out
+        ran = get(daemon, f"{model}/*.bin", dest, "--copy")
+        assert (ran.code, len(contents(dest))) == (0, 3), ran.out
 
 
 def test_links_are_the_default_only_where_this_user_cannot_write_to_them(
@@ -199,6 +217,55 @@ def test_failed_files_are_named_and_the_others_are_there(daemon: Daemon, model: 
     ran = get(daemon, f"{model}/{{config.json,missing.bin,model.safetensors}}", dest)
     assert ran.code == 1 and "missing.bin" in ran.out and "1 failed" in ran.out
     assert sorted(contents(dest)) == ["config.json", "model.safetensors"]
+
+
+def test_bars_show_each_file_and_the_whole(daemon: Daemon, dest: Path) -> None:
+    """On a terminal; what is left on it in the end is the line of each file."""
+    with GatedStore() as store:
+        url = store.put("weights.bin", os.urandom(4 * PART_BYTES))
+        store.let("weights.bin", 2 * PART_BYTES)
+        ours, theirs = pty.openpty()
+        command, shown = [sys.executable, "-m", "shardcache", "get", url, str(dest), "--socket", str(daemon.socket)], ""
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "120"}
+        ):
+            os.close(theirs)
+            with suppress(OSError):  # EIO, once it has ended
+                while more := os.read(ours, 65_536).decode(errors="replace"):
+                    shown += more
+                    if "weights.bin" in shown and "131.1/262.1 kB" in shown:
+                        store.let("weights.bin")
+        os.close(ours)
+    assert "0/1 files" in shown and "copied    262.1 kB" in shown and "1 file: 1 copied" in shown, shown
+
+
+def test_copies_need_no_files_without_a_name(model: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a filesystem that has none, where opening one is refused."""
+    monkeypatch.setattr(os, "O_TMPFILE", 0)
+    dest.mkdir(parents=True)
+    with _folder_of(dest) as place:
+        source = model / "model.safetensors"
+        ref, done = ShardRef(str(source), "1", source.stat().st_size), list[int]()
+        for _ in range(2):
+            assert _put(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
+        assert _is_copy_of(place, ("sub", "a"), ref) and done[-1] == ref.size_bytes
+    assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}
+
+
+def test_repository_of_the_hub_is_fetched_by_its_name(dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Without a slash at the end: files in LFS and in git."""
+    pytest.importorskip("huggingface_hub", minversion="2")
+    with HubServer() as hub:
+        hub.put_lfs("/org/llama/resolve/main/model.safetensors", MODEL["model.safetensors"])
+        hub.put("/org/llama/resolve/main/sub/config.json", MODEL["config.json"])
+        env = {"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}
+        with Daemon(tmp_path_factory.mktemp("d"), env=env) as daemon:
+            ran = get(daemon, "hf://org/llama", dest)
+    assert ran.code == 0, ran.out + ran.err
+    assert contents(dest) == {
+        "model.safetensors": MODEL["model.safetensors"],
+        "sub/config.json": MODEL["config.json"],
+    }
 
 
 def test_killed_daemon_is_waited_for_and_finished_parts_are_kept(daemon: Daemon, dest: Path) -> None:

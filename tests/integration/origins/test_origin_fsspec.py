@@ -46,6 +46,9 @@ class AsyncMemory(AsyncFileSystem):  # type: ignore[misc]
     async def _find(self, path: str, detail: bool = False, **options: Any) -> Any:
         return self.memory.find(path, detail=detail)
 
+    async def _ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return self.memory.ls(path, detail=detail)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
@@ -85,6 +88,8 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     found = await origin.list_prefix(folder, nothing)
     assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
     assert found[0] == obj
+    flat = await origin.list_prefix(folder, nothing, flat=True)
+    assert [*flat[:2], flat[2].url] == [*found[:2], folder + "sub/"]
     assert [entry.url for entry in await origin.list_prefix(folder + "b", nothing)] == [folder + "b.tar"]
     assert await origin.list_prefix(folder + "no", nothing) == []
 

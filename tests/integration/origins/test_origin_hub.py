@@ -116,6 +116,7 @@ async def test_listing_has_the_versions_that_stat_returns(hub: HubServer, origin
     origin = origins.origin(URL)
     wanted = [await origin.stat(f"hf://datasets/org/set/train/{name}.tar") for name in ("a b", "b")]
     assert await origin.list_prefix("hf://datasets/org/set/train/", nothing) == wanted
+    assert await origin.list_prefix("hf://datasets/org/set/train/", nothing, flat=True) == wanted
 
 
 async def test_wrong_or_no_token_is_denied(hub: HubServer) -> None:

@@ -51,6 +51,9 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     obj = await origin.stat(url)
     assert (obj.url, obj.size_bytes, obj.ranges, obj.guarded) == (url, len(DATA), True, True)
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
+    assert await origin.list_prefix(f"{bucket.url}/train/", nothing, flat=True) == [obj]
+    (entry,) = await origin.list_prefix(f"{bucket.url}/tr", nothing, flat=True)
+    assert (entry.url, entry.version) == (f"{bucket.url}/train/", "")
     counts: list[int] = []
     assert await read_range(origin, obj, 1000, 70_000, Flow(counts.append)) == DATA[1000:70_000]
     assert sum(counts) == 69_000

@@ -315,7 +315,7 @@ class HubServer(ObjectServer):
             return 302, {"Location": self.elsewhere, "X-Linked-ETag": f'"{"0" * 64}"', "X-Linked-Size": "1"}, b""
         if path.startswith("/datasets/") and path in self.objects and path not in self.lfs:
             return 307, {"Location": f"/api/resolve-cache{target}"}, b""
-        if path.startswith("/api/datasets/"):
+        if path.startswith(("/api/datasets/", "/api/models/")):
             return self._api(path.partition("?")[0])
         path = path.removeprefix("/api/resolve-cache")
         if (found := self.objects.get(path)) is None:
@@ -328,10 +328,16 @@ class HubServer(ObjectServer):
 
     def _api(self, path: str) -> Answered:
         """Describe a repository at `main`, or list all of its files."""
-        repository = "/" + "/".join(path.split("/")[2:5])
+        repository = ("/" + "/".join(path.split("/")[2:5])).removeprefix("/models")
         root = f"{repository}/resolve/main/"
         files = [self._entry(name.removeprefix(root), name) for name in self.objects if name.startswith(root)]
-        info = {"id": repository.removeprefix("/datasets/"), "_id": "1", "sha": "c" * 40, "siblings": [], "tags": []}
+        info = {
+            "id": repository.removeprefix("/datasets").lstrip("/"),
+            "_id": "1",
+            "sha": "c" * 40,
+            "siblings": [],
+            "tags": [],
+        }
         found = files if "/tree/" in path else info
         return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
 

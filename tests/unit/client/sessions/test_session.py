@@ -1,6 +1,8 @@
 """session.py: plan and leases as they are sent, waited for, and sent again to the next daemon."""
 
 import logging
+import threading
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,6 +165,18 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
     assert "timeout_s" in caught.value.remedy
     assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2
     assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
+
+
+def test_wait_lasts_as_long_as_bytes_arrive() -> None:
+    """The limit counts from the last time when there were more of them."""
+    done, asked = iter(range(1, 8)), threading.Event()
+
+    def poll(until_s: float) -> None:
+        asked.wait(max(0.0, until_s - time.monotonic()))
+
+    with pytest.raises(ShardTimeoutError, match=r"within 0\.01 s: slow"):
+        Patience(limit_s=0.01).wait("s3://b/a", poll, lambda: ("slow", next(done, 7)), None)
+    assert next(done, None) is None
 
 
 def unknown(peer: Peer) -> None:

@@ -1,0 +1,78 @@
+"""Readers of other projects over `shardcache::` urls, and over folders that `shardcache get` makes, each once."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from shardcache_client.filesystem import ShardcacheFileSystem
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon
+
+pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
+
+fsspec.register_implementation("shardcache", ShardcacheFileSystem, clobber=True)  # as the entry point of a wheel does
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that a daemon may read, which is this node's."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-eco-") as name, Daemon(Path(name)) as daemon:
+        monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
+        ShardcacheFileSystem.clear_instance_cache()
+        yield Path(name)
+
+
+def polars_sum(polars: Any, url: str) -> int:
+    with fsspec.open(url) as file:  # polars' own urls are those of stores that it knows
+        return int(polars.read_parquet(file)["n"].sum())
+
+
+def datasets_sum(datasets: Any, url: str) -> int:
+    rows = datasets.load_dataset("parquet", data_files=url.replace("shardcache://", "shardcache::"), split="train")
+    return sum(row["n"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("package", "read"),
+    [
+        ("pandas", lambda pandas, url: pandas.read_parquet(url)["n"].sum()),
+        ("polars", polars_sum),
+        ("datasets", datasets_sum),
+    ],
+)
+def test_tables_are_read_by_their_urls(folder: Path, package: str, read: Callable[[Any, str], int]) -> None:
+    """With `::` or without; datasets streams neither, and takes only the former."""
+    pytest.importorskip("pandas").DataFrame({"n": range(1_000)}).to_parquet(folder / "table.parquet")
+    assert read(pytest.importorskip(package), f"shardcache://file://{folder}/table.parquet") == 499_500
+
+
+def test_zarr_reads_an_array(folder: Path) -> None:
+    """Chunk by chunk, and what is not there is not."""
+    zarr = pytest.importorskip("zarr")
+    made = zarr.open_array(str(folder / "a.zarr"), mode="w", shape=(1_000,), chunks=(100,), dtype="i4", fill_value=7)
+    made[100:] = range(900)
+    found = zarr.open_array(f"shardcache::file://{folder}/a.zarr", mode="r")
+    assert found[:].sum() == 700 + sum(range(900))
+
+
+def test_lance_reads_a_table_that_get_has_put_into_a_folder(folder: Path) -> None:
+    """It reads no filesystem of fsspec: by a path."""
+    lance, pyarrow = pytest.importorskip("lance"), pytest.importorskip("pyarrow")
+    lance.write_dataset(pyarrow.table({"n": range(1_000)}), str(folder / "t.lance"))
+    assert shardcache("get", f"{folder}/t.lance/", folder / "local.lance").code == 0
+    assert lance.dataset(str(folder / "local.lance")).to_table()["n"].to_pylist() == list(range(1_000))
+
+
+def test_transformers_load_a_model_that_get_has_put_into_a_folder(folder: Path) -> None:
+    """`shardcache get`, then from_pretrained with the folder."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=32, **sizes))
+    model.save_pretrained(folder / "bert")
+    assert shardcache("get", f"{folder}/bert/", folder / "local").code == 0
+    loaded = transformers.AutoModel.from_pretrained(folder / "local")
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
