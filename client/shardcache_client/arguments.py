@@ -182,7 +182,7 @@ OTHER_WORDS = _words(
     ("timeout download_timeout timeout_positive", "write timeout_s=...; of a loader: .loader(timeout=...)"),
     (
         "storage_options endpoint_url token profile credentials region anon s3_client fs filesystem",
-        "write it into the daemon's config, as an [[origin]] table (docs/settings.md)",
+        'write it into the daemon\'s config file: [[origin]], then match = "s3://bucket/" and the option',
     ),
 )
 """Words of DataLoader, webdataset, MosaicML Streaming, LitData and datasets for what a dataset does otherwise."""

@@ -34,7 +34,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     sequence of samples, determined by manifest, seed and epoch number; ranks and their DataLoader workers take equal
     spans of it, to the sample, whatever the number of shards.
 
-    Without `set_epoch`, each iteration reads the next epoch; docs/semantics.md covers ranks that end one early. The
+    Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store read the same one. The
     current epoch and a loaded state are shared by one trainer process and the DataLoader workers that it starts.
 
     Args:
@@ -65,7 +65,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
             extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
             leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
-            a DecodeError. See "Decoding" in docs/python.md.
+            a DecodeError. `help("shardcache_client.decoding")` lists the names.
         members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means the
             first of the two that a sample has, as "jpg". Default: all.
         missing: for a sample without a member that `members` or the table of `decode` names: "error", a
@@ -81,13 +81,13 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             Slurm's variables, else a single process. Determined when iteration begins.
         mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup: the ranks among
             which samples are divided, row-major. Ranks of the job outside of it, which hold other parts of this model,
-            get the same samples and states. See "Model parallelism" in docs/frameworks.md.
+            get the same samples and states.
         timeout_s: how long to wait for a shard of which nothing arrives, or for a lost daemon to come back.
         partial_reads: yield the samples of a shard that the reader has to wait for as they arrive and are checked; for
             uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails, the error's
             `yielded` is their number. False: yield nothing until the whole shard has passed every check.
         daemon: "auto": the node's daemon if one was set up, or else a private one of this user, started if necessary;
-            "node": only the former; "private": only the latter. See docs/private-daemon.md.
+            "node": only the former; "private": only the latter.
         fallback: what to do while the node's daemon does not answer or its disk fails. "error": raise. "private": read
             through a private daemon, with this process's own credentials, until the node's works again.
         zero_copy: yield members of 4 KiB and more, or only those with these extensions, as read-only arrays

@@ -1,8 +1,23 @@
 """From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order.
 
 Images are decoded by pillow, or by simplejpeg for JPEG where it is installed: both call libjpeg-turbo with its default
-settings and return the same pixels; simplejpeg takes a third less time (docs/benchmarks.md). Video and sound are
-decoded by torchcodec.
+settings and return the same pixels; simplejpeg takes a third less time. Video and sound are decoded by torchcodec.
+
+================================================  =========================================================
+name                                              value
+================================================  =========================================================
+`rgb8`, `rgb`                                     numpy array, height × width × 3: uint8; float32, 0 to 1
+`torchrgb8`, `torchrgb` or `torch`                tensor, 3 × height × width: uint8; float32, 0 to 1
+`pilrgb` or `pil`                                 PIL image
+`l8`, `l`, `torchl8`, `torchl`, `pill`, `rgba8`   the same in grey, height × width; and with alpha
+`int`, `float`, `text`, `bytes`                   the Python types, which can be given themselves, too
+`json`, `msgpack`                                 the value
+`npy` or `numpy`, `npz`                           array; dict of arrays. Without pickle
+`tensor`                                          `torch.load(…, weights_only=True)`
+`video`, `audio`                                  torchcodec's `VideoDecoder`; its `AudioSamples`
+`torch_video`, `torch_audio`                      (frames, t × h × w × 3, sound, rates); (sound, its rate)
+`pickle`                                          the object: code from the shard runs in your process
+================================================  =========================================================
 """
 
 import io

@@ -94,8 +94,8 @@ class ShardReader(Selecting, EpochReader[T_co]):
 
     Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a state of one can be
     loaded into the other. Ranks without torch.distributed share nothing: if they see different shards, or end an epoch
-    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`. docs/frameworks.md
-    has recipes for JAX, tf.data and others, with batches that are read ahead.
+    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`.
+    A framework that reads ahead needs the state with each batch: yield `batch, reader.state_dict()`.
 
     Raises the errors of `ShardDataset`.
     """

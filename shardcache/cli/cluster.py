@@ -389,6 +389,6 @@ def _print(reports: list[NodeReport]) -> None:
 def cluster() -> None:
     """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is fetched once.
 
-    nginx on each node is the tier. `[[origin]] tier = "127.0.0.1:9080"` has the daemon use it. docs/cluster.md
-    explains how to set it up.
+    nginx on each node is the tier. `certificates` and `render` make its files, `run` starts it, and
+    `[[origin]] tier = "127.0.0.1:9080"` in the config file has the daemon use it.
     """

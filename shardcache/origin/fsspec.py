@@ -172,7 +172,7 @@ class LocalOrigin(FsspecOrigin):
     """Local files. Every method raises NotAllowedError for a path whose links lead where the redirect guard forbids.
 
     Links are resolved here and again when the file is opened. Only users who can write to an allowed folder can replace
-    one in between; see docs/security.md.
+    one in between.
     """
 
     def __init__(self, setup: Setup) -> None:

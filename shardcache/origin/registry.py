@@ -1,6 +1,6 @@
 """Registry of origins, by url and `[[origin]]` table, and of the tiers in front of them.
 
-The tier is nginx on each node of a cluster (docs/cluster.md). A request to it is the request to the origin, signature
+The tier is nginx on each node of a cluster. A request to it is the request to the origin, signature
 included, sent over a connection to this node's nginx. Nothing that it answers is trusted: the origin is requested where
 the tier fails, and bytes that turn out damaged are fetched past its cache, which repairs it.
 """

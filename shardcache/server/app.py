@@ -226,7 +226,7 @@ def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | N
 
 
 def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    error = NotAllowedError(message, remedy="use the daemon's Unix socket; see docs/security.md")
+    error = NotAllowedError(message, remedy="use the daemon's Unix socket")
     return web.json_response({"error": error.to_json()}, status=status, headers=headers)
 
 

@@ -229,13 +229,13 @@ def _shares_of_all(variables: Variables) -> int:
 
 _ACCELERATE = (
     "do not pass this loader to accelerator.prepare(), and move its batches to accelerator.device; with transformers, "
-    "use shardcache_client.transformers.ShardTrainer in place of Trainer (docs/frameworks.md); or give the dataset "
+    "use shardcache_client.transformers.ShardTrainer in place of Trainer; or give the dataset "
     "rank=0, world_size=1, so that every process reads all samples and keeps its share"
 )
 _STAGE = "remove the stage: ranks and workers have their own samples already"
 _DATASETS = (
     "read without datasets.IterableDataset, whose .map() becomes decode=; or give it a ShardReader for each of its "
-    'shards, with rank and world_size, as in "Hugging Face datasets" of docs/frameworks.md'
+    "shards, reader i of n with rank=i and world_size=n"
 )
 
 _RESHARDERS = {

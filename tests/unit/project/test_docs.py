@@ -150,3 +150,10 @@ def test_tests_that_a_page_names_exist() -> None:
     """A page that names a test as its proof has one."""
     pages = (path.read_text() for path in (ROOT / "docs").glob("*.md"))
     assert {name for page in pages for name in re.findall(r"`(test_\w+)`", page)} - written() == set()
+
+
+def test_installed_files_name_no_page_of_the_repository() -> None:
+    """A docstring or message that names a page of docs/ sends users of a wheel to a folder that they do not have."""
+    paths = [path for package in ("shardcache", "client") for path in (ROOT / package).rglob("*.py")]
+    assert len(paths) > 100
+    assert [str(path) for path in paths if re.search(r"\bdocs/|\w\.md\b", path.read_text())] == []
