@@ -53,5 +53,6 @@ html_theme = "furo"
 html_title = f"shardcache {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_show_sphinx = False
 html_copy_source = False

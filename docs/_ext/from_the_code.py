@@ -19,6 +19,7 @@ from docutils import nodes
 from prometheus_client import ProcessCollector
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -197,9 +198,18 @@ def _stay_on_the_site(_app: Sphinx, _docname: str, source: list[str]) -> None:
         source[0] = pattern.sub(place, source[0])
 
 
+def _enter_sections(_app: Sphinx, doctree: nodes.document) -> None:
+    """Have entries of the index lead to their section: the search shows what is below an anchor."""
+    for entry in doctree.findall(addnodes.index):
+        if isinstance(entry.parent, nodes.section):
+            section = entry.parent["ids"][0]
+            entry["entries"] = [(kind, word, section, main, key) for kind, word, _, main, key in entry["entries"]]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx what is here."""
     for directive in (Commands, Settings, Errors, Metrics, Files):
         app.add_directive(directive.__name__.lower(), directive)
     app.connect("source-read", _stay_on_the_site)
+    app.connect("doctree-read", _enter_sections)
     return {"parallel_read_safe": True}

@@ -3,24 +3,32 @@
 import ast
 import importlib.util
 import io
+import json
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import torch
+from PIL import Image
 
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
+from support.programs.examples import jpeg
 from support.programs.pages import ROOT, Place
 from support.shards.reading import write_index
 from support.shards.tars import make_tar, rows
 from support.stores.buckets import Bucket, MotoS3
 
-NAMES = ("docs/cookbook.md", "docs/making-shards.md")
+NAMES = ("docs/how-do-i.md", "docs/making-shards.md")
 PAGES = {name: (ROOT / name).read_text() for name in NAMES}
+QUESTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGES["docs/how-do-i.md"], re.MULTILINE | re.DOTALL))
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +68,15 @@ def test_scripts_before_and_after_read_the_same(before_and_after: Place, moto_se
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    """The pages' scripts, and a daemon."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root, Daemon(Path(root)) as daemon:
+def place(moto_server: MotoS3) -> Iterator[Place]:
+    """The pages' scripts, the bucket that the questions' blocks read from, a folder of photos, and a daemon."""
+    env = moto_server.env()
+    with tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root, Daemon(Path(root), env=env) as daemon:
+        fill_bucket(moto_server)
+        for number in range(10):
+            folder = Path(root, "photos", f"class-{number % 3}")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (500, 400), "orange").save(folder / f"{number}.jpg")
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = clean_environment({"PATH": path, "SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"})
         place = Place(Path(root), env)
@@ -70,15 +84,56 @@ def place() -> Iterator[Place]:
         yield place
 
 
+def fill_bucket(server: MotoS3) -> None:
+    """Store 100 samples for training, their captions again as shards of their own, 11 for validation, and two files."""
+    server.make_bucket("bucket")
+    for name, counts in (("train", (25, 25, 25, 25)), ("val", (4, 7))):
+        rows = [{"url": f"{shard:06d}.tar", "nsamples": count} for shard, count in enumerate(counts)]
+        server.put("bucket", f"{name}/index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+        for shard, count in enumerate(counts):
+            keys = range(sum(counts[:shard]), sum(counts[:shard]) + count)
+            photos = [
+                {"__key__": f"{key:06d}", "jpg": jpeg(key), "txt": b"a photo", "cls": b"%d" % (key % 10)}
+                for key in keys
+            ]
+            captions = [{"__key__": photo["__key__"], "txt": photo["txt"]} for photo in photos]
+            server.put("bucket", f"{name}/{shard:06d}.tar", make_tar(photos))
+            server.put("bucket", f"captions/{name}-{shard:06d}.tar", make_tar(captions))
+    for name, write in (("model.pt", partial(torch.save, {"weight": torch.ones(3)})), ("table.parquet", write_table)):
+        write(file := io.BytesIO())
+        server.put("bucket", name, file.getvalue())
+
+
+def write_table(file: io.BytesIO) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2, 3]}), file)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_answer_runs_and_prints_what_its_comments_say(
+    place: Place, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks of a question, one after the other; scripts that take an argument have tests of their own, below."""
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("SHARDCACHE_SOCKET", place.env["SHARDCACHE_SOCKET"])
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", PAGES["docs/how-do-i.md"], re.DOTALL)[0], names)
+    blocks = re.findall(r"^```(python|sh|toml)\n(.*?)^```", QUESTIONS[question], re.MULTILINE | re.DOTALL)
+    assert blocks
+    for language, block in blocks:
+        expected = re.findall(r"^(?: *print\(|\S.*\.py).*  # (.*)$", block, re.MULTILINE)
+        if language == "sh":
+            printed = [place.run(line) for line in block.splitlines()]
+            assert not expected or "".join(printed).splitlines() == expected
+        elif language == "python" and not re.match(r"# \w+\.py\n", block):
+            if "import duckdb" in block:
+                pytest.importorskip("duckdb", reason="needs pip install duckdb")
+            exec(block, names)
+            assert expected and capsys.readouterr().out.splitlines() == expected
+
+
 def test_images(place: Place) -> None:
     """A folder of images is written as shards, whose images the page's script decodes."""
-    from PIL import Image
-
-    for number in range(10):
-        folder = place.folder / "photos" / f"class-{number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (500, 400), "orange").save(folder / f"{number}.jpg")
-    (line,) = re.findall(r"```sh\n(shardcache write .*)\n```", PAGES["docs/cookbook.md"])
+    (line,) = re.findall(r"^shardcache write .*$", QUESTIONS["write shards?"], re.MULTILINE)
     place.run(line)
     assert place.run("python images.py shards/*.tar") == "10 images of 3 224 224\n"
 
@@ -139,9 +194,6 @@ def test_video(place: Place) -> None:
 
 def test_making_shards(place: Place, moto: Bucket) -> None:
     """The page's commands and program run as they are written there, on inputs of those names."""
-    import pyarrow
-    import pyarrow.parquet
-
     for name in ("photos/cat/1.jpg", "photos/dog/2.jpg"):
         (place.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (place.folder / name).write_bytes(b"jpeg")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import pytest
@@ -16,11 +17,41 @@ from shardcache import errors
 from shardcache.access import AllowRule
 from shardcache.cli.main import app
 from shardcache.errors import ShardcacheError
+from support.monitoring.chromium import PROGRAM, chromium, tab
 from support.programs.guard import GUARD_S
 
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
+
+# Words that users search for, and the page or section that answers them.
+SEARCHED = {
+    "checkpoint": "how-do-i.html#save-a-checkpoint-and-resume",
+    "resume": "how-do-i.html#save-a-checkpoint-and-resume",
+    "progress bar": "how-do-i.html#show-a-progress-bar-that-is-right-after-a-resume",
+    "validation": "how-do-i.html#validate-after-each-epoch",
+    "distributed evaluation": "how-do-i.html#evaluate-on-several-ranks-each-sample-exactly-once",
+    "distributedsampler": "how-do-i.html#get-a-sample-by-its-number",
+    "captions": "how-do-i.html#read-only-the-captions",
+    "mix": "how-do-i.html#mix-datasets-by-weight",
+    "tensor parallel": "how-do-i.html#train-with-tensor-or-pipeline-parallelism",
+    "notebook": "how-do-i.html#look-at-a-batch-before-training",
+    "weights": "how-do-i.html#load-a-model-s-weights",
+    "DuckDB": "how-do-i.html#query-parquet-with-duckdb-or-pandas",
+    "Slurm": "how-do-i.html#run-under-slurm",
+    "shard size": "how-do-i.html#how-large-a-shard",
+    "glob": "how-do-i.html#which-form-of-url",
+    "slow": "how-do-i.html#why-is-it-waiting",
+    "tokenizer": "how-do-i.html#train-a-language-model-on-packed-tokens",
+    "augmentation": "how-do-i.html#decode-images",
+    "Lightning": "frameworks.html",
+    "webdataset": "coming-from.html",
+    "out of memory": "troubleshooting.html",
+    "docker": "deploy-kubernetes.html",
+    "disk full": "troubleshooting.html",
+}
+FOUND = """location.search === '?q=' + encodeURIComponent(%r) && document.querySelector('.search-summary').innerText
+    && [...document.querySelectorAll('ul.search > li > a')].map((a) => a.getAttribute('href').split('?')[0])"""
 
 
 class Site:
@@ -115,3 +146,14 @@ def test_every_error_is_on_its_page(site: Site) -> None:
         entry = site.text("errors", kind.__name__.lower())
         assert f"Code {kind.code}" in entry
         assert kind.default_remedy.replace("`", "") in entry
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
+def test_search_finds_the_page_for_the_words_of_users(site: Site) -> None:
+    """The page that answers is among the first three results of the built site's own search, above internals."""
+    with chromium() as browser, tab(browser) as page:
+        for word, answer in SEARCHED.items():
+            page.open(f"{(site.folder / 'search.html').as_uri()}?q={quote(word)}")
+            found = page.until(FOUND % word)
+            assert answer in found[:3], (word, found[:3])
+            assert not {"architecture.html", "changelog.html", "contributing.html"} & {*found[:2]}, (word, found)
