@@ -20,7 +20,7 @@ SOURCES = ("shardcache", "client")
 POSITION = ROOT / "client" / "shardcache_client" / "position"
 
 LIMITS: dict[str, float] = {
-    "lines of Python and JavaScript": 37_325,
+    "lines of Python and JavaScript": 37_415,
     "Python files": 160,
     "import lines, % of Python": 6.0,
     "cycles inside packages": 0,
@@ -28,7 +28,7 @@ LIMITS: dict[str, float] = {
     "arguments of a service's constructor": 6,
     "classes of a reader's position": 5,
     "files that a cold shard passes": 80,
-    "lines of tests": 48_515,
+    "lines of tests": 48_600,
     "words in docs": 28_000,
 }
 

@@ -293,12 +293,12 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
 
     It has the samples of the first source, in its order, with its options and epochs, and reads states of it: a run may
     continue with another column. They get the members of the other sources' samples of the same keys, as if these were
-    in their tar with extensions of prefix, dot and their own, and in place of any of that name. The order inside shards
-    may differ; samples of keys that the first source does not have are not read.
+    in their tar with extensions of prefix, dot and their own; two members of one name are an error. The order inside
+    shards may differ; samples of keys that the first source does not have are not read.
 
-    Of as many shards, the nth are paired. Of other numbers, the tables of samples beside the index files say which
-    belong together (`shardcache index --samples`; some 200 bytes of memory per key). The daemon's plan names them
-    together, and a reader holds `shuffle_window` shards of each source.
+    The nth shards are paired if all have as many samples, or there is no table. Of other shards, the tables of samples
+    beside the index files say which belong together (`shardcache index --samples`; some 200 bytes of memory per key).
+    The daemon's plan names them together; a reader holds `shuffle_window` shards of each source.
 
     Args:
         sources: datasets by prefix, the first with all options, and perhaps "" for none. The others need the same

@@ -354,6 +354,7 @@ class Pipeline:
     members: Members | None = None  # the members to read; None for all
     blocks: TokenBlocks | None = None  # the blocks of tokens that are samples; None for the samples of the tars
     prefix: str = ""  # of the extensions of members, but for those that are joined
+    url_of: Callable[[str, str], str] | None = field(default=None, compare=False)  # see `Manifest.url_of`
 
     @classmethod
     def of(
@@ -420,10 +421,18 @@ class Pipeline:
         if self.decoder_of is not None:
             for extension in sample:
                 if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
-                    _decode(sample, extension, decoder)
+                    self._decode(sample, extension, decoder)
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
+
+    def _decode(self, sample: Sample, extension: str, decoder: Decoder) -> None:
+        try:
+            sample[extension] = decoder(sample[extension])
+        except Exception as exn:
+            what = f"member {extension!r} of the sample {sample.get('__key__')!r}"
+            url = self.url_of(sample["__url__"], extension) if self.url_of else sample.get("__url__")
+            raise _undecodable(what, f"{type(exn).__name__}: {exn}", url, "member or its decoder") from exn
 
     def _staged(self, item: Any, key: object, url: str | None) -> Any:
         """Return what decode and the stages make of the sample with this key."""
@@ -466,15 +475,6 @@ class PipelineBySource(Pipeline):
         key, url = sample.get("__key__"), sample.get("__url__")
         item = self.sources[sample["__source__"]](sample)
         return item if item.__class__ is Dropped else self._staged(item, key, url)
-
-
-def _decode(sample: Sample, extension: str, decoder: Decoder) -> None:
-    try:
-        sample[extension] = decoder(sample[extension])
-    except Exception as exn:
-        what = f"member {extension!r} of the sample {sample.get('__key__')!r}"
-        fault = f"{type(exn).__name__}: {exn}"
-        raise _undecodable(what, fault, sample.get("__url__"), "member or its decoder") from exn
 
 
 def _undecodable(what: str, fault: str, url: str | None, culprit: str) -> DecodeError:

@@ -139,6 +139,25 @@ def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callab
     return cut_one
 
 
+def adder(tables: Tables, columns: Sequence[Column | None], places: Sequence[int]) -> Callable[..., Sample] | None:
+    """Return a function that adds to sample n of another shard the members of sample `places[n]`, if all are alike."""
+    width, count = len(columns), len(tables)
+    if tables.faults or width * count != len(tables.starts) or tables.extension_ids.tolist() != [*range(width)] * count:
+        return None
+    found: list[Any] = []
+    for nth, column in enumerate(columns):
+        bounds = [[*map(table[nth::width].tolist().__getitem__, places)] for table in (tables.starts, tables.ends)]
+        if column is not None:
+            found.append((*column, *bounds))
+
+    def add(number: int, sample: Sample) -> Sample:
+        for extension, tar, starts, ends in found:
+            sample[extension] = tar[starts[number] : ends[number]]
+        return sample
+
+    return add
+
+
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
     return SampleError(
         fault_of(tables, number) or "",

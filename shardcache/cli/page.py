@@ -112,7 +112,7 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     facts = _facts(moment, is_cut=is_cut)
     jobs = sorted(page["jobs"], key=_job_order)
     columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
-    ended = [job["name"] for job in jobs if not job["sessions"]]
+    ended = [job["name"] + _unmatched(job) for job in jobs if not job["sessions"]]
     idle = [one_line(f"{count(len(ended), 'job')} without readers: {', '.join(ended)}", "dim")] if ended else []
     transfers = sorted(page["transfers"], key=_transfer_order)
     # Lists that are cut have another line, and names may be folded into several: what is still too long, rich crops.
@@ -276,7 +276,7 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         "user": [one_line(user_name(job["uid"])) for job in jobs],
         "readers": [f"{job['sessions']:,}" for job in jobs],
         _BAR: [_bar(job["shards_done"], job["shards_planned"], _BAR_COLUMNS) for job in jobs],
-        "shards read": [f"{job['shards_done']:,} of {job['shards_planned']:,}" for job in jobs],
+        "shards read": [f"{job['shards_done']:,} of {job['shards_planned']:,}{_unmatched(job)}" for job in jobs],
         "shards/s": [f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else "" for job in jobs],
         "ahead": [ahead(job) for job in jobs],
         "waits": [shares.get(_job_key(job), "") for job in jobs],
@@ -290,6 +290,10 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         del columns[heading]
     for_names = max(_MIN_NAME_COLUMNS, width - _min_width(columns, 0))
     return columns | {"job": [Text("\n".join(chop_cells(job["name"], for_names))) for job in jobs]}
+
+
+def _unmatched(job: Row) -> str:
+    return f" ({unmatched:,} samples unmatched)" if (unmatched := job.get("samples_unmatched")) else ""
 
 
 def _min_width(columns: Columns, max_for_names: int) -> int:

@@ -110,6 +110,7 @@ _JOB = (
     Row(GAUGE, "ahead_s", "job_ahead_seconds", "Time until a reader needs a missing shard; +Inf if none is missing."),
     Row(COUNTER, "shards_planned", "job_planned_shards", "Shards in the epochs that readers have started."),
     Row(COUNTER, "shards_done", "job_done_shards", "Shards read and released."),
+    Row(COUNTER, "samples_unmatched", "job_unmatched_samples", "Samples without one of their key in joined shards."),
 )
 
 

@@ -234,6 +234,12 @@ class Manifest(Sequence[ShardRef]):
         """Return the numbers in `planned` of a shard and those beside it, in the order in which they are read."""
         return [shard, *chain.from_iterable(self.beside(shard).values())]
 
+    def url_of(self, url: str, extension: str) -> str:
+        """Return the url of the shards, this one or those beside it, that have the members with an extension."""
+        beside = self.beside([*self.shards.urls].index(url)).items()
+        found = [shards for prefix, shards in beside if extension.startswith(prefix)]
+        return " or ".join(self.planned[number].url for number in found[-1]) if found else url
+
     def __repr__(self) -> str:
         samples = "unknown" if self.samples is None else self.samples
         return f"Manifest(shards={len(self)}, samples={samples}, fingerprint={self.fingerprint!r})"

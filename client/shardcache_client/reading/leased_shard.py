@@ -22,6 +22,8 @@ from shardcache_client.reading.shards import ArrivingShard, MappedShard
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
+_Add: TypeAlias = Callable[[int, Sample], Sample]  # adds to a sample, also given by number, its partner's members
+
 Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
 """Shards with members of samples that are in another shard, too, and the form in which these are read."""
 
@@ -34,23 +36,32 @@ class LeftOutError(errors.UnmatchedKeyError):
     """A sample without a partner, to be left out."""
 
 
-def find_partners(keys: Sequence[bytes], others: Sequence[Sequence[bytes]]) -> list[tuple[int, int] | None]:
-    """Return the place of each key among those of other shards, as shard and sample.
-
-    None for a key that does not come there, or comes repeatedly, there or here.
-    """
-    found: dict[bytes, tuple[int, int]] = {}
-    for shard, some in enumerate(others):
-        found.update(zip(some, zip(repeat(shard), count()), strict=False))
-    for some in (keys, [*chain.from_iterable(others)]):
-        if len(set(some)) < len(some):
+def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
+    """Return the place of each key among others; None if it does not come there, or repeatedly, there or here."""
+    found = dict(zip(others, count(), strict=False))
+    for some, distinct in ((others, len(found)), (keys, len(set(keys)))):
+        if distinct < len(some):
             for key in [key for key, times in Counter(some).items() if times > 1]:
                 found.pop(key, None)
     return list(map(found.get, keys))
 
 
-def _adding(cut: Callable[[int], Sample], add: Callable[..., Sample]) -> Callable[[int], Sample]:
+def _adding(cut: Callable[[int], Sample], add: _Add) -> Callable[[int], Sample]:
     return lambda number: add(number, cut(number))
+
+
+def _adding_new(add: _Add) -> _Add:
+    def add_new(number: int, sample: Sample) -> Sample:
+        added = add(number, {"__key__": sample["__key__"]})
+        if twice := sample.keys() & added.keys() - {"__key__"}:
+            reason = (
+                f"the sample {sample['__key__']!r} has two members {min(twice)!r}, of its own shard and a joined one"
+            )
+            remedy = "give the source of one of them another prefix, or leave one out by members="
+            raise errors.SampleError(reason, url=sample["__url__"], remedy=remedy)
+        return sample | added
+
+    return add_new
 
 
 @dataclass(eq=False, repr=False)
@@ -76,6 +87,7 @@ class LeasedShard:
         self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
         self._cut: Callable[[int], Sample] | None = None
+        self._added: Sequence[_Add] = ()
         self._version: str | None = None
         self.number = self._start  # of the next sample; without a span, of those read before all had arrived
         self._bad = 0  # number of samples that could not be yielded
@@ -153,26 +165,37 @@ class LeasedShard:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number, and raises SampleError for a bad one."""
-        cut, keys = self.whole.cutter(), keys_of(self.whole.index) if self.beside else []
-        for view, shards in self.beside:
-            cut = _adding(cut, self._adder(keys, view, [each.whole for each in shards]))
+        cut = self.whole.cutter()
+        for add in self._adders() if self.beside else ():
+            cut = _adding(cut, add)
         return cut
 
-    def _adder(self, keys: Sequence[bytes], view: View, shards: Sequence[MappedShard]) -> Callable[..., Sample]:
-        """Return a function that adds to a sample, given by number and itself, the members of its partner."""
-        cuts = [each.cutter() for each in shards]
-        own, others = self.whole.index, [each.index for each in shards]
-        alike = len(others) == 1 and others[0].key_ends == own.key_ends and bytes(others[0].keys) == bytes(own.keys)
-        if alike and len(set(keys)) == len(keys):
-            return cuts[0]  # the same keys in the same order
-        places = find_partners(keys, list(map(keys_of, others)))
+    def _adders(self) -> list[_Add]:
+        keys, adders = keys_of(self.whole.index), list[_Add]()
+        names = {self.view.prefix + name for name in self.whole.index.extensions}
+        for view, shards in self.beside:
+            add = self._adder(keys, view, [each.whole for each in shards])
+            new = {view.prefix + name for each in shards for name in each.whole.index.extensions}
+            adders.append(_adding_new(add) if names & new else add)
+            names |= new
+        return adders
+
+    def _adder(self, keys: Sequence[bytes], view: View, shards: Sequence[MappedShard]) -> _Add:
+        own, *others = [(bytes(each.index.keys), bytes(each.index.key_ends)) for each in (self.whole, *shards)]
+        places: Sequence[int | None] = range(len(keys))
+        if others != [own] or len(set(keys)) < len(keys):
+            places = find_partners(keys, [*chain.from_iterable(keys_of(each.index) for each in shards)])
+        if len(shards) == 1 and None not in places and (direct := shards[0].adder(places)) is not None:
+            return direct
+        cuts = [pair for each in shards for pair in zip(repeat(each.cutter()), range(len(each)))]
         lost = [key.decode(errors="replace") for key, place in zip(keys, places, strict=True) if place is None]
         where = ", ".join(each.url for each in shards) or f"any shard of {view.prefix!r}"
         fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: {str(lost[:3])[1:-1]}"
 
         def add(number: int, sample: Sample) -> Sample:
             if (place := places[number]) is not None:
-                return cuts[place[0]](place[1], sample)
+                cut, other = cuts[place]
+                return cut(other, sample)
             self._lease.unmatched += 1
             if view.unmatched == "fill":
                 return sample
@@ -228,8 +251,11 @@ class LeasedShard:
             raise
 
     def _joined_samples(self) -> Iterator[Sample]:
-        self._cut = self._cut or self.cutter()
-        return map(self._cut, range(self.number, len(self.whole) if self._stop is None else self._stop))
+        self._added = self._added or self._adders()
+        samples = self.whole.samples(self.number, self._stop)
+        for add in self._added:
+            samples = map(add, count(self.number), samples)
+        return samples
 
     def _arrived(self, number: int) -> Sample | None:
         """Return a sample of the arriving file, once it is there; None if it must be read another way."""
@@ -310,7 +336,7 @@ class LeasedShard:
     def _close_shard(self) -> None:
         if self._shard is not None:
             self._shard.close()
-            self._shard = self._cut = None
+            self._shard, self._cut, self._added = None, None, ()
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
@@ -86,6 +86,10 @@ class MappedShard:
     def cutter(self) -> Callable[..., Sample]:
         """Return a function that returns any sample by its number; see `files.cutter`."""
         return self._blocks or files.cutter(self.index, self._columns, self.url)
+
+    def adder(self, places: Sequence[Any]) -> Callable[[int, Sample], Sample] | None:
+        """Return a function that adds members to samples of other numbers; see `files.adder`."""
+        return files.adder(self.index, self._columns, places)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.

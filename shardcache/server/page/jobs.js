@@ -28,7 +28,8 @@ export function byJob(waits) {
 }
 
 const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : number(Math.round(rate)));
-const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}`;
+const unmatched = (job) => (job.samples_unmatched ? ` (${number(job.samples_unmatched)} samples unmatched)` : "");
+const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}${unmatched(job)}`;
 
 export function showJobs(moment) {
   const { jobs, waits, lanes } = moment, urls = urlsOf(moment);
@@ -46,7 +47,7 @@ export function showJobs(moment) {
   byId("past").hidden = past.length === 0;
   setText(byId("past-count"), count(past.length, "ended job"));
   sync(byId("past-jobs"), past, keyOf, (item, job) => {
-    setText(item, `${job.name} (${job.user}): read ${read(job)} shards, waited ${duration(job.waited_s)}, ${job.bill.text}`);
+    setText(item, `${job.name} (${job.user}): shards read ${read(job)}, waited ${duration(job.waited_s)}, ${job.bill.text}`);
   });
 }
 

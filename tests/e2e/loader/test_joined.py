@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, islice, product
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from shardcache.errors import (
     ConfigError,
     CountMismatchError,
+    DecodeError,
     MissingMemberError,
     NotATarError,
     SampleError,
@@ -164,6 +166,64 @@ def test_joined_datasets_are_mixed_divided_and_numbered(make: Make, indexes: dic
         assert members(numbered[number] for number in (40, 2, 13)) == [EXPECTED[number] for number in (2, 13, 40)]
 
 
+def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
+    make: Make, indexes: dict[str, str], daemon: Daemon
+) -> None:
+    """The global batches of a mixture of three columns and two are the same after a change of ranks in the epoch."""
+    options: dict[str, Any] = {"global_batch_size": 8, "canonical_nodes": 2, "even": "drop", **SHUFFLE}
+
+    def loader(rank: int, ranks: int) -> Any:
+        share = {"rank": rank, "world_size": ranks, **options}
+        images = ShardDataset(indexes["img"], socket=daemon.socket, **share)
+        others = {name: ShardDataset(indexes["cap"], socket=daemon.socket) for name in ("cap", "again")}
+        mixture = Mixture({"three": Joined({"": images, **others}), "two": make(**share)})
+        return mixture.loader(num_workers=0, collate_fn=list)
+
+    def batches(loaders: list[Any]) -> list[Counter[tuple[str, ...]]]:
+        rounds = zip(*loaders, strict=True)
+        return [Counter((each["__key__"], *sorted(each)[3:]) for part in parts for each in part) for parts in rounds]
+
+    whole = batches([loader(0, 1)])
+    assert {names[1:] for batch in whole for names in batch} == {("again.txt", "cap.txt", "jpg"), ("cap.txt", "jpg")}
+    begun = [loader(rank, 2) for rank in range(2)]
+    first = batches([islice(each, 5) for each in begun])
+    resumed = [loader(rank, 4) for rank in range(4)]
+    for each in resumed:
+        each.load_state_dict(json.loads(json.dumps(begun[1].state_dict())))
+    assert first + batches(resumed) == whole
+
+
+def test_selection_sees_the_members_of_all_sources(daemon: Daemon, tmp_path: Path) -> None:
+    """By joined names, whichever are read; without a partner, a sample has none of them. Selections combine."""
+    images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
+    few = [{**caption, "txt": b"long" * 100} if n % 2 else caption for n, caption in enumerate(CAPTIONS) if n % 5]
+    for cut in ((20, 12, 8), (7, 4, 13, 1, 9, 6)):
+        captions = recut(daemon, tmp_path / f"cap{len(cut)}", few, cut)
+        one, other = (ShardDataset(url, socket=daemon.socket, **SHUFFLE) for url in (images, captions))
+        joined = Joined({"img": one, "cap": other})
+        assert sorted(keys_of(joined.select(lambda entry: "cap.txt" in entry.sizes))) == [
+            sample["__key__"] for sample in few
+        ]
+        want = [key for n, key in enumerate(KEYS) if n % 5 and n % 2 and n < 25]
+        with_long = Joined({"img": one, "cap": other}, members=["img.jpg"]).subset(range(25))
+        chosen = with_long.select(lambda entry: entry.sizes.get("cap.txt") == 400 and entry.sizes["img.jpg"] == 40)
+        assert (sorted(keys_of(chosen)), len(chosen)) == (want, len(want))
+    with pytest.raises(ConfigError, match=r"no sample is selected"):
+        joined.select(lambda entry: {"jpg", "txt"} & entry.sizes.keys())
+
+
+def test_epoch_goes_on_with_another_daemon(tmp_path: Path, indexes: dict[str, str]) -> None:
+    """Killed amid an epoch, and started with an empty cache: each sample comes once, with the members of both."""
+    with Daemon(tmp_path) as daemon:
+        one, other = (ShardDataset(url, socket=daemon.socket, **SHUFFLE) for url in indexes.values())
+        samples = iter(Joined({"": one, "cap": other}))
+        have = list(islice(samples, 15))
+        daemon.kill()
+        shutil.rmtree(daemon.cache_dir)
+        daemon.start()
+        assert members(have + list(samples)) == EXPECTED
+
+
 def test_plan_names_all_shards_and_the_window_holds_them(make: Make, daemon: Daemon) -> None:
     """Those of both sources, each beside the other, and no more than the window of each."""
     samples = iter(make(job="joined plan", epochs=1, **SHUFFLE))
@@ -197,6 +257,21 @@ def test_members_are_decoded_by_their_joined_names(make: Make, indexes: dict[str
     sources = {name: ShardReader(url, socket=daemon.socket) for name, url in indexes.items()}
     assert list(next(iter(JoinedReader(sources)))) == ["__key__", "__url__", "img.jpg", "cap.txt"]
     assert list(next(iter(JoinedReader({"img": sources["img"]})))) == ["__key__", "__url__", "img.jpg"]
+    with pytest.raises(DecodeError, match=r"cap/0\.tar: the member 'cap.txt' of the sample '000000'"):
+        list(make(own={"decode": {"cap.txt": int}}))
+
+
+def test_members_of_one_name_are_refused(make: Make, indexes: dict[str, str], daemon: Daemon, tmp_path: Path) -> None:
+    """Of a sample and its partner, or of two partners; unless one of them is not read."""
+    twice = write(tmp_path / "twice", "jpg", lambda _, some: some.append({**some.pop(), "cap.txt": b"own"}))
+    images, named = (ShardDataset(url, socket=daemon.socket) for url in (twice, indexes["img"]))
+    captions = ShardDataset(indexes["cap"], socket=daemon.socket)
+    with pytest.raises(SampleError, match=r"twice/0\.tar: the sample '000008' has two members 'cap.txt'"):
+        list(Joined({"": images, "cap": captions}))
+    assert len(list(Joined({"": images, "cap": captions}, members=["jpg"]))) == TOTAL
+    dotted = write(tmp_path / "dotted", "b.txt")
+    with pytest.raises(SampleError, match=r"img/0\.tar: the sample '000000' has two members 'a.b.txt'"):
+        list(Joined({"": named, "a": ShardDataset(dotted, socket=daemon.socket), "a.b": captions}))
 
 
 # Samples without a partner
@@ -235,6 +310,8 @@ def test_samples_without_a_partner_are_skipped_replaced_and_counted(make: Make, 
     skip = {"missing": "skip"}
     assert keys_of(make(spoilt, skip, even=None, job="skipping")) == [k for k in KEYS if k not in (*LOST, TWICE)]
     eventually(lambda: _unmatched(daemon, "skipping") == 5)
+    assert "(5 samples unmatched)" in shardcache("status", socket=daemon.socket).out
+    assert 'job_unmatched_samples_total{job_name="skipping",uid="' in daemon.request("GET", "/metrics").decode()
     ranks = [keys_of(make(spoilt, skip, rank=rank, world_size=2, **SHUFFLE)) for rank in range(2)]
     assert [len(rank) for rank in ranks] == [25, 25]
     assert set(chain(*ranks)) == set(KEYS) - {*LOST, TWICE}
@@ -336,6 +413,21 @@ def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(
     assert "--samples" in str(caught.value.remedy)
 
 
+def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: Daemon, tmp_path: Path) -> None:
+    """As the numbers of samples show; shards without tables are paired by number, and a wrong table is an error."""
+    images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
+    captions = recut(daemon, tmp_path / "cap", CAPTIONS, (20, 5, 5, 10, 5, 5))
+    one, other = (ShardDataset(url, socket=daemon.socket) for url in (images, captions))
+    assert members(Joined({"": one, "cap": other})) == EXPECTED
+    odd = ShardDataset(recut(daemon, tmp_path / "odd", CAPTIONS, (5, 20, 5, 10, 5, 5)), socket=daemon.socket)
+    table = tmp_path / "odd" / "index.samples.tar"
+    shutil.copy(tmp_path / "cap" / table.name, table)
+    with pytest.raises(ConfigError, match=r"the table of samples is not that of the index file"):
+        Joined({"": one, "cap": odd})
+    bare = ShardDataset(write(tmp_path / "bare", "txt", lambda _, some: some.pop()), socket=daemon.socket)
+    assert len(keys_of(Joined({"": one, "cap": bare}, missing="skip").subset(range(8)))) == 8
+
+
 @pytest.mark.parametrize(
     ("first", "second", "own", "said"),
     [
@@ -362,6 +454,9 @@ def test_sources_are_named_datasets(make: Make, indexes: dict[str, str], daemon:
     for wrong in ({}, [images], {"img": images, "": images}, {"": indexes["img"]}):
         with pytest.raises(ConfigError, match=r'give datasets by prefix, \{"": ShardDataset'):
             Joined(wrong)  # type: ignore[arg-type]
+    for prefix in ("Cap", "a;b", ".a", "__key__"):
+        with pytest.raises(ConfigError, match=rf"'{prefix}' cannot be a prefix of members"):
+            Joined({"": images, prefix: images})
     for other in (images.subset([1]), Mixture({"a": images}), make()):
         with pytest.raises(ConfigError, match=r"'cap' is a selection|'cap' .* consists of sources itself"):
             Joined({"": images, "cap": other})

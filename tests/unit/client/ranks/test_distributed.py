@@ -5,6 +5,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.manifest import Column, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed, torch_group
@@ -306,6 +307,15 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
     assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
     with pytest.raises(ManifestMismatchError, match="shard 199 is"):
         second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), counted=False)
+
+
+def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
+    """It names the first of the shards, which are read beside the same ones on both ranks."""
+    first, second, _ = datasets(url)
+    columns = [Column("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")])) for name in ("cap", "other")]
+    first.compare(replace(manifest(), columns=tuple(columns[:1])), counted=False)
+    with pytest.raises(ManifestMismatchError, match=r"other\.tar .* here and s3://b/cap\.tar"):
+        second.compare(replace(manifest(), columns=tuple(columns[1:])), counted=False)
 
 
 def test_datasets_are_distinguished_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:

@@ -285,7 +285,7 @@ KEYS_OF_SHARD = st.lists(st.integers(0, 9).map(lambda number: b"%d" % number), m
 @given(KEYS_OF_SHARD, st.lists(KEYS_OF_SHARD, max_size=3))
 def test_partners_have_the_same_key_and_no_other_has(keys: list[bytes], others: list[list[bytes]]) -> None:
     """Neither here nor in any of the other shards, in whatever order."""
-    places = {(shard, number): key for shard, some in enumerate(others) for number, key in enumerate(some)}
-    for key, place in zip(keys, find_partners(keys, others), strict=True):
-        fitting = [each for each, other in places.items() if other == key]
+    flat = [key for some in others for key in some]
+    for key, place in zip(keys, find_partners(keys, flat), strict=True):
+        fitting = [number for number, other in enumerate(flat) if other == key]
         assert place == (fitting[0] if len(fitting) == keys.count(key) == 1 else None)
