@@ -97,7 +97,9 @@ class Bills:
         priced = "fetched_cost" in bill or "read_cost" in bill
         bill.update({f"saved_{unit}": bill[f"read_{unit}"] - bill[f"fetched_{unit}"] for unit in units})
         for kind in (kinds := ("fetched", "read", "saved")):
-            text = f"{kind} {size(bill[f'{kind}_bytes'])} in {bill[f'{kind}_requests']:,} requests"
+            # Not below 0: what is fetched ahead is saved once it is read, and a shard may take several requests.
+            size_bytes, requests = (max(0, bill[f"{kind}_{unit}"]) for unit in ("bytes", "requests"))
+            text = f"{kind} {size(size_bytes)} in {requests:,} requests"
             texts.append(text + priced * f" ({bill[f'{kind}_cost']:,.2f})")
         costs = {f"{kind}_{unit}": bill[f"{kind}_{unit}"] for kind in kinds for unit in units[: 2 + priced]}
         return {f"{kind}_cost": None for kind in kinds} | costs | {"text": ", ".join(texts)}

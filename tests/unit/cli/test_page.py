@@ -116,7 +116,7 @@ def test_page_shows_the_cache_and_its_counters() -> None:
 
 def test_page_says_what_was_saved() -> None:
     """In the daemon's own words; an older daemon has none."""
-    assert line("bill", page(bill={"text": "saved 3.0 GB in -6 requests"})) == "bill saved 3.0 GB in -6 requests"
+    assert line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"})) == "bill saved 3.0 GB in 6 requests"
     assert not line("bill", page())
 
 
