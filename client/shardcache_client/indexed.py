@@ -100,7 +100,7 @@ class Selecting(Divisible):
         torch.distributed, ranks that select different samples are an error. The dataset begins with the epoch of this
         one, and keeps epochs and states of its own.
 
-        The entries are in a table of all samples, `index.samples.tar` beside `index.json`, which `shardcache write`
+        The entries are in a table of all samples, `index.samples` beside `index.json`, which `shardcache write`
         makes. The command `shardcache index URL... -o index.json --samples` writes both for other shards. With
         `--metadata json` it keeps the samples' `json` members in the table.
 

@@ -16,7 +16,6 @@ from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
-from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
 
@@ -42,7 +41,7 @@ async def expand(
 
     Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`, `**`; sorted by url), a
     prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its own order)
-    or a shard's url. Tables of samples are not shards. Sizes and versions are set where a listing states them.
+    or a shard's url. Sizes and versions are set where a listing states them.
 
     With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
     wanted, only if there is no shard; if "entries" are, for the files and folders that lie directly below it.
@@ -125,14 +124,12 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
         prefix = glob_prefix(url)
         flat = "/" not in url.removeprefix(prefix) and "**" not in url
         found = await origins.origin(url).list_prefix(prefix, received, flat=flat)
-        tables = wanted == "files" or url.endswith(SUFFIX)
-        matching = (obj for obj in found if match(obj.url) and (tables or not obj.url.endswith(SUFFIX)))
-        return _some(url, Shards.of(map(_ref, matching)), wanted)
+        return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received, flat=wanted == "entries")
         if wanted == "entries":
             return _some(url, Shards.of(_ref(obj) for obj in found if obj.url != url), wanted)
-        below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES) and not obj.url.endswith(SUFFIX)]
+        below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES)]
         if wanted == "files" or (wanted == "either" and not below):
             below = [obj for obj in found if not obj.url.endswith("/")]
         return _some(url, Shards.of(map(_ref, below)), wanted)

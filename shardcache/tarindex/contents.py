@@ -21,7 +21,7 @@ from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, membe
 Metadata = dict[str, Any]
 Row = dict[str, Any]
 
-SUFFIX = ".samples.tar"
+SUFFIX = ".samples"
 """Ending of a sample table's url, in place of the `.json` of the index file beside it."""
 
 MAX_METADATA_BYTES = 16 * 1024

@@ -420,7 +420,7 @@ def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: 
     one, other = (ShardDataset(url, socket=daemon.socket) for url in (images, captions))
     assert members(Joined({"": one, "cap": other})) == EXPECTED
     odd = ShardDataset(recut(daemon, tmp_path / "odd", CAPTIONS, (5, 20, 5, 10, 5, 5)), socket=daemon.socket)
-    table = tmp_path / "odd" / "index.samples.tar"
+    table = tmp_path / "odd" / "index.samples"
     shutil.copy(tmp_path / "cap" / table.name, table)
     with pytest.raises(ConfigError, match=r"the table of samples is not that of the index file"):
         Joined({"": one, "cap": odd})

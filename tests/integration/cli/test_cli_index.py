@@ -105,7 +105,7 @@ def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path, tmp_pa
 
 def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Keys and sizes of all members, of the versions in the index, though the cache has room for two shards alone."""
-    index, table = tmp_path / "index.json", tmp_path / "index.samples.tar"
+    index, table = tmp_path / "index.json", tmp_path / "index.samples"
     ran = shardcache("index", "--json", f"file://{store}/", "-o", index, "--samples", socket=daemon.socket)
     assert ran.code == 0, ran.err
     progress = [event for event in ran.events if event["event"] == "progress" and "done_shards" in event][:SHARDS]

@@ -77,7 +77,7 @@ def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
     assert list(files) == [f"shard-{number:06d}.tar" for number in range(len(files))]
     assert len(files) > 3 and max(map(len, files.values())) <= 20_000
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
-    listed = table_rows(tmp_path / "out" / "index.samples.tar")
+    listed = table_rows(tmp_path / "out" / "index.samples")
     assert [key for row in listed for key in row["keys"]] == list(expected)
     assert ran.json == {
         "index": f"{tmp_path}/out/index.json",
@@ -107,7 +107,7 @@ def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Pa
         assert ran.code == 0, ran.err
     one, two, seed, again = (shards(tmp_path / name) for name in runs)
     assert one == two and seed == again and one != seed
-    tables = {name: (tmp_path / name / "index.samples.tar").read_bytes() for name in runs}
+    tables = {name: (tmp_path / name / "index.samples").read_bytes() for name in runs}
     assert tables["one"] == tables["two"] != tables["seed"]
     assert samples(tmp_path / "seed") == samples(tmp_path / "one")
 
@@ -190,7 +190,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     last.touch()
     shardcache("write", photos, tmp_path / "fresh", *SIZE)
     fresh = shards(tmp_path / "fresh")
-    table, listed = out / "index.samples.tar", (tmp_path / "fresh" / "index.samples.tar").read_bytes()
+    table, listed = out / "index.samples", (tmp_path / "fresh" / "index.samples").read_bytes()
     last.unlink()
     os.mkfifo(last)  # who opens it waits for ever, which only the last shard's process does
     then = last.stat().st_mtime_ns
