@@ -1,4 +1,4 @@
-"""Where the time of an epoch goes in the training process: its own step, or what it waits for."""
+"""The time of an epoch in the training process, divided among its own step and what it waits for."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ SHARES = ("step", "shards", "reading", "decoding", "collating", "handover")
 
 
 class Made(NamedTuple):
-    """How a reader has made a batch; its clock is that of the training process, being the system's monotonic one."""
+    """The making of a batch by its reader; its clock is the training process's, being the system's monotonic one."""
 
     samples: int
     begun_s: float
