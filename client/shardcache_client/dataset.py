@@ -13,12 +13,12 @@ from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, B_co, T_co, U, checked, flag, whole
 from shardcache_client.joining import JoinedReader
 from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
+from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
 from shardcache_client.sharing.shared_notes import SharedNotes
-from shardcache_client.topology import Topology
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 

@@ -22,7 +22,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import resolve
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.paths import CachedFile, session_of
-from shardcache_client.topology import job_name
+from shardcache_client.ranks.environment import job_name
 
 Details = dict[str, Any]
 

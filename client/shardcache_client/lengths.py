@@ -26,10 +26,9 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, whole
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
-from shardcache_client.order.rounds import permutation
+from shardcache_client.order.rounds import Topology, permutation
 from shardcache_client.position.state import search
 from shardcache_client.ranks.distributed import Agreement, MeetingPlace
-from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
 

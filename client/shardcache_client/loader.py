@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.arguments import B_co
+from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
 from shardcache_client.ranks.torch_group import in_worker
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.epoch_times import EpochTimes, Made
 from shardcache_client.reading.stream import EpochStream
-from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
 

@@ -16,7 +16,7 @@ from shardcache_client.daemon.choice import DaemonChoice, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session, resolve
 from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.topology import job_name
+from shardcache_client.ranks.environment import job_name
 
 # A file granted ahead may be evicted before it is opened, but hardly again.
 _TRIES = 5

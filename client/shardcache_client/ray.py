@@ -30,8 +30,8 @@ from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.position.state import Position
+from shardcache_client.ranks.environment import job_name
 from shardcache_client.reading.stream import EpochStream, StreamSettings
-from shardcache_client.topology import job_name
 
 _BLOCK_BYTES = 64 << 20
 _STATUS_TIMEOUT_S = 60.0

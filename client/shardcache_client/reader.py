@@ -25,12 +25,12 @@ from shardcache_client.indexed import IndexedShards, Selecting, row_of, tables_o
 from shardcache_client.order.deal import Assignment, SpanDeal
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
-from shardcache_client.order.rounds import Even, Shuffle
+from shardcache_client.order.rounds import Even, Shuffle, Topology
 from shardcache_client.position.state import ReaderState
+from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
 from shardcache_client.reading.epoch_reader import EpochReader
 from shardcache_client.reading.stream import StreamSettings
-from shardcache_client.topology import Topology, job_name
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover

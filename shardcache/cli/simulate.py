@@ -32,8 +32,7 @@ class Run(SimpleNamespace):
     def reads(self, node: int) -> list[Read]:
         """Return the reads of all readers of a node, in order."""
         from shardcache_client.order.deal import Assignment
-        from shardcache_client.order.rounds import Shuffle
-        from shardcache_client.topology import Topology
+        from shardcache_client.order.rounds import Shuffle, Topology
 
         shuffles = [Shuffle(seed, self.window, self.canonical_nodes) for seed in range(self.jobs)]
         orders = [Assignment(each if self.window else None, batch_size=self.batch_size) for each in shuffles]

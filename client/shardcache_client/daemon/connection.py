@@ -32,7 +32,7 @@ from websockets.uri import parse_uri
 from shardcache import __version__, errors, protocol
 from shardcache.protocol import Json
 from shardcache.unix_socket import credentials
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Topology
 
 log = logging.getLogger("shardcache")
 

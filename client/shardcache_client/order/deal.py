@@ -19,7 +19,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order import rounds
 from shardcache_client.order.lanes import Blocks, Interleaved, Lane, Mix, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Topology
 
 _what_is_left = lru_cache(maxsize=4)(rounds.what_is_left)
 

@@ -12,9 +12,11 @@ import random
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
+
+from shardcache.errors import ConfigError
 
 try:
     import numpy as np
@@ -44,6 +46,40 @@ def permutation(size: int, key: str) -> list[int]:
     draws = words[0::2] >> 5 << 26 | words[1::2] >> 6
     order: list[int] = draws.argsort(kind="stable").tolist()
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker.
+
+    Ranks are numbered across all nodes. Raises ConfigError if `rank` is out of range.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank {self.rank} is out of range for world_size {self.world_size}",
+                remedy="ranks run from 0 to world_size - 1",
+            )
+
+    @property
+    def readers(self) -> int:
+        """Number of readers in the job, if every rank has as many workers as this one."""
+        return self.world_size * self.workers
+
+    @property
+    def reader(self) -> int:
+        """Number of this reader in the job, from 0."""
+        return self.rank * self.workers + self.worker
+
+    def turned(self, turn: int) -> "Topology":
+        """Return the place that this worker has if worker `turn` is the first whose batch is taken."""
+        return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
 @dataclass(frozen=True, slots=True)

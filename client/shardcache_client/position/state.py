@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.rounds import Partition, Phase, what_is_left
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Partition, Phase, Topology, what_is_left
 
 _FORMAT = 2
 _MARK = "shardcache"

@@ -20,7 +20,8 @@ from typing import Any, Self
 import torch.distributed
 
 from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
-from shardcache_client.topology import Topology, ranks_of_environment
+from shardcache_client.order.rounds import Topology
+from shardcache_client.ranks.environment import ranks_of_environment
 
 if torch.distributed.is_available():
     from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]

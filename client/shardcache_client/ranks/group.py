@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.topology import Topology, ranks_of_environment
+from shardcache_client.order.rounds import Topology
+from shardcache_client.ranks.environment import ranks_of_environment
 
 _DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "replica", "shard", "batch", "world"}
 _DATA |= {"ep", "efsdp"}  # ranks that hold other experts have samples of their own

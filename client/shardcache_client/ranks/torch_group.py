@@ -20,10 +20,11 @@ from torch.utils.data import get_worker_info
 from shardcache import errors
 from shardcache.shards import Shards
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
+from shardcache_client.ranks.environment import ranks_of_environment, ranks_of_ray_train
 from shardcache_client.ranks.group import Epochs, MeshRanks, RankGroup
-from shardcache_client.topology import Topology, ranks_of_environment, ranks_of_ray_train
 
 log = logging.getLogger("shardcache")
 

@@ -12,6 +12,7 @@ from shardcache_client.arguments import T_co, checked, whole
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.handlers import Handler
 from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, batches_before, check
+from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.state import (
     Position,
@@ -25,7 +26,6 @@ from shardcache_client.position.state import (
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.sharing.shared_notes import SharedNotes
-from shardcache_client.topology import Topology
 
 log = logging.getLogger("shardcache")
 

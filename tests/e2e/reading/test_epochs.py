@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Even, Shuffle
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Even, Shuffle, Topology
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
 from support.shards.reading import keys_of

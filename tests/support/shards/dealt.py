@@ -12,8 +12,7 @@ from shardcache_client.order.deal import SampleDeal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
-from shardcache_client.order.rounds import Even, Order, Partition, Phase, Shuffle
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Even, Order, Partition, Phase, Shuffle, Topology
 
 Place = tuple[int, int]
 """A shard, and the number of a sample in it."""

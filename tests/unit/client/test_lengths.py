@@ -18,9 +18,8 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
 from shardcache_client.lengths import Agree, LengthBatches, Recipe, batch_by_length, batches, fewest
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Partition
+from shardcache_client.order.rounds import Partition, Topology
 from shardcache_client.position.state import Position, ReaderState, find_states, resume
-from shardcache_client.topology import Topology
 from support.programs.guard import GUARD_S
 from support.shards.dealt import Place, walk
 

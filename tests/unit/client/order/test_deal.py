@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import Assignment, SampleDeal, ShardDeal, check
-from shardcache_client.order.rounds import Partition, Phase, Shuffle
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Partition, Phase, Shuffle, Topology
 from support.shards.dealt import Dealt, Place, datasets, mixtures, shares, walk
 
 # Up to 64 ranks of 16 workers; mostly few, for there are samples enough to count.

@@ -13,9 +13,8 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, ElasticDeal, SampleDeal, SpanDeal
 from shardcache_client.order.lanes import Share
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rounds import Even, Partition
+from shardcache_client.order.rounds import Even, Partition, Topology
 from shardcache_client.position.state import Position, ReaderState, in_batches, resume_batches
-from shardcache_client.topology import Topology
 from support.shards.dealt import Dealt, Place, crew, datasets, mixtures, opened, walk
 
 Batches = list[list[Place]]

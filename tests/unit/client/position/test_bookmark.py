@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardcache_client.order.rounds import Partition
+from shardcache_client.order.rounds import Partition, Topology
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.state import Position, ReaderState, resume
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.shared_notes import SharedNotes
-from shardcache_client.topology import Topology
 
 CUT = Partition(1, 2)
 EPOCH = 4

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Even, Partition, Phase, Shuffle
+from shardcache_client.order.rounds import Even, Partition, Phase, Shuffle, Topology
 from shardcache_client.position.state import Position, ReaderState, find_states, resume
-from shardcache_client.topology import Topology
 from support.shards.dealt import crew, taken_in_turns, walk
 
 numbers = st.integers(0, 2**40)

@@ -18,11 +18,10 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Column, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas
-from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.rounds import Shuffle, Topology
 from shardcache_client.ranks import distributed, torch_group
 from shardcache_client.ranks.distributed import Agreement, KeyValueStore, MeetingPlace, StoreAddress
 from shardcache_client.ranks.torch_group import TorchRankGroup, share
-from shardcache_client.topology import Topology
 
 WORLD = 3
 SHORT_S = 0.5  # of a wait that is to be in vain

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardReader
+from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
-from shardcache_client.topology import Topology
 from shardcache_client.webdataset import WebDataset
 
 RANK, WORLD = 6, 8

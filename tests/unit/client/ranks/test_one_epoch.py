@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import EpochMismatchError
+from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks.distributed import MeetingPlace, StoreAddress
 from shardcache_client.ranks.torch_group import OneEpoch
-from shardcache_client.topology import Topology
 
 WORLD = 3
 IN_VAIN_S = 0.3

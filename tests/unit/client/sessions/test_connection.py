@@ -18,7 +18,7 @@ from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity, WebSocket
 from shardcache_client.daemon.session import resolve
-from shardcache_client.topology import Topology
+from shardcache_client.order.rounds import Topology
 from support.network.peer import Peer, scripted, welcomed
 
 READER = ReaderIdentity("job", Topology(1, 2, 3, 4))

@@ -3,7 +3,8 @@
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.topology import Topology, job_name, ranks_of_environment
+from shardcache_client.order.rounds import Topology
+from shardcache_client.ranks.environment import job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}

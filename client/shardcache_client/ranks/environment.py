@@ -1,54 +1,17 @@
-"""The identity of a reader: its rank in the job, its worker number in the rank, and the job's name.
-
-Nothing here imports torch: values from torch come in as arguments, the rest from the environment.
-"""
+"""The rank of this process and the name of its job, as its launcher and its environment say; without torch."""
 
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.rounds import Topology
 
 _NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's defaults
 _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker.
-
-    Ranks are numbered across all nodes. Raises ConfigError if `rank` is out of range.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    worker: int = 0
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"rank {self.rank} is out of range for world_size {self.world_size}",
-                remedy="ranks run from 0 to world_size - 1",
-            )
-
-    @property
-    def readers(self) -> int:
-        """Number of readers in the job, if every rank has as many workers as this one."""
-        return self.world_size * self.workers
-
-    @property
-    def reader(self) -> int:
-        """Number of this reader in the job, from 0."""
-        return self.rank * self.workers + self.worker
-
-    def turned(self, turn: int) -> "Topology":
-        """Return the place that this worker has if worker `turn` is the first whose batch is taken."""
-        return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
 def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Topology:
