@@ -19,8 +19,8 @@ from urllib.parse import quote
 import fsspec
 from yarl import URL
 
-from shardcache.access import is_near
 from shardcache.errors import NotAllowedError, NotFoundError, OriginError, ShardcacheError, ShardChangedError
+from shardcache.near import is_near
 from shardcache.origin import http_semantics
 from shardcache.origin.base import MD5, SHA256, Checksum, RemoteObject, Setup
 from shardcache.origin.fsspec import FsspecOrigin, translated

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
-from shardcache.access import is_near
+from shardcache.near import is_near
 from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers
 from shardcache.transport.tls import client_context
 
