@@ -150,6 +150,7 @@ def test_a_member_that_some_samples_lack_is_named(make: Make, tmp_path: Path) ->
     assert caught.value.url == f"file://{tmp_path}/lacking.tar"
 
 
+@pytest.mark.slow
 def test_frameworks_leave_it_alone(make: Make) -> None:
     """Accelerate returns it as it is, so that nothing is sharded twice; its DataLoader's attributes can be seen."""
     from accelerate import Accelerator

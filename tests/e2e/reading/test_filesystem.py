@@ -65,6 +65,7 @@ def table() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
     """fsspec's own tests of reading, on files that are made without it."""
 

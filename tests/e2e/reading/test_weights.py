@@ -61,6 +61,7 @@ def test_torch_maps_a_checkpoint_from_the_cache(folder: Path, daemon: Daemon) ->
         check(torch.load(file.name, mmap=True, weights_only=True))
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_fetch_and_one_copy_in_memory(folder: Path, daemon: Daemon) -> None:
     """Both map the same file; the object crossed the network once."""
     before, url = daemon.status()["counters"]["origin_bytes"], folder / "model/second.safetensors"

@@ -190,7 +190,7 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
 def web() -> Iterator[str]:
     """The address of such a server."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -95,7 +95,7 @@ class ObjectServer:
         self._http.store = self
         if self._context is not None:
             self._http.socket = self._context.wrap_socket(self._http.socket, server_side=True)
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
         self._stack.callback(self._http.shutdown)
         return self
 
