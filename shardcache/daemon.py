@@ -42,8 +42,8 @@ _THREADS = 32
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
-# At first, a daemon that is started for a job has other things to do; one that needs the SDK at once loads it itself.
-_SDK_AFTER_S = 1.0
+# At first, a daemon that is started for a job has other things to do; what a shard needs before is started for it.
+_PREPARE_AFTER_S = 1.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
@@ -139,9 +139,8 @@ class DaemonRun:
                     await manager.tell(READY=1)
                     self._on_ready(store)
                     watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
-                    watching = [group.create_task(watchdog, name="manager"), group.create_task(origins.prepare())]
-                    watching.append(group.create_task(_load_sdk()))
-                    group.create_task(indexers.prepare())
+                    watching = [group.create_task(watchdog, name="manager")]
+                    watching.append(group.create_task(_prepare(origins, indexers)))
                     if settings.idle_exit_s is not None:
                         watching.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
                     await stop.wait()
@@ -159,11 +158,13 @@ class DaemonRun:
         return stopping_s
 
 
-async def _load_sdk() -> None:
-    """Load the SDK before the first reader waits for it, and freeze its tens of thousands of objects, too."""
-    await asyncio.sleep(_SDK_AFTER_S)
+async def _prepare(origins: Origins, indexers: Indexers) -> None:
+    """Start processes and load the SDK before the first reader waits for them; freeze its many objects, too."""
+    await asyncio.sleep(_PREPARE_AFTER_S)
+    await indexers.prepare()
     with building():
         await Origins.load()
+    await origins.prepare()
 
 
 async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
