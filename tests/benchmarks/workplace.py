@@ -25,6 +25,10 @@ _COPIES = 5
 _SLACK_BYTES = 2_000_000_000
 
 
+PREPARED_S = 8.0
+"""Time after its start by which a daemon has all of its processes and the SDK, as a node's has when a job comes."""
+
+
 class Daemon(daemon.Daemon):
     """`shardcache serve` in a new process over a cache folder; leaving lets it drain."""
 

@@ -27,12 +27,11 @@ from benchmarks.data import LARGE
 from benchmarks.downloads.downloaders import TOOLS, Spent, download
 from benchmarks.measure import Figure, Row, Target, call, interleaved, median_of, thread_cpu_s, tree_cpu_s
 from benchmarks.servers import Endpoint, endpoints
-from benchmarks.workplace import BUCKET, Daemon, Workplace, settle
+from benchmarks.workplace import BUCKET, PREPARED_S, Daemon, Workplace, settle
 
 OURS = "shardcache"
 MEMORY = Path("/dev/shm")
 LOOP_CPU_S_PER_GB = 0.08  # what 100 Gbit/s leave the event loop
-_STARTED_S = 6.0  # by then a daemon has all of its processes
 _SLACK_BYTES = 200_000_000  # the cache's own files, and what others put into memory at the same time
 
 
@@ -200,7 +199,7 @@ def _cpu_s(pid: int) -> tuple[float, float]:
 def _at_rest(daemon: Daemon) -> tuple[float, float]:
     """Return the same once the daemon is idle: on a node it has been up for long when a job starts."""
     before = -1.0, -1.0
-    while (now := _cpu_s(daemon.pid)) != before or daemon.get("/v1/status")["uptime_s"] < _STARTED_S:
+    while (now := _cpu_s(daemon.pid)) != before or daemon.get("/v1/status")["uptime_s"] < PREPARED_S:
         before = now
         time.sleep(0.5)
     return now

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks.measure import Figure, Row, Target, peak_bytes, thread_cpu_s
 from benchmarks.node.rank import READERS
-from benchmarks.workplace import Daemon, Workplace
+from benchmarks.workplace import PREPARED_S, Daemon, Workplace
 from shardcache import shardlist
 from shardcache.protocol import ShardRef
 from support.cluster.tier import Nginx
@@ -84,9 +84,10 @@ def _store(shards: int) -> Iterator[str]:
 def _round(place: Workplace, index: str) -> list[float]:
     """Return the figures of `TARGETS`, of readers that start together, and of one that starts when all have begun.
 
-    The start of the interpreters does not count.
+    The start of the interpreters does not count, nor that of the daemon.
     """
     with place.folder() as cache_dir, tempfile.TemporaryDirectory() as name, Daemon(cache_dir, _CAPACITY) as daemon:
+        time.sleep(PREPARED_S)
         folder, idle_bytes, idle_s = Path(name), peak_bytes(daemon.pid), thread_cpu_s(daemon.pid)[daemon.pid]
         where, readers = (index, str(daemon.socket), str(folder)), READERS // RANKS
         command = [sys.executable, "-m", "benchmarks.node.rank", *where]
