@@ -114,7 +114,8 @@ class DaemonRun:
     async def _run(self, store: Store, serve_with: Callable[[Cache], Awaitable[Drain]]) -> float:
         """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
         settings, manager, counters = self._settings, self._manager, Counters()
-        counters.bills.cost = lambda url, *amounts: rule_of(settings.origin, url).cost(*amounts)
+        if any(table.cost(0, 0) is not None for table in settings.origin):
+            counters.bills.cost = lambda url, *amounts: rule_of(settings.origin, url).cost(*amounts)
         origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,

@@ -83,13 +83,16 @@ class Bills:
 
     cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
     clients: dict[str, Hashable] = field(default_factory=dict)  # by url, the jobs that shards are being fetched for
-    amounts: defaultdict[Hashable, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # None: node
+    amounts: defaultdict[Hashable, Any] = field(default_factory=lambda: defaultdict(Counter))  # None: node
 
     def add(self, kind: str, url: str, size_bytes: int, requests: int, client: Hashable) -> None:
         """Add to the bills of the node and of a client."""
-        amounts = {"bytes": size_bytes, "requests": requests, "cost": self.cost(url, size_bytes, requests)}
-        for each in {None, client}:
-            self.amounts[each].update({f"{kind}_{unit}": n for unit, n in amounts.items() if n is not None})
+        cost = self.cost(url, size_bytes, requests)
+        for bill in map(self.amounts.__getitem__, {None, client}):
+            bill[f"{kind}_bytes"] += size_bytes
+            bill[f"{kind}_requests"] += requests
+            if cost is not None:
+                bill[f"{kind}_cost"] += cost
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
         """Return a bill, what the cache saved, and both in words; costs are None without a price."""

@@ -202,6 +202,8 @@ class Residency:
     def _check_possible(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all evicted that ever can be."""
         space, kept = self.store.space, [shard for shard in self._still_open if not shard.stays]
+        if self.may_fit(size_bytes + sum(shard.kept_bytes for shard in kept)):
+            return
         linked_bytes = sum(shard.kept_bytes for shard in kept if self.store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return

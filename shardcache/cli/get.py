@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -70,6 +71,9 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
                 with closing(file):
                     state = _put(file.whole(), place, names, ref, partial(progress.copied, ref), links=links)
             except (OriginError, ShardError, CacheError, OSError) as exn:
+                if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                    remedy = "free space there, and run the same command again: it keeps the files that are there"
+                    raise ShardcacheError(f"no space is left for {path}", url=ref.url, remedy=remedy) from exn
                 state = "failed"
                 written = f"cannot write {path} ({getattr(exn, 'strerror', '')})"
                 error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(written, url=ref.url)

@@ -18,6 +18,7 @@ import pytest
 from shardcache.cli.get import _folder_of, _is_copy_of, _names, _put
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
+from support.disks.mounts import Tmpfs, may_mount
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples
@@ -187,6 +188,18 @@ def test_unusable_destination_is_an_error(daemon: Daemon, model: Path, tmp_path:
     (tmp_path / "out" / "config.json").mkdir(parents=True)
     ran = get(daemon, f"{model}/", tmp_path / "out")
     assert ran.code == 1 and f"failed  {model}/config.json: cannot write {tmp_path}/out/config.json" in ran.out
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounting takes root")
+def test_full_destination_ends_the_command_at_the_first_file(daemon: Daemon, model: Path, tmp_path: Path) -> None:
+    with Tmpfs(tmp_path / "small", 2 * PART_BYTES) as small:
+        ran = get(daemon, f"{model}/", small.folder)
+        assert (small.folder / "config.json").exists() and not (small.folder / "tokens" / "vocab.txt").exists()
+    assert (
+        ran.code == 1
+        and f"no space is left for {small.folder}/model.safetensors" in ran.err
+        and "failed" not in ran.out
+    )
 
 
 def test_links_in_the_destination_lead_nowhere(daemon: Daemon, model: Path, dest: Path, tmp_path: Path) -> None:
