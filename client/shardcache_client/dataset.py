@@ -220,16 +220,10 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             )
         if batch_size == "dataset":
             batch_size = self.batch_size
-        return ShardLoader(
-            self,
-            self._in_batches_of(batch_size, drop_last=bool(options.get("drop_last"))),
-            batch_size=batch_size,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            **options,
-        )
+        reader = self._in_batches_of(batch_size, drop_last=bool(options.get("drop_last")))
+        options |= {"batch_size": batch_size, "num_workers": num_workers}
+        options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}
+        return ShardLoader(self, reader, collate_fn, options)
 
     def _in_batches_of(self, batch_size: int | None, *, drop_last: bool) -> Self:
         """Return a copy for a loader of batches of this size, with epochs and states of its own."""

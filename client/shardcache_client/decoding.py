@@ -22,6 +22,7 @@ name                                              value
 
 import io
 import json
+import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -42,8 +43,6 @@ Spec = str | type | Decoder
 _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff"})
 _MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
 _JPEG = b"\xff\xd8\xff"
-_PYPI_CPU = "0.14"
-"""The first release of torchcodec whose wheel on PyPI needs CUDA's libraries."""
 
 
 def _text(data: Any) -> str:
@@ -79,12 +78,6 @@ def _tensor(data: Any) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-def _pickle(data: Any) -> Any:
-    import pickle
-
-    return pickle.loads(bytes(data))
-
-
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
     """Decodes an image file."""
@@ -97,7 +90,11 @@ class ImageDecoder:
         """Return the image in a file with these bytes."""
         if self.container == "pil":
             return _pillow(data, _MODES[self.color])
-        pixels = _pixels(data, self.color)
+        import numpy as np
+
+        pixels = _fast_rgb(data) if self.color == "rgb" and bytes(data[:3]) == _JPEG else None
+        if pixels is None:
+            pixels = np.array(_pillow(data, _MODES[self.color]))  # which owns its memory
         if not self.is_uint8:
             pixels = pixels.astype("float32") / 255
         if self.container == "numpy":
@@ -113,14 +110,6 @@ def _pillow(data: Any, mode: str) -> Any:
 
     with Image.open(io.BytesIO(data)) as image:
         return image.convert(mode)  # reads the whole file, which `open` alone does not
-
-
-def _pixels(data: Any, color: str) -> Any:
-    """Return an image as a numpy array of uint8 that owns its memory."""
-    import numpy as np
-
-    pixels = _fast_rgb(data) if color == "rgb" and bytes(data[:3]) == _JPEG else None
-    return np.array(_pillow(data, _MODES[color])) if pixels is None else pixels
 
 
 def _fast_rgb(data: Any) -> Any:
@@ -194,7 +183,7 @@ _PLAIN: dict[str, Decoder] = {
     "npy": _npy,
     "npz": _npz,
     "numpy": _npy,
-    "pickle": _pickle,
+    "pickle": pickle.loads,
     "tensor": _tensor,
     "text": _text,
 }
@@ -223,25 +212,20 @@ _BY_EXTENSION: dict[str, Decoder] = {
 
 def decoder(spec: Spec) -> Decoder:
     """Return a decoder. Raises ConfigError if its name is unknown, or a library that it needs is not installed."""
-    if isinstance(spec, str):
-        return _named(spec)
-    if spec in _TYPES:
-        return _TYPES[spec]
-    if callable(spec):
-        return spec
-    raise ConfigError(f"{spec!r} is not a decoder", remedy="give a name, a function of the member's bytes, or a type")
-
-
-def _named(name: str) -> Decoder:
-    if name in _OF_IMAGES:
+    if not isinstance(spec, str):
+        if callable(spec):
+            return _TYPES.get(spec, spec)
+        remedy = "give a name, a function of the member's bytes, or a type"
+        raise ConfigError(f"{spec!r} is not a decoder", remedy=remedy)
+    if spec in _OF_IMAGES:
         _check_pillow()
-    if name in _OF_MEDIA:
+    if spec in _OF_MEDIA:
         _check_torchcodec()
     known: dict[str, Decoder] = _PLAIN | _OF_IMAGES | _OF_MEDIA
-    if name in known:
-        return known[name]
+    if spec in known:
+        return known[spec]
     raise ConfigError(
-        f"unknown decoder {name!r}{did_you_mean(name, sorted(known))}",
+        f"unknown decoder {spec!r}{did_you_mean(spec, sorted(known))}",
         remedy=f"choose one of {', '.join(sorted(known))}; or pass a function of the member's bytes",
     )
 
@@ -263,7 +247,7 @@ def _check_torchcodec() -> None:
         raise ConfigError(
             f"decoding video and audio needs torchcodec: {str(exn).splitlines()[0] if str(exn) else exn!r}",
             remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; without a GPU, "
-            f"pip install 'torchcodec<{_PYPI_CPU}', or a later one from PyTorch's index of CPU wheels",
+            "pip install 'torchcodec<0.14', or a later one from PyTorch's index of CPU wheels",  # PyPI's needs CUDA
         ) from exn
 
 
@@ -274,7 +258,7 @@ def by_extension(name: str) -> Callable[[str], Decoder | None]:
             f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",
             remedy=f"choose one of {', '.join(sorted(_OF_IMAGES))}; or name the members, as in {{'json': 'json'}}",
         )
-    return partial(_by_extension, _named(name))
+    return partial(_by_extension, decoder(name))
 
 
 def _by_extension(image: Decoder, extension: str) -> Decoder | None:
@@ -282,15 +266,11 @@ def _by_extension(image: Decoder, extension: str) -> Decoder | None:
     return image if last in _IMAGES else _BY_EXTENSION.get(last)
 
 
-def decoders(specs: Mapping[str, Spec]) -> dict[str, Decoder]:
-    """Return the decoders of a table by extension. Raises ConfigError as `decoder` does, naming the extension."""
-    found = {}
-    for extension, spec in specs.items():
-        try:
-            found[extension] = decoder(spec)
-        except ConfigError as exn:
-            raise ConfigError(f"decode[{extension!r}]: {exn.message}", remedy=exn.remedy) from None
-    return found
+def _decoder_of(extension: str, spec: Spec) -> Decoder:
+    try:
+        return decoder(spec)
+    except ConfigError as exn:
+        raise ConfigError(f"decode[{extension!r}]: {exn.message}", remedy=exn.remedy) from None
 
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
@@ -374,7 +354,7 @@ class Pipeline:
             decoder_of = by_extension(decode)
         elif isinstance(decode, Mapping):
             named = Members(decode, others=True)
-            decoder_of = dict(zip(named.names, decoders(decode).values(), strict=True)).get
+            decoder_of = dict(zip(named.names, map(_decoder_of, decode, decode.values()), strict=True)).get
             if chosen is not None and (left_out := set(named.names) - set(required)):
                 raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
             required = required or named.names

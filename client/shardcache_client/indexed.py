@@ -164,11 +164,8 @@ def select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Calla
     for number, ref in enumerate(manifest):
         if passed[number] != ref.samples:
             raise ConfigError("the table of samples does not cover this shard completely", url=ref.url, remedy=_REMEDY)
-    return tuple(_marked(marks[number], manifest.chosen(number)) for number in range(len(manifest)))
-
-
-def _marked(marks: bytearray, chosen: Sequence[int] | None) -> Marked | None:
-    return Marked.of(marks if chosen is None else [marks[number] for number in chosen])
+    among = zip(marks, map(manifest.chosen, range(len(manifest))), strict=True)
+    return tuple(Marked.of(each if some is None else [each[number] for number in some]) for each, some in among)
 
 
 @dataclass(frozen=True, slots=True)

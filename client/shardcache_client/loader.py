@@ -60,26 +60,22 @@ class ShardLoader(Generic[B_co]):
         self,
         dataset: ShardReader[Any],
         reader: ShardReader[Any],
-        *,
-        batch_size: int | None,
-        num_workers: int | None = None,
-        collate_fn: Callable[[Any], B_co] | None = None,
-        pin_memory: bool | None = None,
-        persistent_workers: bool | None = None,
-        **options: Any,
+        collate_fn: Callable[[Any], B_co] | None,
+        options: Mapping[str, Any],
     ) -> None:
         _refuse(options)
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.collate_fn = collate_fn or (default_convert if batch_size is None else default_collate)
+        self.batch_size: int | None = options["batch_size"]
+        self.collate_fn = collate_fn or (default_convert if self.batch_size is None else default_collate)
         self._reader = reader  # a copy, of this batch size
-        workers = _default_workers() if num_workers is None else num_workers
-        self._options = options | {
-            "batch_size": batch_size,
-            "num_workers": workers,
-            "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
-            "persistent_workers": bool(workers) if persistent_workers is None else persistent_workers,
-        }
+        self._options = dict(options)  # of a DataLoader
+        for name, default in (
+            ("num_workers", _default_workers),
+            ("pin_memory", torch.cuda.is_available),
+            ("persistent_workers", lambda: bool(self._options["num_workers"])),
+        ):
+            if self._options[name] is None:
+                self._options[name] = default()
         self._times = EpochTimes(0)
         self._keep(self._new_batches(), None)
 

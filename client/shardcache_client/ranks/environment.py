@@ -56,13 +56,6 @@ def _number(env: Mapping[str, str], name: str) -> int:
         ) from None
 
 
-def _slurm_id(env: Mapping[str, str]) -> str:
-    """Return the job's id; for an array task, the id of the array and the number of the task."""
-    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
-        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
-    return env["SLURM_JOB_ID"]
-
-
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
     """Return the name under which the daemon lists this job.
 
@@ -76,7 +69,10 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
         run = _ray_train()
         return (run and run.get_experiment_name()) or f"ray-{env['RAY_JOB_ID']}"
     if env.get("SLURM_JOB_ID"):
-        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
+        job_id = env["SLURM_JOB_ID"]
+        if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+            job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{job_id}"
     script = _script(env, argv, _main_module() if module is None else module)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
     name = script if _NO_RUN_ID.fullmatch(run_id) else f"{script}-{run_id}"

@@ -136,7 +136,10 @@ def _divided_models() -> Iterator[tuple[str, str]]:
     # torchtitan names the data of its loaders "batch"; the "fsdp" of its other mesh has the ranks of "cp" as well.
     for mesh in sorted(meshes, key=lambda mesh: ("batch" in mesh.mesh_dim_names, mesh.ndim), reverse=True):
         yield f"a DeviceMesh with the dimensions {mesh.mesh_dim_names}", _line(mesh)
-    for model in _instances("transformers.modeling_utils", "PreTrainedModel", _is_tensor_parallel):
+    models = _instances(
+        "transformers.modeling_utils", "PreTrainedModel", lambda model: (getattr(model, "tp_size", None) or 1) > 1
+    )
+    for model in models:
         yield f"a model that a tp_plan divides among {model.tp_size} ranks", "rank=0, world_size=1"
 
 
@@ -161,10 +164,6 @@ def _divides_model(mesh: Any) -> bool:
     # A mesh of one dimension may be for anything, such as "loss", unless it is named as a model's.
     words = [_words(name) for name in _dimensions(mesh)]
     return any(not each & _DATA and (mesh.ndim > 1 or each & _MODEL) for each in words)
-
-
-def _is_tensor_parallel(model: Any) -> bool:
-    return (getattr(model, "tp_size", None) or 1) > 1
 
 
 def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[Any]:

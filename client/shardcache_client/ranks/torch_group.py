@@ -113,7 +113,8 @@ class TorchRankGroup(RankGroup):
         if store is None:
             return
         if not self.settled and self._compared.get("") != os.getpid():
-            self._compare_shards(store, manifest.planned if counted else _without_counts(manifest.planned))
+            planned, uncounted = manifest.planned, [-1] * len(manifest.planned)
+            self._compare_shards(store, planned if counted else Manifest(planned.shards.with_samples(uncounted)))
             self._compared[""] = os.getpid()
         if manifest.selection:
             rank, other = self._first(store, "selection", self._name, manifest.selection)
@@ -201,10 +202,6 @@ def share(
             f"rank {ranks.rank} waited {timeout_s:g} s for rank 0 to list the shards of this dataset ({name})", url=url
         )
     return _take(store, answer, timeout_s)
-
-
-def _without_counts(manifest: Manifest) -> Manifest:
-    return Manifest(manifest.shards.with_samples([-1] * len(manifest)))
 
 
 def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], timeout_s: float) -> Manifest:
