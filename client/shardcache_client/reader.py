@@ -136,43 +136,35 @@ class ShardReader(Selecting, EpochReader[T_co]):
             )
         if tokens is not None and zero_copy:
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
-        choice = DaemonChoice.of(socket, daemon, fallback)
-        patterns = patterns_from_here(urls)
-        self._urls = patterns
-        self._group = self._ranks_of(given_ranks(mesh, rank, world_size), patterns, timeout_s)
+        choice, reader = DaemonChoice.of(socket, daemon, fallback), ReaderIdentity(job or job_name())
+        self._urls = patterns_from_here(urls)
+        self._group = self._ranks_of(given_ranks(mesh, rank, world_size), self._urls, timeout_s)
         self._refuse_resharding()
-        job = job or job_name()
 
-        def manifest_of_samples() -> Manifest:
-            found = resolve(choice, ReaderIdentity(job), patterns, timeout_s)
-            return found if tokens is None else found.of_blocks(tokens.count)
-
-        manifest = self._group.settle(manifest_of_samples)
+        manifest = self._group.settle(lambda: resolve(choice, reader, self._urls, timeout_s))
+        if tokens is not None:
+            manifest = manifest.of_blocks(tokens.count)
         seeds: dict[str, int] = {}
         if seed is None:
             seeds[""] = seed = self._drawn_seed()
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
+        unit = "" if tokens is None else repr(tokens)
         dealing = Assignment(
-            shuffling,
-            even,
-            batch_size,
-            samples_per_epoch,
-            global_batch_size,
-            spans=canonical_nodes,
-            unit="" if tokens is None else repr(tokens),
+            shuffling, even, batch_size, samples_per_epoch, global_batch_size, spans=canonical_nodes, unit=unit
         )
+
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
         settings = StreamSettings(
-            sessions=SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
-            manifest=manifest,
-            deal=dealing.deal(manifest),
-            pipeline=Pipeline.of(decode, members, missing, tokens),
-            handover=_handover(zero_copy),
-            epochs=epochs,
-            datasets=dealing.identities(manifest),
-            seeds=seeds,
+            SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
+            manifest,
+            dealing.deal(manifest),
+            Pipeline.of(decode, members, missing, tokens),
+            _handover(zero_copy),
+            epochs,
+            dealing.identities(manifest),
+            seeds,
         )
-        self._assemble(settings, dealing, seed, handler_of(on_error), job)
+        self._assemble(settings, dealing, seed, handler_of(on_error), reader.job)
 
     def _drawn_seed(self) -> int:
         seed = self._group.draw_seed()
