@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.errors import DaemonError
@@ -64,12 +63,14 @@ def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool
     return socket_path(explicit)
 
 
-@dataclass(frozen=True, slots=True)
 class PrivatePlace:
-    """The files of the private daemon that has one environment's credentials."""
+    """The files of the private daemon that has one environment's credentials, whose hash is their name."""
 
-    folder: Path  # of all private daemons of this user; nobody else may enter it
-    name: str  # hash of the credentials
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder  # of all private daemons of this user; nobody else may enter it
+        self.socket = folder / f"{name}.sock"  # at which the daemon listens
+        self.log = folder / f"{name}.log"  # to which it logs
+        self.lock = folder / f"{name}.lock"  # locked while it starts
 
     @classmethod
     def find(cls) -> "PrivatePlace":
@@ -79,21 +80,6 @@ class PrivatePlace:
         """
         folder = secured(_folder())
         return cls(folder, digest(folder))
-
-    @property
-    def socket(self) -> Path:
-        """Path of the daemon's socket."""
-        return self.folder / f"{self.name}.sock"
-
-    @property
-    def log(self) -> Path:
-        """The file to which the daemon logs."""
-        return self.folder / f"{self.name}.log"
-
-    @property
-    def lock(self) -> Path:
-        """The file that is locked while the daemon starts."""
-        return self.folder / f"{self.name}.lock"
 
     def running(self) -> list[Path]:
         """Return the sockets at which private daemons of this user listen, whatever their credentials."""

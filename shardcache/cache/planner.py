@@ -98,6 +98,9 @@ class _Checked:
     size_bytes: int | None = None
 
 
+_UNKNOWN = _Checked()
+
+
 class Planner:
     """The schedule with a clock, the names that plans use with their keys, and the lead time that a fetch needs."""
 
@@ -134,8 +137,7 @@ class Planner:
 
     def checked_at_s(self, name: str) -> float:
         """Return when the origin last confirmed the name's key, by the monotonic clock; -inf if never."""
-        answer = self._answers.get(name)
-        return _NEVER_S if answer is None else answer.checked_at_s
+        return self._answers.get(name, _UNKNOWN).checked_at_s
 
     def learn(self, name: str, key: str, now_s: float) -> None:
         """Note that the origin's present version of `name` is the one under `key`."""
@@ -151,8 +153,7 @@ class Planner:
 
     def size_bytes(self, name: str) -> int | None:
         """Return the size that the origin reported for the shard, or None."""
-        answer = self._answers.get(name)
-        return None if answer is None else answer.size_bytes
+        return self._answers.get(name, _UNKNOWN).size_bytes
 
     def learn_size(self, name: str, size_bytes: int) -> None:
         """Note the size of a shard that is not cached."""

@@ -24,12 +24,12 @@ from shardcache.fetch.scheduler import Limit
 from shardcache.origin.registry import Origins
 from shardcache.plan.schedule import Schedule
 from shardcache.plan.timeline import NEVER
+from shardcache.protocol import Json
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.disk import free_bytes
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
 
-Json = dict[str, Any]
 Visible = Callable[[str], bool]
 """Predicate: may the caller see this url?"""
 

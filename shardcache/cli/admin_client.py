@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.private import tool_socket
+from shardcache.protocol import Json
 from shardcache.redact import printable
 from shardcache.unix_socket import connected, credentials
 
-Json = dict[str, Any]
 # Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection that way.
 Lines = Generator[Json, None, None]
 

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.protocol import from_here
+from shardcache.protocol import Json, from_here
 from shardcache.units import size
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardcache.cli.admin_client import Lines
-    from shardcache.tarindex.contents import MetadataMember, TokenMember
 
 FAILED = 1
 USAGE = 2
@@ -31,7 +30,6 @@ INTERRUPTED = 130
 _JSON_KEY = "shardcache.json"
 _PIPE_COLUMNS = 10_000  # wider than any url: a pipe has no edge to wrap at
 
-Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyCommand = TypeVar("AnyCommand", bound=click.Command)
 T = TypeVar("T")
@@ -64,27 +62,6 @@ def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
 def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Have the shell complete an argument that may be a local path."""
     return [CompletionItem(typed, type="file")]
-
-
-def token_member(text: str) -> TokenMember:
-    """Parse the option that names the members with a sample's tokens."""
-    from shardcache.tarindex.contents import TokenMember
-
-    return _member(TokenMember.parse, text)
-
-
-def metadata_member(text: str) -> MetadataMember:
-    """Parse the option that names the member with a sample's metadata."""
-    from shardcache.tarindex.contents import MetadataMember
-
-    return _member(MetadataMember.parse, text)
-
-
-def _member(parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except ConfigError as exn:
-        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
 
 
 def parse_size(text: str) -> int:

@@ -15,6 +15,7 @@ from shardcache import shardlist
 from shardcache.access import INDEX_SUFFIX
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
+from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.units import size
 
@@ -43,6 +44,20 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     return place
 
 
+def _member(kind: str) -> Callable[[str], Any]:
+    """Return the parser of an option that names a member of samples: a TokenMember or a MetadataMember."""
+
+    def parse(text: str) -> Any:
+        from shardcache.tarindex import contents
+
+        try:
+            return getattr(contents, kind).parse(text)
+        except ConfigError as exn:
+            raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+
+    return parse
+
+
 @common.examples(
     "index s3://bucket/val/ -o index.json", "index s3://bucket/train/ -o s3://bucket/train/all.json --samples"
 )
@@ -61,14 +76,14 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    type=common.token_member,
+    type=_member("TokenMember"),
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
 @click.option("--samples", "with_samples", is_flag=True, help="Write the table of samples for select(), too.")
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
-    type=common.metadata_member,
+    type=_member("MetadataMember"),
     help="Keep in that table the JSON object in the member with this extension, or these of its fields.",
 )
 @common.query_options
@@ -199,7 +214,7 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    type=common.token_member,
+    type=_member("TokenMember"),
     help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index.",
 )
 @click.option(

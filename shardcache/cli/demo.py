@@ -26,13 +26,12 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import NoDaemonError, ShardcacheError
-from shardcache.protocol import SOCKET_ENV
+from shardcache.protocol import SOCKET_ENV, Json
 from shardcache.units import duration, size
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-Json = dict[str, Any]
 
 _SHAPES = {"circle": 30, "square": 4, "triangle": 3}  # corners; with 30, a polygon looks like a circle
 _IMAGES = 577  # not divisible by the number of ranks or workers

@@ -29,9 +29,9 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import count, in_thread, make_console, make_table, one_line, print_json
 from shardcache.cluster.tier import expiry_warning
 from shardcache.errors import DaemonError, ShardcacheError
+from shardcache.protocol import Json
 from shardcache.units import duration, size, user_name
 
-Json = dict[str, Any]
 Row = Mapping[str, Any]
 Columns = dict[str, list[RenderableType]]
 

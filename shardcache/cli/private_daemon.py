@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import CacheDirError, DaemonError, ShardcacheError, from_json
 from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
+from shardcache.protocol import Json
 from shardcache.store.disk import free_bytes, mount_of
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _OF_MANAGERS = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "
 # A scheduler's names for the folder of a job on the node's own disk, and those by which a job is recognised.
 _SCRATCH = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
-
-Json = dict[str, Any]
 
 
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:

@@ -19,7 +19,7 @@ from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import PrivatePlace
-from shardcache.protocol import socket_path
+from shardcache.protocol import Json, socket_path
 from shardcache.redact import HIDDEN, redact
 from shardcache.units import size
 from shardcache.unix_socket import connected, credentials
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from shardcache.config import Settings, Sources
 
-Json = dict[str, Any]
 
 _ANSWER_S = 10.0
 _STOP_S = 60.0

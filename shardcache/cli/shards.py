@@ -4,17 +4,14 @@ import time
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import click
 import humanize
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.protocol import from_here
+from shardcache.protocol import Json, from_here
 from shardcache.units import size, user_name
-
-Json = dict[str, Any]
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")

@@ -15,6 +15,7 @@ import click
 from shardcache.cli import common
 from shardcache.errors import CapacityError, ConfigError
 from shardcache.plan.replay import Read, Replay, furthest_next, misses
+from shardcache.protocol import Json
 from shardcache.units import duration, size
 
 POLICIES = ("shardcache", "MIN", "LRU", "none")
@@ -69,7 +70,7 @@ class Run(SimpleNamespace):
         first = {read.shard for read in reads if read.session < readers and read.start_s < self.batch_size}
         return sum(map(self.size_bytes, first))
 
-    def figures(self, name: str, fetched: Counter[str], reads: int) -> common.Json:
+    def figures(self, name: str, fetched: Counter[str], reads: int) -> Json:
         """Return a policy's. With a tier, the store sends each shard once, and nodes own equal parts of it."""
         from shardcache.config import Settings, rule_of
 

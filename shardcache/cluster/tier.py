@@ -19,9 +19,6 @@ from shardcache.units import duration
 
 MIB = 1024 * 1024
 
-FRONT = "127.0.0.1:9080"
-OWNER_PORT = 9081
-
 PEER_NAME = "shardcache-tier"
 """Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
 
@@ -193,8 +190,8 @@ class Tier:
 
     nodes: tuple[Node, ...]  # all nodes; each has the same list
     stores: tuple[Upstream, ...]  # the only hosts that the tier connects to
-    front: str = FRONT  # HOST:PORT at which nginx serves the daemon of its node
-    owner_port: int = OWNER_PORT  # port at which nginx serves the other nodes
+    front: str = "127.0.0.1:9080"  # HOST:PORT at which nginx serves the daemon of its node
+    owner_port: int = 9081  # port at which nginx serves the other nodes
     listen: str | None = None  # address at which it does so; None for the node's own
     cache_dir: str = "/var/cache/shardcache-tier"  # folder on a local disk for the parts that a node owns, and its logs
     run_dir: str = "/run/shardcache-tier"  # folder in memory (tmpfs) for permissions, which contain signed urls

@@ -1,4 +1,7 @@
-"""Pool of processes that index shards, started on first use and replaced when one dies."""
+"""Pool of processes that index shards, started on first use and replaced when one dies; and processes of this kind.
+
+They read JSON from standard input, one value per line, and answer in the same way.
+"""
 
 import asyncio
 import contextlib
@@ -12,11 +15,13 @@ from typing import Any
 import structlog
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
+from shardcache.store import indexing
 from shardcache.store.indexing import Indexed, IndexRequest, TokensRequest
 
 log = structlog.get_logger()
 
 _TRIES = 2
+_LINE_BYTES = 1024**2  # of an answer, which may be an error
 
 
 class Indexers:
@@ -40,9 +45,9 @@ class Indexers:
             for _ in range(_TRIES):
                 process = await self._process(request.url)
                 try:
-                    answer = await _ask(process, json.dumps(asdict(request)))
+                    answer = await ask(process, asdict(request))
                 except BaseException:  # cancelled: the pending answer would be taken for that of the next request
-                    await _end(process)
+                    await end(process)
                     raise
                 if answer:
                     self._idle.append(process)
@@ -50,7 +55,7 @@ class Indexers:
                     if "error" in fields:
                         raise from_json(fields["error"])
                     return fields
-                await _end(process)
+                await end(process)
                 log.warning("indexing process killed", url=request.url)
         raise CacheError(
             "the indexing process was killed twice", url=request.url, remedy="look for the OOM killer in dmesg"
@@ -62,30 +67,19 @@ class Indexers:
             process = self._idle.pop()
             if _runs(process):
                 return process
-            await _end(process)
+            await end(process)
             log.warning("idle indexing process killed")
-        return await _start(url)
+        return await start(indexing.__name__, url)
 
     async def prepare(self) -> None:
         """Start one process before the first shard needs it."""
         with contextlib.suppress(CacheError):  # `index` will report it
-            self._idle.append(await _start())
+            self._idle.append(await start(indexing.__name__))
 
     async def close(self) -> None:
         """Kill the idle processes; a busy one is killed with the task that waits for it."""
         while self._idle:
-            await _end(self._idle.pop())
-
-
-async def _start(url: str | None = None) -> Process:
-    # Plain pipes: the semaphores of multiprocessing would be left behind in /dev/shm by a killed daemon.
-    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
-    command = (sys.executable, "-P", "-m", "shardcache.store.indexing", str(os.getpid()))
-    try:
-        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
-    except OSError as exn:
-        message = f"cannot start a process to index shards ({exn.strerror})"
-        raise CacheError(message, url=url, remedy=NO_PROCESS_REMEDY) from exn
+            await end(self._idle.pop())
 
 
 def _runs(process: Process) -> bool:
@@ -93,18 +87,36 @@ def _runs(process: Process) -> bool:
     return process.returncode is None and process.stdin is not None and not process.stdin.is_closing()
 
 
-async def _ask(process: Process, request: str) -> bytes:
-    """Return the answer, or empty bytes if the process died."""
-    assert process.stdin and process.stdout
+async def start(module: str, url: str | None = None) -> Process:
+    """Run a module, whose only argument is this process's pid. Raises CacheError, which names a shard's `url`."""
+    # Plain pipes: the semaphores of multiprocessing would be left behind in /dev/shm by a killed daemon.
+    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
+    command = (sys.executable, "-P", "-m", module, str(os.getpid()))
     try:
-        process.stdin.write(request.encode() + b"\n")
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_LINE_BYTES
+        )
+    except OSError as exn:
+        raise CacheError(f"cannot start a process ({exn.strerror})", url=url, remedy=NO_PROCESS_REMEDY) from exn
+
+
+async def send(process: Process, value: object) -> None:
+    """Send a JSON value; if the process was killed, its answer will be missing."""
+    assert process.stdin
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(json.dumps(value).encode() + b"\n")
         await process.stdin.drain()
-    except ConnectionError:
-        return b""
+
+
+async def ask(process: Process, value: object) -> bytes:
+    """Return the answer to a JSON value, or empty bytes if the process died."""
+    assert process.stdout
+    await send(process, value)
     return await process.stdout.readline()
 
 
-async def _end(process: Process) -> None:
+async def end(process: Process) -> None:
+    """Kill a process, unless it has ended."""
     if process.returncode is None:
         process.kill()
     await process.wait()

@@ -7,24 +7,24 @@ it writes one answer per line. It ends with its input, hence with the command, h
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shardcache.config import OriginTable
-from shardcache.errors import NO_PROCESS_REMEDY, CacheError, InputError, ShardcacheError, from_json
+from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.base import RemoteObject
+from shardcache.protocol import Json
+from shardcache.store.indexers import ask, end, send, start
 from shardcache.store.indexing import end_with_parent
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
-from shardcache.writing.sources import Input, Json, Source
+from shardcache.writing.sources import Input, Source
 from shardcache.writing.writer import INDEX, TABLE, Destination, ShardFile, check_empty
 
 CLASSES = "classes.json"
@@ -32,8 +32,6 @@ CLASSES = "classes.json"
 
 Progress = Callable[[Json], object]
 """Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned."""
-
-_LINE_BYTES = 1024**2  # of a process's answer, which may be an error
 
 
 async def convert(
@@ -147,9 +145,7 @@ class _Conversion:
             self._queue.put_nowait(None)  # for the next that waits
         finally:
             if process is not None:
-                if process.returncode is None:
-                    process.kill()
-                await process.wait()
+                await end(process)
 
     def _is_there(self, name: str) -> bool:
         found = self._objects.get(name)
@@ -196,23 +192,14 @@ class _Conversion:
 
 
 async def _start(setup: tuple[object, ...]) -> Process:
-    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
-    command = (sys.executable, "-P", "-m", "shardcache.writing.conversion", str(os.getpid()))
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_LINE_BYTES
-        )
-    except OSError as exn:
-        raise CacheError(f"cannot start a process ({exn.strerror})", remedy=NO_PROCESS_REMEDY) from exn
-    await _send(process, setup)  # not as an argument: it may contain credentials
+    process = await start(__name__)
+    await send(process, setup)  # not as an argument: it may contain credentials
     return process
 
 
 async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
     """Have a process write a shard, or only its part of the table. Raises what it raises; CacheError if it ended."""
-    assert process.stdout is not None
-    await _send(process, (number, name, shard.first, shard.last, kept))
-    if not (answer := await process.stdout.readline()):
+    if not (answer := await ask(process, (number, name, shard.first, shard.last, kept))):
         raise CacheError(
             "a process that writes shards ended",
             url=name,
@@ -223,13 +210,6 @@ async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Store
     if isinstance(found, dict):
         raise from_json(found["error"])
     return Stored(*found)
-
-
-async def _send(process: Process, value: object) -> None:
-    assert process.stdin is not None
-    with suppress(ConnectionError):  # if it was killed, its answer will be missing
-        process.stdin.write(json.dumps(value).encode() + b"\n")
-        await process.stdin.drain()
 
 
 async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None, scratch: str) -> None:

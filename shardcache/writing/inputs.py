@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
+from shardcache.protocol import Json
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing import sources
 from shardcache.writing.shards import ShardNames
@@ -31,7 +32,7 @@ class WriteOptions:
     classes: bool = False  # of folders, add the number of a sample's first-level folder as `cls`
     shuffle: int | None = None  # seed of a random order, of folders and tables; None for the input's own
 
-    def recorded(self, found: sources.Input) -> sources.Json:
+    def recorded(self, found: sources.Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal."""
         tokens = None if self.tokens is None else str(self.tokens)
         values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
@@ -60,7 +61,7 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
     if kind == "datasets":
         if len(paths) > 1:
             raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
-        arguments: sources.Json = {"name": paths[0], "split": options.split, **table}
+        arguments: Json = {"name": paths[0], "split": options.split, **table}
         with _needing(kind):
             from shardcache.writing.tables import HuggingFace
 

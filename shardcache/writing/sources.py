@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
+from shardcache.protocol import Json
 from shardcache.store.partial import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER, split_name
 from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8
@@ -20,7 +21,6 @@ from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, 
 HUB = "hf:"
 """Prefix of a dataset's name on Hugging Face's hub."""
 
-Json = dict[str, Any]
 Position = Any
 """A place in the input, as JSON: a tuple arrives as a list in another process."""
 
