@@ -263,21 +263,12 @@ class Message:
 
 _GRANTS = ("leased", "arriving")
 _PIECE = {"id": int, "order": list}
+_READER = dict.fromkeys(("rank", "world_size", "worker", "workers", "pid", "batch_size"), int)
 
 REQUESTS = {
     "hello": Message(
         {"protocol": int, "job": str},
-        {
-            "oldest_protocol": int,
-            "client_version": str,
-            "rank": int,
-            "world_size": int,
-            "worker": int,
-            "workers": int,
-            "pid": int,
-            "loader": str,
-            "batch_size": int,
-        },
+        {"oldest_protocol": int, "client_version": str, "loader": str, **_READER},
         answers=("welcome",),
     ),
     "resolve": Message({"id": int, "urls": list[str]}, {"wanted": str}, answers=("manifest",)),

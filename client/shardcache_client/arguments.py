@@ -81,7 +81,7 @@ def one_of(*choices: object) -> Accepts:
     return Accepts(f"{', '.join(first)} or {last}", converted)
 
 
-def instance(what: str, *kinds: type) -> Accepts:
+def instance(what: str, *kinds: Any) -> Accepts:
     """Accept instances of these types as they are."""
 
     def converted(value: Any) -> Any:
@@ -103,12 +103,6 @@ def _positive(value: Any) -> float:
     if isinstance(value, str | bool) or not number > 0:
         raise ValueError
     return number
-
-
-def _function(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
 
 
 def _urls(value: Any) -> Any:
@@ -188,7 +182,7 @@ OTHER_WORDS = _words(
 """Words of DataLoader, webdataset, MosaicML Streaming, LitData and datasets for what a dataset does otherwise."""
 
 CHOSEN = Accepts("whole numbers of samples", lambda value: [whole().converted(plain(each)) for each in value])
-FUNCTION = Accepts("a function", _function)
+FUNCTION = instance("a function", Callable)
 NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
 DAEMONS = one_of("auto", "node", "private")

@@ -31,10 +31,7 @@ _REMEDY = "write both files again: shardcache index URL... -o index.json --sampl
 def _counts_of(manifest: Manifest) -> Sequence[int]:
     """Return the number of samples in each shard. Raises ConfigError if they are not counted."""
     if manifest.counts is None:
-        raise ConfigError(
-            f"samples have no numbers: {manifest.uncounted} of {len(manifest)} shards were never counted",
-            remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
-        )
+        raise manifest.uncounted_error("samples have no numbers")
     return manifest.counts
 
 

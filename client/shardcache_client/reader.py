@@ -412,11 +412,7 @@ def _check(name: str, reader: ShardReader[Any]) -> None:
     if isinstance(reader, MixtureReader):
         raise ConfigError(f"source {name!r} is a mixture itself", remedy="give all sources to one mixture")
     if reader.manifest.counts is None:
-        raise ConfigError(
-            f"source {name!r} cannot be mixed: {reader.manifest.uncounted} of its {len(reader.manifest)} shards were "
-            "never counted",
-            remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url",
-        )
+        raise reader.manifest.uncounted_error(f"source {name!r} cannot be mixed")
     if not reader.manifest.samples:
         raise ConfigError(f"the shards of source {name!r} contain no samples")
     if reader._dealing.samples_per_epoch is not None:

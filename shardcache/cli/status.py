@@ -6,8 +6,9 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -174,21 +175,15 @@ async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        with _doorway(url) as door:
+        # The browser gets a file that leads to the url: every user can read its command line, token included.
+        with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
             if to_open:
                 import webbrowser
 
+                page, door = "<!doctype html><title>shardcache</title>", Path(folder) / "dashboard.html"
+                door.write_text(f'{page}<meta http-equiv="refresh" content="0; url={url}">')
                 await asyncio.to_thread(webbrowser.open, door.as_uri())
             await asyncio.Event().wait()
-
-
-@contextmanager
-def _doorway(url: str) -> Iterator[Path]:
-    """Yield a file that redirects to the url: every user can read the browser's command line, token included."""
-    with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
-        door = Path(folder) / "dashboard.html"
-        door.write_text(f'<!doctype html><title>shardcache</title><meta http-equiv="refresh" content="0; url={url}">')
-        yield door
 
 
 @asynccontextmanager
@@ -221,16 +216,13 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
 def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
     from aiohttp import web
 
-    async def page(request: web.Request) -> web.StreamResponse:
-        return await _pass_on(daemon, request)
-
     async def live(request: web.Request) -> web.StreamResponse:
         brought = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(brought, f"Bearer {token}".encode()):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
         return await _pass_on(daemon, request)
 
-    app = web.Application()
+    app, page = web.Application(), partial(_pass_on, daemon)
     app.router.add_get("/", page)
     app.router.add_get("/dashboard/static/{version}/{name}", page)
     app.router.add_get("/dashboard/live", live)

@@ -40,8 +40,10 @@ def parse_header(block: bytes) -> Header:
     # one, modulo 65521, and about 20 times as fast as sum().
     adler = adler32(block) & 0xFFFF
     expected = parse_number(checksum) + sum(checksum) - 8 * 0x20 + 1
-    if adler != expected % 65521 and adler != (expected + 256 * _high_bytes(block)) % 65521:
-        raise ValueError("its checksum does not match")
+    if adler != expected % 65521:
+        negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])  # as signed characters, which some tars sum
+        if adler != (expected + 256 * negative) % 65521:
+            raise ValueError("its checksum does not match")
     size_bytes = parse_number(size)
     if size_bytes < 0:
         raise ValueError(f"it gives a size of {size_bytes} bytes")
@@ -83,11 +85,6 @@ def parse_pax(payload: bytes) -> dict[bytes, bytes]:
 def padded(size_bytes: int) -> int:
     """Round a size up to whole blocks."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
-
-
-def _high_bytes(block: bytes) -> int:
-    """Count the bytes that are negative as signed characters, which some old tars summed."""
-    return sum(byte >= 0x80 for byte in block[:148] + block[156:])
 
 
 # Headers of small members share one read; after a large member, little more than the next header is read.

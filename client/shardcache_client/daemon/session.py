@@ -206,7 +206,9 @@ class Session:
             if isinstance(exn, errors.ShardTimeoutError):
                 self._lose()  # a pending lease cannot be cancelled; a new connection requests the others again
             raise
-        _log_damage(answer)
+        text = "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy"
+        for damage in map(errors.from_json, answer.get("damaged", ())):
+            log.warning(text, damage.url, damage.message)
         return cast(Grant, answer)
 
     def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
@@ -384,12 +386,6 @@ class Session:
         lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial, **first)
         if lease.needed:
             connection.tell("need", of=lease.request)
-
-
-def _log_damage(answer: Json) -> None:
-    text = "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy"
-    for exn in map(errors.from_json, answer.get("damaged", ())):
-        log.warning(text, exn.url, exn.message)
 
 
 def resolve(

@@ -288,10 +288,7 @@ class Assignment:
         """Return the deal of samples; of whole shards if `counted` is False or samples are not. Raises ConfigError."""
         options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
         if self.global_batch_size is not None and (counted is False or manifest.counts is None):
-            raise ConfigError(
-                f"global_batch_size needs the number of samples, and {manifest.uncounted} shards were never counted",
-                remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url",
-            )
+            raise manifest.uncounted_error("global_batch_size needs the number of samples")
         if counted is False or (counted is None and manifest.counts is None):
             return ShardDeal(len(manifest), *options)
         if manifest.counts is None:

@@ -268,6 +268,13 @@ class Manifest(Sequence[ShardRef]):
         """Number of shards whose samples are not counted."""
         return self.shards.samples.count(-1)
 
+    def uncounted_error(self, what: str) -> ConfigError:
+        """Return the error for a dataset that cannot do something without the numbers of samples."""
+        return ConfigError(
+            f"{what}: {self.uncounted} of {len(self)} shards were never counted",
+            remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url",
+        )
+
     def chosen(self, shard: int) -> Sequence[int] | None:
         """Return the numbers in the tar of a shard's samples that belong to the dataset, ascending; None for all."""
         choice = None if self.choices is None else self.choices[shard]

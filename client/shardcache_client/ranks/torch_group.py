@@ -6,8 +6,7 @@ import os
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -283,50 +282,44 @@ class OneEpoch(Epochs):
 
     def follows(self, epoch: int, left: int) -> int:
         """See `Epochs`. Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early."""
-        with self._passes(left) as passes:
-            if passes is not None and self._follows(passes) == _AGAIN:
-                return left
-        return epoch
+        return left if self._noted(left, self._follows) == _AGAIN else epoch
 
     def begin(self, epoch: int | None) -> None:
         """Note that this rank reads an epoch, beyond a look. Raises what `compare` raises."""
         self.compare()
-        if epoch is None:
-            return
-        with self._passes(epoch) as passes:
-            if passes is None:
-                return
-            if epoch:
-                self._leave_behind(passes.of(epoch - 1))
-            passes.begin()
+        if epoch is not None:
+            self._noted(epoch, self._begin)
 
     def leave(self, epoch: int) -> None:
         """Note that this rank has ended an epoch early: a look of another rank need not wait until this one goes on."""
-        with self._passes(epoch) as passes:
-            if passes is not None:
-                passes.leave()
+        self._noted(epoch, _Passes.leave)
 
     def end(self, epoch: int) -> None:
         """Note that this rank has read an epoch to its end: those that have left it need not wait for this one."""
-        with self._passes(epoch) as passes:
-            if passes is not None and passes.by_all():
-                passes.close()
+        self._noted(epoch, lambda passes: passes.close() if passes.by_all() else None)
 
-    @contextmanager
-    def _passes(self, epoch: int) -> "Iterator[_Passes | None]":
-        """Lend the record of the ranks' passes, None if they share none; a store that fails is logged."""
+    def _noted(self, epoch: int, act: "Callable[[_Passes], str | None]") -> str | None:
+        """Return what `act` makes of the ranks' passes; None if they share no record of these, or the store fails."""
         topology = self.topology()
         store = None if topology.world_size == 1 else self.place.store()
+        if store is None:
+            return None
         try:
-            yield None if store is None else _Passes(store, self._prefix(store, topology), topology, epoch)
+            return act(_Passes(store, self._prefix(store, topology), topology, epoch))
         except errors.EpochMismatchError:
             raise
         except errors.RanksError as exn:
             log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
+            return None
 
     def _prefix(self, store: KeyValueStore, topology: Topology) -> str:
         name = f"{self.name}/{topology.world_size}"
         return f"epochs/{attempt()}/{name}/{store.replica(name, topology.rank, topology.world_size)}"
+
+    def _begin(self, passes: "_Passes") -> None:
+        if passes.epoch:
+            self._leave_behind(passes.of(passes.epoch - 1))
+        passes.begin()
 
     def _leave_behind(self, passes: "_Passes") -> None:
         if passes.number and not passes.by_all():

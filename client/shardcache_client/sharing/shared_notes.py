@@ -79,10 +79,6 @@ class SharedNotes:
         with _held(self._here(), _BEGINNING):
             yield
 
-    def prepare_fork(self) -> None:
-        """Keep the current notes for a child that is about to be forked."""
-        self._at_start = self.read()
-
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             return SharedNotes, (self.read(), self._in_worker)
@@ -99,8 +95,9 @@ def _attach(duplicate: Any, trainer_pid: int, at_start: Notes, in_worker: Callab
 
 
 def _prepare_fork() -> None:
+    """Keep the current notes for a child that is about to be forked."""
     for notes in list(_ALL):
-        notes.prepare_fork()
+        notes._at_start = notes.read()
 
 
 _ALL: weakref.WeakSet[SharedNotes] = weakref.WeakSet()

@@ -258,7 +258,7 @@ def test_sources_that_cannot_be_mixed_are_refused(
 def test_sources_without_counts_are_refused(daemon: Daemon, tmp_path: Path) -> None:
     """Proportions are numbers of samples; the error says how to count them."""
     (tmp_path / "new.tar").write_bytes(make_tar(random_samples(3)))
-    with pytest.raises(ConfigError, match="'new' cannot be mixed: 1 of its 1 shards") as caught:
+    with pytest.raises(ConfigError, match="'new' cannot be mixed: 1 of 1 shards") as caught:
         Mixture({"new": ShardDataset(f"file://{tmp_path}/new.tar", socket=daemon.socket)})
     assert "shardcache index" in str(caught.value.remedy)
     with pytest.raises(ConfigError, match="at least one source"):
