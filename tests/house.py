@@ -20,7 +20,7 @@ SOURCES = ("shardcache", "client")
 POSITION = ROOT / "client" / "shardcache_client" / "position"
 
 LIMITS: dict[str, float] = {
-    "lines of Python and JavaScript": 37_415,
+    "lines of Python and JavaScript": 37_300,
     "Python files": 160,
     "import lines, % of Python": 6.0,
     "cycles inside packages": 0,

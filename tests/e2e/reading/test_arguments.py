@@ -171,9 +171,7 @@ def random_dataset(daemon: Daemon, index: str, **options: Any) -> ShardDataset:
     return ShardDataset(index, **{"shuffle": True, "seed": None, "batch_size": 5, "socket": daemon.socket} | options)
 
 
-def test_no_seed_means_a_random_one_that_the_state_keeps(
-    daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_seed_none_is_random_and_kept_in_states(daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once, differs from run to run, and gives the same order as an argument; a resumed run takes it."""
     first, other = random_dataset(daemon, index), random_dataset(daemon, index)
     assert first.seed != other.seed

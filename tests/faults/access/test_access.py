@@ -203,7 +203,7 @@ def test_every_name_in_the_cache_is_made_of_hex_digits(url: str, version: str) -
     assert all(path.parts[:2] == ("/", "cache") and ".." not in path.parts for path in paths)
 
 
-def test_no_two_shards_share_a_name() -> None:
+def test_shards_have_names_of_their_own() -> None:
     """Not even where one's url ends as the other's version begins."""
     assert shard_key("s3://b/a", "b") != shard_key("s3://b/ab", "")
 

@@ -78,7 +78,7 @@ def without_what_was_asked(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_no_secret_shows_anywhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
+def test_secrets_show_nowhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
     """Log, status, listings, errors, process list, and every file of the cache, after successes and failures."""
     said = exercise(daemon, server)
     shown = "".join(line for text in said for line in (without_what_was_asked(text) if text[:1] == "{" else [text]))

@@ -86,7 +86,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[memory.Ground]:
 
 
 @rows(memory.ROWS)
-def test_no_input_takes_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
+def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
     """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""
     result = row.play(small, QUICK)
     assert not (result.wrong or result.untyped), result.first_failure

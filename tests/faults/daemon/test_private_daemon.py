@@ -187,9 +187,7 @@ def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome
         ),
     ],
 )
-def test_folder_that_could_be_of_another_user_is_refused(
-    root: Path, home: PrivateHome, spoil: object, why: str
-) -> None:
+def test_folder_that_could_be_anothers_is_refused(root: Path, home: PrivateHome, spoil: object, why: str) -> None:
     """A link, a folder that others may enter, and another user's: no socket in it is used, and none is created."""
     folder = home.runtime / "shardcache-private"
     spoil(folder)  # type: ignore[operator]
@@ -283,9 +281,7 @@ def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: P
 
 
 @pytest.mark.slow
-def test_caches_of_bygone_credentials_are_removed(
-    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_of_old_credentials_are_removed(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """A day after their last use; a cache that is in use, or was lately, stays."""
     folders = []
     for token in ("old", "lately"):
@@ -303,9 +299,7 @@ def test_caches_of_bygone_credentials_are_removed(
 
 
 @pytest.mark.slow
-def test_scheduler_names_the_folder_of_the_cache(
-    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scheduler_names_the_cache_folder(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a job, the cache is in the job's scratch, of this user alone; when that is gone, a daemon starts elsewhere."""
     scratch = root / "scratch"
     scratch.mkdir()

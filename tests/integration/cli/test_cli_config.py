@@ -49,7 +49,7 @@ def test_each_value_has_its_source(file: Path) -> None:
     assert options(env={"SHARDCACHE_CONFIG": str(file)})["max_transfers"]["value"] == 7
 
 
-def test_no_secret_is_shown(file: Path) -> None:
+def test_secrets_are_not_shown(file: Path) -> None:
     """Passwords in urls and values of storage_options are redacted, their names are not."""
     for flags in ((), ("--json",)):
         ran = shardcache("config", "show", "--config", file, *flags)
@@ -110,7 +110,7 @@ COMMANDS = [("status",), ("top",), ("warm", URL), ("ls",), ("evict", URL), ("ver
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_no_socket_exits_3_with_the_command_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_missing_socket_exits_3_with_the_command_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
     """Each command that needs a daemon exits 3 and prints the command that starts one at that very socket."""
     ran = shardcache(*command, socket=tmp_path / "none.sock")
     assert (ran.code, ran.out) == (3, "")

@@ -100,9 +100,7 @@ def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path
     eventually(lambda: shardcache("evict", f"{model}/**", socket=daemon.socket).code == 0)
 
 
-def test_links_that_fill_the_cache_are_an_error(
-    model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_links_filling_the_cache_are_errors(model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It says what holds the space, without a wait for what nobody may ever remove; copies free it."""
     for number in range(3):
         (model / f"{number}.bin").write_bytes(os.urandom(400_000))

@@ -142,7 +142,7 @@ def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_no_signature_is_logged(cluster: Cluster) -> None:
+def test_signatures_are_not_logged(cluster: Cluster) -> None:
     """Neither refusals nor damage nor successes leave a signature in a log, or on disk."""
     name, folder = SHARDS[3], cluster.nodes.folder
     cluster.part(name)

@@ -92,9 +92,7 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         assert waiting.take(1)["url"] == plain[0], "the request that was given up has no answer"
 
 
-def test_compressed_shard_without_room_delays_no_other_job(
-    tmp_path: Path, compressed: list[str], plain: list[str]
-) -> None:
+def test_compressed_shard_without_room_delays_no_other(tmp_path: Path, compressed: list[str], plain: list[str]) -> None:
     """The job whose own shards leave no room to inflate the next is told; those behind it, plain or not, continue."""
     with (
         Daemon(tmp_path, capacity=str(3 * SHARD_BYTES)) as daemon,

@@ -313,7 +313,7 @@ async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(sea
     assert not any(secret in shown for secret in secrets)
 
 
-async def test_missing_credentials_name_the_whole_chain(
+async def test_missing_credentials_name_the_chain(
     moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The links of the chain that were asked are named; and so is a profile that nobody wrote."""

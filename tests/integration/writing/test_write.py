@@ -47,7 +47,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_printed_reads_the_shards(photos: Path, tmp_path: Path) -> None:
+def test_printed_line_reads_the_shards(photos: Path, tmp_path: Path) -> None:
     """The members that were made, and a line of Python that decodes those that all samples have."""
     (photos / "cat" / "000.txt").unlink()
     out = shardcache("write", photos, tmp_path / "out", "--classes").out

@@ -338,7 +338,7 @@ def test_a_state_is_small_and_holds_no_sample() -> None:
         assert len(json.dumps(state)) < 1_000
 
 
-def test_no_more_than_a_buffer_is_read_ahead() -> None:
+def test_reading_ahead_ends_at_a_buffer() -> None:
     """Memory is bounded: the next buffer fills as this one empties, so both together never hold more than one does."""
     dataset = Numbered(spread(500))
     given_out = 0
@@ -377,7 +377,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 
 @given(buffers(max_size=7))
-def test_no_batches_of_any_shape_are_fewer(buffer: tuple[list[int], int]) -> None:
+def test_batches_are_as_few_as_any_shape_allows(buffer: tuple[list[int], int]) -> None:
     """An exhaustive search over all groupings finds no fewer batches within the bound."""
     lengths, max_tokens = buffer
     fits = (

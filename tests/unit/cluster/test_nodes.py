@@ -73,7 +73,7 @@ def _keys(shards: int, parts: int) -> list[str]:
 @pytest.mark.parametrize(
     ("nodes", "limit"), [("10.0.0.{1..8}", 1.1), pytest.param("10.[0-3].0.[0-249]", 1.25, marks=pytest.mark.slow)]
 )
-def test_no_owner_has_much_more_than_the_mean(nodes: str, limit: float) -> None:
+def test_owners_have_little_more_than_the_mean(nodes: str, limit: float) -> None:
     """Of 8,192 shards of 256 MiB, on eight nodes as on a thousand; none owns nothing."""
     loads = Ring(_tier(nodes)).loads(_keys(8192, 32))
     assert loads.max() <= limit and loads.min() > 0.5

@@ -92,7 +92,7 @@ async def test_a_late_part_is_asked_for_again_and_the_first_answer_is_written() 
 
 
 @still
-async def test_no_part_is_requested_twice_on_a_saturated_link() -> None:
+async def test_parts_are_requested_once_on_a_saturated_link() -> None:
     """All are as slow as one another; only what hangs while the others go on is asked for again."""
     flows: list[Flow] = []
     ends = [asyncio.get_running_loop().create_future() for _ in range(3)]

@@ -191,7 +191,7 @@ async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> N
     assert users.holding == {"warm"}
 
 
-async def test_no_more_are_paused_than_there_are_slots() -> None:
+async def test_paused_parts_are_no_more_than_the_slots() -> None:
     """The space of paused parts is bounded: beyond that an urgent part waits for a connection like any other."""
     users = Users(1)
     await users.start("first", WARM, pausable=True)

@@ -39,7 +39,7 @@ def test_any_interval_is_a_part_of_the_whole(counts: list[int], shuffle: Shuffle
     assert all(piece.start < (piece.stop or 0) for piece in order.pieces(start, stop)), "no piece is empty"
 
 
-def test_no_samples_are_no_pieces() -> None:
+def test_dataset_without_samples_has_no_pieces() -> None:
     """An order without any sample has none anywhere, rather than no end."""
     assert not [*Order([0, 0], None).pieces(0, 10)]
 

@@ -54,7 +54,7 @@ def test_hello_identifies_the_reader(path: Path) -> None:
     }
 
 
-def test_no_socket_names_the_path_and_the_command(path: Path) -> None:
+def test_missing_socket_is_named_with_the_command(path: Path) -> None:
     """Whoever forgot to start the daemon reads how to."""
     with pytest.raises(NoDaemonError) as caught:
         DaemonConnection(path, READER)
