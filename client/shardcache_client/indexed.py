@@ -12,7 +12,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
-from shardcache.errors import ConfigError, NotFoundError, SampleError
+from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, T_co, checked
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -81,7 +81,7 @@ class Selecting(Divisible):
 
     @abstractmethod
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
-        """Yield the rows of the sample tables, each with its table's url."""
+        """Yield the rows of the sample tables, each with its table's url. Raises ConfigError if one is missing."""
 
     @checked(predicate=FUNCTION)
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
@@ -105,14 +105,7 @@ class Selecting(Divisible):
         if no sample is selected, or for the metadata of a table without; and what reading the table and the predicate
         raise.
         """
-        try:
-            return self._selected(select(self.manifest, self._rows_of_tables(), predicate))
-        except NotFoundError as exn:
-            raise ConfigError(
-                "select() needs a table of the samples, which is missing",
-                url=exn.url,
-                remedy="write it next to the index: shardcache index URL... -o index.json --samples",
-            ) from exn
+        return self._selected(select(self.manifest, self._rows_of_tables(), predicate))
 
 
 def tables_of(patterns: Sequence[str]) -> list[str]:

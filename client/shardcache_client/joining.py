@@ -133,8 +133,8 @@ def _pairs(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[tuple[int,
     try:
         select(other.manifest, other._rows_of_tables(), note)
         select(first.manifest, first._rows_of_tables(), lambda entry: found[entry.url].update(where.get(entry.key, ())))
-    except (ConfigError, NotFoundError) as exn:
-        if len(own) == len(others) and isinstance(exn, NotFoundError):
+    except ConfigError as exn:
+        if len(own) == len(others) and isinstance(exn.__cause__, NotFoundError):
             return None
         raise ConfigError(
             f"{len(own)} shards are joined with {len(others)} by the tables of their keys: {exn.message}",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, NotFoundError
 from shardcache.protocol import patterns_from_here
 from shardcache.tarindex.contents import Row
 from shardcache_client import arguments
@@ -226,7 +226,14 @@ class ShardReader(Selecting, EpochReader[T_co]):
         choice, patience, partial_reads = self._settings.sessions.settings
         options: dict[str, Any] = {"job": self._job, "rank": 0, "world_size": 1, "timeout_s": patience.limit_s}
         options |= {"epochs": 1, "partial_reads": partial_reads, **choice.arguments}
-        yield from _Tables(tables_of(self._urls), decode=row_of, **options)
+        try:
+            yield from _Tables(tables_of(self._urls), decode=row_of, **options)
+        except NotFoundError as exn:
+            raise ConfigError(
+                "select() needs a table of the samples, which is missing",
+                url=exn.url,
+                remedy="write it next to the index: shardcache index URL... -o index.json --samples",
+            ) from exn
 
     def _selected(self, choices: Choices) -> Self:
         manifest = self.manifest.select(choices)
