@@ -28,7 +28,7 @@ LIMITS: dict[str, float] = {
     "arguments of a service's constructor": 6,
     "classes of a reader's position": 5,
     "files that a cold shard passes": 80,
-    "lines of tests": 48_620,
+    "lines of tests": 48_638,
     "words in docs": 28_000,
 }
 

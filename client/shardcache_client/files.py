@@ -31,6 +31,12 @@ class Slices(Protocol):
 Column = tuple[str, Slices]
 """An extension, and the tar's bytes from which its values are sliced."""
 
+Run = tuple[str, Slices, Sequence[int], Sequence[int]]
+"""A column, and where its value begins and ends in each sample, by number."""
+
+Adder = Callable[[int, Sample], object]
+"""Adds members to a sample, also given by number."""
+
 Reads = Callable[[str], bool]
 """Returns True if samples get the members with an extension."""
 
@@ -139,23 +145,34 @@ def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callab
     return cut_one
 
 
-def adder(tables: Tables, columns: Sequence[Column | None], places: Sequence[int]) -> Callable[..., Sample] | None:
-    """Return a function that adds to sample n of another shard the members of sample `places[n]`, if all are alike."""
+def runs_of(tables: Tables, columns: Sequence[Column | None], places: Sequence[int | None]) -> list[Run] | None:
+    """Return the runs of the samples at `places`, in this order; None unless all samples have the same members."""
     width, count = len(columns), len(tables)
-    if tables.faults or width * count != len(tables.starts) or tables.extension_ids.tolist() != [*range(width)] * count:
+    alike = tables.extension_ids.tobytes() == array("I", range(width)).tobytes() * count
+    if tables.faults or not alike or (places != range(count) and None in places):
         return None
-    found: list[Any] = []
+    runs = list[Run]()
     for nth, column in enumerate(columns):
-        bounds = [[*map(table[nth::width].tolist().__getitem__, places)] for table in (tables.starts, tables.ends)]
         if column is not None:
-            found.append((*column, *bounds))
+            bounds: list[Any] = [table[nth::width] for table in (tables.starts, tables.ends)]
+            if places != range(count):
+                bounds = [array("Q", map(bound.__getitem__, places)) for bound in bounds]
+            runs.append((*column, bounds[0], bounds[1]))
+    return runs
 
-    def add(number: int, sample: Sample) -> Sample:
-        for extension, tar, starts, ends in found:
+
+def joined(keys: Sequence[bytes], url: str, runs: Sequence[Run], adders: Sequence[Adder]) -> Callable[[int], Sample]:
+    """Return a function that returns any sample by its number, with the values of runs and what adders add."""
+
+    def cut_one(number: int) -> Sample:
+        sample: Sample = {"__key__": keys[number].decode("utf-8", "surrogateescape"), "__url__": url}
+        for extension, tar, starts, ends in runs:
             sample[extension] = tar[starts[number] : ends[number]]
+        for adder in adders:
+            adder(number, sample)
         return sample
 
-    return add
+    return cut_one
 
 
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:

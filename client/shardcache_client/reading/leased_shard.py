@@ -15,14 +15,12 @@ from shardcache import errors
 from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex.tables import keys_of
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
-from shardcache_client.files import WHOLE, Sample, View
+from shardcache_client.files import WHOLE, Adder, Run, Sample, View, joined
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
-
-_Add: TypeAlias = Callable[[int, Sample], Sample]  # adds to a sample, also given by number, its partner's members
 
 Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
 """Shards with members of samples that are in another shard, too, and the form in which these are read."""
@@ -44,24 +42,6 @@ def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | 
             for key in [key for key, times in Counter(some).items() if times > 1]:
                 found.pop(key, None)
     return list(map(found.get, keys))
-
-
-def _adding(cut: Callable[[int], Sample], add: _Add) -> Callable[[int], Sample]:
-    return lambda number: add(number, cut(number))
-
-
-def _adding_new(add: _Add) -> _Add:
-    def add_new(number: int, sample: Sample) -> Sample:
-        added = add(number, {"__key__": sample["__key__"]})
-        if twice := sample.keys() & added.keys() - {"__key__"}:
-            reason = (
-                f"the sample {sample['__key__']!r} has two members {min(twice)!r}, of its own shard and a joined one"
-            )
-            remedy = "give the source of one of them another prefix, or leave one out by members="
-            raise errors.SampleError(reason, url=sample["__url__"], remedy=remedy)
-        return sample | added
-
-    return add_new
 
 
 @dataclass(eq=False, repr=False)
@@ -87,7 +67,6 @@ class LeasedShard:
         self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
         self._cut: Callable[[int], Sample] | None = None
-        self._added: Sequence[_Add] = ()
         self._version: str | None = None
         self.number = self._start  # of the next sample; without a span, of those read before all had arrived
         self._bad = 0  # number of samples that could not be yielded
@@ -165,42 +144,50 @@ class LeasedShard:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number, and raises SampleError for a bad one."""
-        cut = self.whole.cutter()
-        for add in self._adders() if self.beside else ():
-            cut = _adding(cut, add)
-        return cut
-
-    def _adders(self) -> list[_Add]:
-        keys, adders = keys_of(self.whole.index), list[_Add]()
-        names = {self.view.prefix + name for name in self.whole.index.extensions}
-        for view, shards in self.beside:
-            add = self._adder(keys, view, [each.whole for each in shards])
-            new = {view.prefix + name for each in shards for name in each.whole.index.extensions}
-            adders.append(_adding_new(add) if names & new else add)
+        if not self.beside:
+            return self.whole.cutter()
+        keys, runs, adders, names = keys_of(self.whole.index), list[Run](), list[Adder](), set[str]()
+        for view, shards in ((self.view, [self]), *self.beside):
+            some = [each.whole for each in shards]
+            places = range(len(keys)) if some == [self.whole] else self._places(keys, some)
+            new = {view.prefix + name for each in some for name in each.index.extensions}
+            alone = len(some) == 1 and names.isdisjoint(new)
+            if (found := some[0].runs(places) if alone else None) is not None:
+                runs += found
+            else:
+                adders.append(self._adder(keys, places, view, some))
             names |= new
-        return adders
+        return joined(keys, self.whole.url, runs, adders)
 
-    def _adder(self, keys: Sequence[bytes], view: View, shards: Sequence[MappedShard]) -> _Add:
-        own, *others = [(bytes(each.index.keys), bytes(each.index.key_ends)) for each in (self.whole, *shards)]
-        places: Sequence[int | None] = range(len(keys))
-        if others != [own] or len(set(keys)) < len(keys):
-            places = find_partners(keys, [*chain.from_iterable(keys_of(each.index) for each in shards)])
-        if len(shards) == 1 and None not in places and (direct := shards[0].adder(places)) is not None:
-            return direct
+    def _places(self, keys: Sequence[bytes], shards: Sequence[MappedShard]) -> Sequence[int | None]:
+        own, *others = [(each.index.keys.tobytes(), each.index.key_ends.tobytes()) for each in (self.whole, *shards)]
+        if others == [own] and len(set(keys)) == len(keys):
+            return range(len(keys))
+        return find_partners(keys, [*chain.from_iterable(keys_of(each.index) for each in shards)])
+
+    def _adder(
+        self, keys: Sequence[bytes], places: Sequence[int | None], view: View, shards: Sequence[MappedShard]
+    ) -> Adder:
+        lease, url = self._lease, self.whole.url  # a cycle would keep the session of a reader that is gone
         cuts = [pair for each in shards for pair in zip(repeat(each.cutter()), range(len(each)))]
         lost = [key.decode(errors="replace") for key, place in zip(keys, places, strict=True) if place is None]
         where = ", ".join(each.url for each in shards) or f"any shard of {view.prefix!r}"
         fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: {str(lost[:3])[1:-1]}"
 
-        def add(number: int, sample: Sample) -> Sample:
+        def add(number: int, sample: Sample) -> None:
             if (place := places[number]) is not None:
                 cut, other = cuts[place]
-                return cut(other, sample)
-            self._lease.unmatched += 1
-            if view.unmatched == "fill":
-                return sample
-            kind = LeftOutError if view.unmatched == "skip" else errors.UnmatchedKeyError
-            raise kind(f"the sample {sample['__key__']!r} cannot be joined: {fault}", url=self.whole.url)
+                added = cut(other, {})
+                if twice := added.keys() & sample:
+                    reason = f"the sample {sample['__key__']!r} has two members {min(twice)!r}"
+                    remedy = "give the source of one of them another prefix, or leave one out by members="
+                    raise errors.SampleError(f"{reason}, of shards that are joined", url=url, remedy=remedy)
+                sample |= added
+                return
+            lease.unmatched += 1
+            if view.unmatched != "fill":
+                kind = LeftOutError if view.unmatched == "skip" else errors.UnmatchedKeyError
+                raise kind(f"the sample {sample['__key__']!r} cannot be joined: {fault}", url=url)
 
         return add
 
@@ -251,11 +238,8 @@ class LeasedShard:
             raise
 
     def _joined_samples(self) -> Iterator[Sample]:
-        self._added = self._added or self._adders()
-        samples = self.whole.samples(self.number, self._stop)
-        for add in self._added:
-            samples = map(add, count(self.number), samples)
-        return samples
+        self._cut = self._cut or self.cutter()
+        return map(self._cut, range(len(self.whole))[self.number : self._stop])
 
     def _arrived(self, number: int) -> Sample | None:
         """Return a sample of the arriving file, once it is there; None if it must be read another way."""
@@ -336,7 +320,7 @@ class LeasedShard:
     def _close_shard(self) -> None:
         if self._shard is not None:
             self._shard.close()
-            self._shard, self._cut, self._added = None, None, ()
+            self._shard, self._cut = None, None
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
@@ -15,7 +15,7 @@ from shardcache.tarindex.grouping import Grouping, split_lines
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client import files
-from shardcache_client.files import WHOLE, BlockCutter, Column, Sample, View
+from shardcache_client.files import WHOLE, BlockCutter, Column, Run, Sample, View
 
 if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
@@ -87,9 +87,9 @@ class MappedShard:
         """Return a function that returns any sample by its number; see `files.cutter`."""
         return self._blocks or files.cutter(self.index, self._columns, self.url)
 
-    def adder(self, places: Sequence[Any]) -> Callable[[int, Sample], Sample] | None:
-        """Return a function that adds members to samples of other numbers; see `files.adder`."""
-        return files.adder(self.index, self._columns, places)
+    def runs(self, places: Sequence[int | None]) -> list[Run] | None:
+        """Return where the members of samples are; see `files.runs_of`."""
+        return files.runs_of(self.index, self._columns, places)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.

@@ -193,8 +193,10 @@ def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
     assert first + batches(resumed) == whole
 
 
-def test_selection_sees_the_members_of_all_sources(daemon: Daemon, tmp_path: Path) -> None:
+def test_selection_sees_the_members_of_all_sources(make: Make, daemon: Daemon, tmp_path: Path) -> None:
     """By joined names, whichever are read; without a partner, a sample has none of them. Selections combine."""
+    with pytest.raises(ConfigError, match=r"cap/index\.samples: select\(\) needs a table .* is missing"):
+        make().select(bool)
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
     few = [{**caption, "txt": b"long" * 100} if n % 2 else caption for n, caption in enumerate(CAPTIONS) if n % 5]
     for cut in ((20, 12, 8), (7, 4, 13, 1, 9, 6)):
@@ -259,6 +261,23 @@ def test_members_are_decoded_by_their_joined_names(make: Make, indexes: dict[str
     assert list(next(iter(JoinedReader({"img": sources["img"]})))) == ["__key__", "__url__", "img.jpg"]
     with pytest.raises(DecodeError, match=r"cap/0\.tar: the member 'cap.txt' of the sample '000000'"):
         list(make(own={"decode": {"cap.txt": int}}))
+
+
+@pytest.mark.parametrize("varied", [("img",), ("cap",), ("img", "cap")], ids=str)
+def test_samples_of_a_shard_may_differ_in_members(
+    indexes: dict[str, str], daemon: Daemon, tmp_path: Path, varied: tuple[str, ...]
+) -> None:
+    """Those of the first source, of another or of both: each sample has its own, and its partner's."""
+
+    def vary(_: int, samples: list[Sample]) -> None:
+        samples[:] = [{**sample, "json": b"{}"} if int(str(sample["__key__"])) % 3 else sample for sample in samples]
+
+    urls = indexes | {name: write(tmp_path / name, {"img": "jpg", "cap": "txt"}[name], vary) for name in varied}
+    one, other = (ShardDataset(urls[name], socket=daemon.socket, **SHUFFLE) for name in ("img", "cap"))
+    more = {{"img": "json", "cap": "cap.json"}[name]: b"{}" for name in varied}
+    assert members(Joined({"": one, "cap": other})) == [
+        (key, found | (more if int(key) % 3 else {})) for key, found in EXPECTED
+    ]
 
 
 def test_members_of_one_name_are_refused(make: Make, indexes: dict[str, str], daemon: Daemon, tmp_path: Path) -> None:
