@@ -275,9 +275,7 @@ def test_samples_of_a_shard_may_differ_in_members(
     urls = indexes | {name: write(tmp_path / name, {"img": "jpg", "cap": "txt"}[name], vary) for name in varied}
     one, other = (ShardDataset(urls[name], socket=daemon.socket, **SHUFFLE) for name in ("img", "cap"))
     more = {{"img": "json", "cap": "cap.json"}[name]: b"{}" for name in varied}
-    assert members(Joined({"": one, "cap": other})) == [
-        (key, found | (more if int(key) % 3 else {})) for key, found in EXPECTED
-    ]
+    assert members(Joined({"": one, "cap": other})) == [(k, v | (more if int(k) % 3 else {})) for k, v in EXPECTED]
 
 
 def test_members_of_one_name_are_refused(make: Make, indexes: dict[str, str], daemon: Daemon, tmp_path: Path) -> None:
