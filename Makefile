@@ -38,7 +38,7 @@ platforms: $(VENV)/.installed-dev  ## run what takes root and a system's program
 	$(BIN)/python -m pytest -m '' tests/platforms
 
 # LitData's and MosaicML's scripts are skipped unless `make bench` has installed both: they need torchvision, as below.
-ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI
+ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
 	PYTHONPATH=$(abspath $(VENV))/mosaicml $(BIN)/python -m pytest -m slow -rs tests/e2e/docs/test_docs_scripts.py -k before_and_after
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
