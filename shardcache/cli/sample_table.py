@@ -1,6 +1,7 @@
 """Writing of a sample table: a tar with keys, member sizes and metadata of all samples of a dataset."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,9 +42,9 @@ def write_table(
     found: list[ShardRef] = []
     try:
         session.declare(plan)
-        for number in range(len(listed)):
+        for number, done_bytes in enumerate(accumulate(size or 0 for size in sizes)):
             found.append(_add(file, number, window, metadata))
-            done = {"done_shards": number + 1, "done_bytes": sum(size or 0 for size in sizes[: number + 1])}
+            done = {"done_shards": number + 1, "done_bytes": done_bytes}
             tell({"event": "progress", **done, "shards": len(listed), "total_bytes": total_bytes})
         file.write(END)
     finally:

@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from shardcache.cluster.tier import FRONT, OWNER_PORT
 from shardcache.daemon import _STOP_LIMIT_S
+from support.cluster.tier import FRONT, OWNER_PORT
 from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
@@ -111,7 +111,7 @@ def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
     ports = {rule["ports"][0]["port"] for rule in (*policy["ingress"], *policy["egress"])}
     assert ports == {tier["ports"][0]["containerPort"]} == {tier["ports"][0]["hostPort"]} == {OWNER_PORT}
     assert not spec.get("hostNetwork")
-    assert tier["livenessProbe"]["exec"]["command"][-1] == FRONT
+    assert tier["livenessProbe"]["exec"]["command"][-1] == "{}:{}".format(*FRONT)
 
 
 def test_tier_has_its_own_store_and_port() -> None:
@@ -152,7 +152,7 @@ def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
     command = ["helm", "template", *shlex.split(line)]
     done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     found = {thing["kind"]: thing for thing in objects_of(done.stdout)}
-    assert f'tier = "{FRONT}"' in found["ConfigMap"]["data"]["shardcache.toml"]
+    assert 'tier = "{}:{}"'.format(*FRONT) in found["ConfigMap"]["data"]["shardcache.toml"]
     spec = found["DaemonSet"]["spec"]["template"]["spec"]
     (tier,) = (container for container in spec["containers"] if container["name"] == "tier")
     assert {"name": "STORE", "value": "https://s3.eu-central-1.amazonaws.com"} in tier["env"]

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from shardcache.cluster.tier import OWNER_PORT, Tier, parse
+from shardcache.cluster.tier import Tier, parse
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store
+from support.cluster.tier import OWNER_PORT
 from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
 from support.cluster.tier_nodes import needs_nginx
 from support.platforms.images import HostImage
