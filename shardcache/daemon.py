@@ -139,16 +139,15 @@ class DaemonRun:
                     )
                     await manager.tell(READY=1)
                     self._on_ready(store)
-                    watchdog = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
-                    watching = [group.create_task(watchdog, name="manager")]
-                    watching.append(group.create_task(_prepare(origins, indexers)))
+                    watch = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
+                    tasks = [group.create_task(watch, name="manager"), group.create_task(_prepare(origins, indexers))]
                     if settings.idle_exit_s is not None:
-                        watching.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
+                        tasks.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
                     await stop.wait()
                 stopping_s = time.monotonic()
                 log.info("stopping")
                 _end_by_force(_STOP_LIMIT_S)
-                for task in watching:
+                for task in tasks:
                     task.cancel()
                 await manager.ask_for_time(_STOP_LIMIT_S + _MARGIN_S, STOPPING=1, STATUS="Stopping.")
                 await drain.run()

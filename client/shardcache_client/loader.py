@@ -112,9 +112,10 @@ class ShardLoader(Generic[B_co]):
         bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
         times = EpochTimes(iteration.epoch)
-        loader = self._loader_for(iteration)
+        loader, batches = self._loader_for(iteration), None
         try:
-            for taken, (batch, state, made) in enumerate(loader.begin(iteration)):
+            batches = loader.begin(iteration)
+            for taken, (batch, state, made) in enumerate(batches):
                 if taken == 1:
                     self._count(iteration, loader, times)
                 position.note(ReaderState.from_json(state))
@@ -127,7 +128,7 @@ class ShardLoader(Generic[B_co]):
             bookmark.leave(iteration)
             raise
         except BaseException:
-            loader.end()  # a worker may have been killed
+            loader.end(batches)
             raise
         position.end()
         bookmark.finish(iteration)
@@ -245,9 +246,10 @@ class _Batches(DataLoader[Any]):
         """Return True if they belong to the process that forked this one, or have workers that cannot take states."""
         return self._pid != os.getpid() or (self._iterator is not None and bool(iteration.states))
 
-    def end(self) -> None:
-        """End the workers."""
+    def end(self, batches: Iterator[Any] | None) -> None:
+        """End the workers of an iteration that failed: its error holds them, and a collector would wait for each."""
         self._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+        getattr(batches, "_shutdown_workers", int)()
 
 
 class _WorkerSamples(IterableDataset[Any]):
