@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 4
+WORKERS ?= 3
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/test_typed.py

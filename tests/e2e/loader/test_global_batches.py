@@ -98,7 +98,7 @@ def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: 
 @pytest.mark.parametrize(
     ("load", "make", "before", "after"),
     [
-        (stateful, "dataset", (2, 3), (2, 3)),
+        pytest.param(stateful, "dataset", (2, 3), (2, 3), marks=pytest.mark.slow),
         (own, "dataset", (4, 0), (1, 3)),
         (own, "mixture", (2, 2), (8, 0)),
     ],

@@ -193,6 +193,7 @@ def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
     assert first + batches(resumed) == whole
 
 
+@pytest.mark.slow
 def test_selection_sees_the_members_of_all_sources(make: Make, daemon: Daemon, tmp_path: Path) -> None:
     """By joined names, whichever are read; without a partner, a sample has none of them. Selections combine."""
     with pytest.raises(ConfigError, match=r"cap/index\.samples: select\(\) needs a table .* is missing"):
@@ -430,6 +431,7 @@ def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(
     assert "--samples" in str(caught.value.remedy)
 
 
+@pytest.mark.slow
 def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: Daemon, tmp_path: Path) -> None:
     """As the numbers of samples show; shards without tables are paired by number, and a wrong table is an error."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)

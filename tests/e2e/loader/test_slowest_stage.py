@@ -39,7 +39,7 @@ def read(loader: Any, step: Any = lambda batch: batch) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("slow", ["decoding", "collating", "step"])
+@pytest.mark.parametrize("slow", ["decoding", pytest.param("collating", marks=pytest.mark.slow), "step"])
 def test_the_slowest_stage_has_the_largest_share(
     make: Make, caplog: pytest.LogCaptureFixture, workers: int, slow: str
 ) -> None:

@@ -46,7 +46,7 @@ def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
     [
         (own, 0, {}, [0, 1, 11, 12]),
         (own, 2, {"drop_last": True}, [0, 10, 11]),
-        (own, 3, {"persistent_workers": False}, [7]),
+        pytest.param(own, 3, {"persistent_workers": False}, [7], marks=pytest.mark.slow),
         pytest.param(own, 2, {"multiprocessing_context": "spawn"}, [3], marks=pytest.mark.slow),
         (stateful, 0, {}, [0, 5, 11, 12]),
         pytest.param(stateful, 2, {}, [0, 7], marks=pytest.mark.slow),

@@ -73,7 +73,6 @@ DATA = random.Random(9).randbytes(3 * PART + 999)
 # A web server has no checksum that would tell.
 _BEYOND_NOTICE = {Mischief.FLIP, Mischief.OTHER_BYTES}
 _NOTICED = [mischief for mischief in Mischief if mischief.method == "GET" and mischief not in _BEYOND_NOTICE]
-_LATE = {Mischief.SILENCE, Mischief.STALL, Mischief.DRIP}
 
 
 @pytest.fixture
@@ -85,11 +84,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await rig.origins.close()
 
 
-@pytest.mark.parametrize(
-    "mischief",
-    [pytest.param(mischief, marks=[pytest.mark.slow] * (mischief in _LATE)) for mischief in _NOTICED],
-    ids=lambda mischief: mischief.name.lower(),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mischief", _NOTICED, ids=lambda mischief: mischief.name.lower())
 async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, faulty: FaultyS3) -> None:
     """Half of the answers are spoiled, those that tell the size among them; then the server is healed."""
     faulty.put("a.tar", DATA)

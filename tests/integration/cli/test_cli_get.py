@@ -168,6 +168,7 @@ def test_links_in_the_source_stand_for_their_files(daemon: Daemon, model: Path, 
     assert (ran.code, ran.out) == (2, "") and "control characters" in ran.err
 
 
+@pytest.mark.slow
 def test_runs_into_one_folder_do_not_disturb_each_other(daemon: Daemon, model: Path, dest: Path) -> None:
     """Each replaces files at once and whole, by links or by copies; nothing else is left in the folder."""
     with ThreadPoolExecutor(4) as pool:

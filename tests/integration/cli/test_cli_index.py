@@ -266,6 +266,7 @@ def test_output_that_cannot_be_written_is_refused_before_any_work(flags: list[st
     assert ran.code == 2 and hint in ran.err
 
 
+@pytest.mark.slow
 def test_an_index_is_uploaded_beside_its_shards(moto: Bucket, tmp_path: Path) -> None:
     """With its table, which is no shard of a prefix or pattern; the second time in place of the first."""
     moto.put("train/0.tar", make_tar(random_samples(5)))

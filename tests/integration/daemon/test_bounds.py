@@ -46,7 +46,7 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(("shards", "room", "window"), [(4, 1, 0), (12, 8, 3)])
+@pytest.mark.parametrize(("shards", "room", "window"), [(4, 1, 0), pytest.param(12, 8, 3, marks=pytest.mark.slow)])
 def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, shards: int, room: int, window: int) -> None:
     """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
     (tmp_path / "data").mkdir()
