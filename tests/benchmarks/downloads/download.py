@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.data import LARGE
 from benchmarks.downloads.downloaders import TOOLS, Spent, download
-from benchmarks.measure import Figure, Row, Target, call, interleaved, median_of, thread_cpu_s, tree_cpu_s
+from benchmarks.measure import Row, Target, call, interleaved, median_of, thread_cpu_s, tree_cpu_s
 from benchmarks.servers import Endpoint, endpoints
 from benchmarks.workplace import BUCKET, PREPARED_S, Daemon, Workplace, settle
 
@@ -108,8 +108,7 @@ def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
         *_rows("MB/s", where, median_of(tries, "mb_per_s"), dict.fromkeys(TOOLS, mb_per_s)),
         *_rows("CPU-s/GB", where, median_of(tries, "cpu_s_per_gb"), {"s5cmd": cpu_s_per_gb}),
         Row("CPU-s/GB", f"of the event loop, {where}", thread_s[OURS], target=Target("≤", LOOP_CPU_S_PER_GB)),
-        Row("Gbit/s", f"that the event loop allows, {where}", Figure(8 / each for each in thread_s[OURS].rounds)),
-        *_rows("CPU-s/GB", f"of the event loop, of a peer's busiest thread, {where}", thread_s),
+        *_rows("CPU-s/GB", f"of the busiest thread, {where}", thread_s),
     ]
 
 
