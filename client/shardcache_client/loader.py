@@ -249,7 +249,8 @@ class _Batches(DataLoader[Any]):
     def end(self, batches: Iterator[Any] | None) -> None:
         """End the workers of an iteration that failed: its error holds them, and a collector would wait for each."""
         self._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
-        getattr(batches, "_shutdown_workers", int)()
+        if (shut_down := getattr(batches, "_shutdown_workers", None)) is not None:  # else they are made in this process
+            shut_down()
 
 
 class _WorkerSamples(IterableDataset[Any]):

@@ -152,17 +152,16 @@ class ShardReader(Selecting, EpochReader[T_co]):
         dealing = Assignment(
             shuffling, even, batch_size, samples_per_epoch, global_batch_size, spans=canonical_nodes, unit=unit
         )
-
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
         settings = StreamSettings(
-            SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
-            manifest,
-            dealing.deal(manifest),
-            Pipeline.of(decode, members, missing, tokens),
-            _handover(zero_copy),
-            epochs,
-            dealing.identities(manifest),
-            seeds,
+            sessions=SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
+            manifest=manifest,
+            deal=dealing.deal(manifest),
+            pipeline=Pipeline.of(decode, members, missing, tokens),
+            handover=_handover(zero_copy),
+            epochs=epochs,
+            datasets=dealing.identities(manifest),
+            seeds=seeds,
         )
         self._assemble(settings, dealing, seed, handler_of(on_error), reader.job)
 

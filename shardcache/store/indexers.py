@@ -97,7 +97,8 @@ async def start(module: str, url: str | None = None) -> Process:
             *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_LINE_BYTES
         )
     except OSError as exn:
-        raise CacheError(f"cannot start a process ({exn.strerror})", url=url, remedy=NO_PROCESS_REMEDY) from exn
+        message = f"cannot start a process for {module} ({exn.strerror})"
+        raise CacheError(message, url=url, remedy=NO_PROCESS_REMEDY) from exn
 
 
 async def send(process: Process, value: object) -> None:
