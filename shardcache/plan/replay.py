@@ -30,7 +30,7 @@ class Read(NamedTuple):
 
 
 class Replay:
-    """A cache that decides as the daemon does, with transfers that take no time, and plans of `known` epochs."""
+    """A cache that decides as the daemon does, with instant transfers, known paces and plans of `known` epochs."""
 
     def __init__(
         self, reads: Sequence[Read], room_bytes: int, size_bytes: Size = _ONE, known: int = 2, foreseen: bool = False
@@ -60,7 +60,7 @@ class Replay:
             self._fetch_ahead()
 
     def _declare(self, session: int, epochs: Sequence[Sequence[Read]]) -> None:
-        self._schedule.declare(session, (epochs[0][-1].end_s - epochs[0][0].start_s) / len(epochs[0]))
+        self._schedule.declare(session, (epochs[0][-1].end_s - epochs[0][0].start_s) / len(epochs[0])).settled = True
         self._schedule.extend(session, [read.shard for reads in epochs for read in reads])
 
     def _begin(self, read: Read) -> None:

@@ -48,6 +48,7 @@ class ReaderPlan:
     start_s: float = field(init=False)  # NEVER after `end`
     pace_s: float = field(init=False)
     steady_until_s: float = field(init=False)  # until then, another `tick` changes nothing
+    settled: bool = field(default=False, init=False)  # True once shards are taken as fast as they are read
     _again: list[int] = field(default_factory=list, init=False)  # for each position, the next of the same shard, or 0
     _last: dict[str, int] = field(default_factory=dict, init=False)  # last position of shards read more than once
     _waited_s: float = field(default=0.0, init=False)  # total waiting time of the session at `_since_s`
@@ -55,7 +56,6 @@ class ReaderPlan:
     _begun: tuple[float, float] | None = field(default=None, init=False)  # first take, and total waiting time then
     _taken: int = field(default=0, init=False)  # shards taken since then, and released:
     _given: int = field(default=0, init=False)
-    _settled: bool = field(default=False, init=False)  # True once shards are taken as fast as they are read
 
     def __post_init__(self) -> None:
         assert self._since_s is not None
@@ -114,7 +114,7 @@ class ReaderPlan:
         self._measure(position, now_s, waited_s)
         self._taken += 1
         self._begun = self._begun or (now_s, waited_s)
-        self._settled = self._settled or position < self.cursor  # the session was resumed after a daemon restart
+        self.settled = self.settled or position < self.cursor  # the session was resumed after a daemon restart
         if position >= self.cursor or self._since_s is None:  # an older shard, taken again, does not show the pace
             self._since_s, self._waited_s, self._reading = now_s, waited_s, position >= self.cursor
 
@@ -122,7 +122,7 @@ class ReaderPlan:
         """Record that the session has released the shard at `position`."""
         if position == self.cursor:
             self._measure(position + 1, now_s, waited_s)
-        if position >= 0 and not self._settled:  # a shard of a previous plan does not show the pace of this one
+        if position >= 0 and not self.settled:  # a shard of a previous plan does not show the pace of this one
             self._settle(now_s, waited_s)
         if position == self.cursor:
             self._since_s, self._reading = now_s, False
@@ -140,11 +140,11 @@ class ReaderPlan:
         read_s = now_s - begun_s - (waited_s - waited_before_s)
         if read_s >= _ENOUGH_S:
             self._learn(read_s / (self._given + max(0, self._taken - self._given) / 2))
-            self._settled = True
+            self.settled = True
 
     def _measure(self, position: int, now_s: float, waited_s: float) -> None:
         """Measure the shard at the cursor, if it was being read until now and the session moves on to `position`."""
-        if self._settled and self._reading and self._since_s is not None and position > self.cursor:
+        if self.settled and self._reading and self._since_s is not None and position > self.cursor:
             self._learn(max(now_s - self._since_s - (waited_s - self._waited_s), _MIN_S))
 
     def _learn(self, took_s: float) -> None:

@@ -33,7 +33,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 
 @given(jobs(), st.integers(0, 2))
-@settings(max_examples=200, derandomize=True)  # of random ones, one in thousands costs the plan a fetch too many
+@settings(max_examples=200)
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
