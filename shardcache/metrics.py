@@ -27,9 +27,6 @@ class Histogram:
         self.total = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
-    def __repr__(self) -> str:
-        return f"<Histogram of {sum(self._counts)} values, {self.total:.4g} in all>"
-
     def observe(self, value: float) -> None:
         """Add one value."""
         self._counts[bisect_left(self.bounds, value)] += 1
@@ -46,9 +43,6 @@ class Histograms:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._by_label: dict[str, Histogram] = {}
-
-    def __repr__(self) -> str:
-        return f"Histograms({self._by_label})"
 
     def of(self, label: str) -> Histogram:
         """Return the histogram for a label, creating it if necessary."""

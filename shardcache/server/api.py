@@ -198,9 +198,6 @@ class Files:
         folder_name = f"{STATIC_PATH}{self.version}/".removeprefix("/")
         self._contents[PAGE] = self._contents[PAGE].replace(b'"static/', f'"{folder_name}'.encode())
 
-    def __repr__(self) -> str:
-        return f"Files({self.version}, {sum(map(len, self._contents.values()))} bytes)"
-
     async def page(self, request: web.Request) -> web.Response:
         """Serve the page itself."""
         return self._answer(request, PAGE, "no-cache")

@@ -238,9 +238,6 @@ class Acceptor:
         self._serving: set[asyncio.Task[None]] = set()
         self._logged_s = -_LOG_PERIOD_S
 
-    def __repr__(self) -> str:
-        return f"<Acceptor {self.connections.total()} connections>"
-
     @contextmanager
     def accepting(self, sock: socket.socket) -> Iterator[None]:
         """Accept the connections of a non-blocking listening socket during the block."""

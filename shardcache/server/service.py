@@ -159,9 +159,6 @@ class LoopLag:
         self.since_start = Histogram(_BOUNDS_S)
         self._late_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
 
-    def __repr__(self) -> str:
-        return f"LoopLag(samples={len(self._late_s)})"
-
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:

@@ -127,18 +127,16 @@ class Gate:
 
     def ready(self, wanted_bytes: int) -> int:
         """Wait until bytes may be read, and return their number. Raises CancelledError."""
-        if self._paused or self._cancelled or self.received_bytes >= self._limit_bytes:
-            with self._changed:
-                self._changed.wait_for(lambda: self._cancelled or not (self._paused or self.used_up))
-                self.check()
-        left_bytes = self._limit_bytes - self.received_bytes
-        return wanted_bytes if wanted_bytes <= left_bytes else int(left_bytes)
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled or not (self._paused or self.used_up))
+            self.check()
+        return int(min(wanted_bytes, self._limit_bytes - self.received_bytes))
 
     def receive(self, count: int) -> bool:
         """Count received bytes; return whether they are the first, or the last that there is credit for."""
-        before_bytes = self.received_bytes
-        self.received_bytes = after_bytes = before_bytes + count
-        return not before_bytes or after_bytes >= self._limit_bytes
+        is_first = not self.received_bytes
+        self.received_bytes += count
+        return is_first or self.used_up
 
     @property
     def used_up(self) -> bool:

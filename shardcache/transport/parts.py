@@ -10,10 +10,6 @@ from weakref import WeakValueDictionary
 
 from shardcache.checksums import Data, checksum_function
 
-# The kernel keeps free folios of up to 32 KiB per core. Larger ones may be memory that a hypervisor has taken back: to
-# get it again costs several times the copy.
-WRITE_BYTES = 32 * 1024
-
 RECORD = struct.Struct("<II")
 """Journal record of a finished part: its number and its CRC32C."""
 
@@ -77,18 +73,18 @@ class PartsWriter:
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""
-        with self._turn, _errors():
-            while data:
-                part_stop = min(self._parts.stop, self._at - self._at % self._parts.part_bytes + self._parts.part_bytes)
-                block = data[: part_stop - self._at]
-                self._crc32c = self._update_crc32c(block, self._crc32c)
-                if self._update is not None:
-                    self._checksum = self._update(block, self._checksum)
+        while data:
+            part_stop = min(self._parts.stop, self._at - self._at % self._parts.part_bytes + self._parts.part_bytes)
+            block = data[: part_stop - self._at]
+            self._crc32c = self._update_crc32c(block, self._crc32c)
+            if self._update is not None:
+                self._checksum = self._update(block, self._checksum)
+            with self._turn, _errors():
                 _write_all(self._fd, block, self._at)
                 self._at += len(block)
                 if self._at == part_stop:
                     self._finish()
-                data = data[len(block) :]
+            data = data[len(block) :]
 
     def _finish(self) -> None:
         index = (self._at - 1) // self._parts.part_bytes
@@ -125,7 +121,7 @@ def write_parts(parts: Parts, body: Data) -> list[PartSums]:
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while data:
-        count = os.pwrite(fd, data[:WRITE_BYTES], offset)
+        count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
 
 

@@ -7,11 +7,13 @@ that neither decryption nor checksums hold the daemon's interpreter, and small b
 
 import ctypes
 import http.client
+import mmap
 import os
 import select
 import signal
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -36,10 +38,10 @@ _MAX_THREADS = 1024  # one per request
 # An unwanted body is read to its end if a new connection would cost more.
 _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
-# Bytes read, summed and written at a time: they stay in the processor's cache.
-_BLOCK_BYTES = 256 * 1024
-# Bytes between reports to a reader that has nothing else to read.
-_PROMPT_BYTES = 4 * _BLOCK_BYTES
+# Bytes read, summed and written at a time, at most: for each call the interpreter's lock is handed over.
+_BLOCK_BYTES = 1024 * 1024
+# Longest wait for all of a block, a `struct timeval`: what has arrived until then is written.
+_TICK, _NO_TICK = struct.pack("ll", 0, 100_000), struct.pack("ll", 0, 0)
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
 
@@ -57,7 +59,7 @@ class Exchange:
     _gate: connections.Gate
     _held: Callable[[], None]  # called when a held body has arrived
     _progress: Callable[[], None]  # called when the body begins and when its byte credit is used up
-    prompt: bool = field(default=False, kw_only=True)  # True to call that for every MiB that is written, too
+    prompt: bool = field(default=False, kw_only=True)  # True to call that for every block that is written, too
 
     def run(self, pool: connections.Pool) -> messages.Answer:
         """Return the answer; its body is in the file if the answer is as expected.
@@ -136,6 +138,7 @@ class Exchange:
     def _head(self, connection: connections.HttpConnection, patience_s: float | None) -> messages.Response:
         response = messages.Response(connection.socket, method=self._request.method)
         try:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
             connection.socket.sendall(messages.request_head(self._request))
             connection.socket.settimeout(patience_s)
             response.receive()
@@ -176,9 +179,11 @@ class Exchange:
     def _take_held(
         self, body: messages.Body, response: messages.Response, sock: socket.socket
     ) -> tuple[list[PartSums] | None, bool]:
-        memory = memoryview(bytearray(body.parts.size_bytes))
+        memory = _page_aligned(body.parts.size_bytes)
         read = _ChunksReader(response) if response.chunked else _BodyReader(response, sock)
-        self._fill(memory, read)
+        filled_bytes = 0
+        while filled_bytes < len(memory):
+            filled_bytes += self._receive(memory[filled_bytes:], read)
         if response.chunked and read.has_more:
             return None, False
         if body.held:
@@ -189,27 +194,35 @@ class Exchange:
 
     def _copy(self, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
-            _memory.block = memoryview(bytearray(_BLOCK_BYTES))
-        left_bytes = size_bytes
-        while left_bytes:
-            block = _memory.block[: min(_BLOCK_BYTES, left_bytes)]
-            self._fill(block, read)
-            left_bytes -= len(block)
+            _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
+        done_bytes = 0
+        while done_bytes < size_bytes:
+            block = _memory.block[done_bytes % mmap.PAGESIZE :][: min(_BLOCK_BYTES, size_bytes - done_bytes)]
+            if not (count := self._receive(block, read)):
+                continue
             with self._gate.writing():
-                writer.write(block)
-            self._gate.written_bytes += len(block)
-            if self.prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
+                writer.write(block[:count])
+            done_bytes = self._gate.written_bytes = done_bytes + count
+            if self.prompt:
                 self._progress()
 
-    def _fill(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> None:
-        gate, filled, size_bytes = self._gate, 0, len(memory)
-        while filled < size_bytes:
-            count = read(memory[filled : filled + gate.ready(size_bytes - filled)])
-            if not count:
-                raise ConnectionResetError("the server closed the connection before the end of the body")
-            filled += count
-            if gate.receive(count):
-                self._progress()
+    def _receive(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> int:
+        """Fill some or all of the memory; return the number of bytes, 0 if there are none yet."""
+        count = read(memory[: self._gate.ready(len(memory))])
+        if count == 0:
+            raise ConnectionResetError("the server closed the connection before the end of the body")
+        if count and self._gate.receive(count):
+            self._progress()
+        return count or 0
+
+
+def _page_aligned(size_bytes: int) -> memoryview:
+    """Return zeroed memory. From malloc it would begin 16 bytes into a page.
+
+    The kernel copies into it with `rep movsb`, which AMD's Zen 3 and 4 do at a third of the speed where the target lies
+    1 to 31 bytes further into its page than the source does, as a file's page that the server has sent.
+    """
+    return memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes]
 
 
 class _BodyReader:
@@ -219,16 +232,24 @@ class _BodyReader:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)
-        self._recv_into: Callable[[memoryview], int] = sock.fill if isinstance(sock, TlsSocket) else sock.recv_into
+        self._sock, self._flags = sock, 0
+        if not isinstance(sock, TlsSocket):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self.has_more = ahead_bytes > length
 
-    def __call__(self, memory: memoryview) -> int:
-        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
-        if not self._ahead_bytes:
-            return self._recv_into(memory)
-        count = self._fp.readinto(memory[: self._ahead_bytes])
-        self._ahead_bytes -= count
-        return count
+    def __call__(self, memory: memoryview) -> int | None:
+        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end, None for none yet."""
+        if self._ahead_bytes:
+            count = self._fp.readinto(memory[: self._ahead_bytes])
+            self._ahead_bytes -= count
+            return count
+        if isinstance(self._sock, TlsSocket):
+            return self._sock.fill(memory)
+        flags, self._flags = self._flags, socket.MSG_WAITALL  # the first bytes are reported at once
+        try:
+            return self._sock.recv_into(memory, flags=flags)
+        except BlockingIOError:
+            return None
 
 
 class _ChunksReader:

@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 
+from shardcache import errors
 from shardcache.checksums import crc32c
 from shardcache.config import OriginTable
-from shardcache.errors import (
-    AccessDeniedError,
-    NotFoundError,
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-    ShardChangedError,
-)
 from shardcache.origin.base import Checksum, Origin
 from shardcache.origin.registry import Origins
 from shardcache.origin.stores import Proof, Renewed
@@ -68,7 +61,7 @@ async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
     server.put("/bucket/train/a b+c%20#?.tar", DATA[::-1])
-    with pytest.raises(ShardChangedError, match="412"):
+    with pytest.raises(errors.ShardChangedError, match="412"):
         await read_range(origin, obj, 0, 10)
     assert (await origin.stat(URL)).version != obj.version
 
@@ -85,18 +78,18 @@ async def test_object_that_was_stored_compressed_comes_as_it_is_stored(server: G
 @pytest.mark.parametrize(
     ("status", "error", "retried"),
     [
-        (304, OriginError, False),
-        (308, OriginError, False),
-        (403, AccessDeniedError, False),
-        (404, NotFoundError, False),
-        (412, ShardChangedError, False),
-        (429, OriginBusyError, True),
-        (500, OriginUnavailableError, True),
-        (503, OriginBusyError, True),
+        (304, errors.OriginError, False),
+        (308, errors.OriginError, False),
+        (403, errors.AccessDeniedError, False),
+        (404, errors.NotFoundError, False),
+        (412, errors.ShardChangedError, False),
+        (429, errors.OriginBusyError, True),
+        (500, errors.OriginUnavailableError, True),
+        (503, errors.OriginBusyError, True),
     ],
 )
 async def test_refusals_are_typed(
-    status: int, error: type[OriginError], retried: bool, server: GoogleServer, origin: Origin
+    status: int, error: type[errors.OriginError], retried: bool, server: GoogleServer, origin: Origin
 ) -> None:
     """The time that the store asks to wait comes with the error; a redirect is not followed, credentials stay."""
     obj = await origin.stat(URL)
@@ -106,15 +99,15 @@ async def test_refusals_are_typed(
         with pytest.raises(error) as refused:
             await request
         assert type(refused.value) is error
-        assert isinstance(refused.value, OriginUnavailableError) == retried
-        if isinstance(refused.value, OriginUnavailableError):
+        assert isinstance(refused.value, errors.OriginUnavailableError) == retried
+        if isinstance(refused.value, errors.OriginUnavailableError):
             assert refused.value.retry_after_s == 7
 
 
 async def test_buckets_and_missing_objects_are_not_found(origin: Origin) -> None:
     """A bucket's url is not a shard's, nor read as one."""
     for url in ("gs://bucket", "gs://bucket/", "gs://bucket/no.tar"):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             await origin.stat(url)
 
 
@@ -128,7 +121,7 @@ async def test_token_is_requested_once_for_all_and_again_if_refused(server: Goog
         assert server.issued == issued
         server.valid.clear()
     server.lifetime_s = 0
-    with pytest.raises(AccessDeniedError):
+    with pytest.raises(errors.AccessDeniedError):
         server.refusals = [Refusal(401)] * 2
         await origin.stat(URL)
 
@@ -144,7 +137,7 @@ async def test_requests_that_wait_for_a_token_fail_together() -> None:
 
     renewed = Renewed(prove)
     ended = await asyncio.gather(*(renewed.get(URL) for _ in range(64)), return_exceptions=True)
-    assert ({type(error) for error in ended}, len(asked)) == ({OriginUnavailableError}, 1)
+    assert ({type(error) for error in ended}, len(asked)) == ({errors.OriginUnavailableError}, 1)
 
 
 async def test_token_of_a_short_life_is_used_for_half_of_it(server: GoogleServer, origin: Origin) -> None:
@@ -161,7 +154,7 @@ async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -
     anonymous = origins_of(server)
     assert (await anonymous.origin(URL).stat(URL)).size_bytes == len(DATA)
     server.payers["bucket"] = "payer"
-    with pytest.raises(OriginError, match="400"):
+    with pytest.raises(errors.OriginError, match="400"):
         await anonymous.origin(URL).stat(URL)
     paying = origins_of(server, token=server.service_account(tmp_path), requester_pays="payer")
     obj = await paying.origin(URL).stat(URL)

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardcache import errors
 from shardcache.config import OriginTable
-from shardcache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    NotFoundError,
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-    ShardChangedError,
-)
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import nothing
@@ -52,7 +44,7 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, True)
     assert await read(origins, obj, 1000, 70_000) == DATA[1000:70_000]
     faulty.fail("a.tar", Fault.REPLACED)
-    with pytest.raises(ShardChangedError):
+    with pytest.raises(errors.ShardChangedError):
         await read(origins, obj, 0, 10)
 
 
@@ -79,7 +71,7 @@ async def test_object_of_unknown_length_is_refused(
 ) -> None:
     """Without a Content-Length a cut could not be told from the end, so it is an error with a remedy."""
     faulty.ranges, faulty.validators, faulty.lengths = ranges, validators, False
-    with pytest.raises(OriginError, match="does not state the file's size") as refused:
+    with pytest.raises(errors.OriginError, match="does not state the file's size") as refused:
         await parts_of(origins, await stat(origins, faulty))
     assert "Content-Length" in refused.value.remedy
     assert not refused.value.retryable
@@ -101,11 +93,11 @@ async def test_bytes_that_are_encoded_on_the_way_are_refused(
     obj = await stat(origins, faulty)
     faulty.ranges, faulty.lengths = ranges, lengths
     faulty.fail("a.tar", Fault.ENCODED, times=2)
-    with pytest.raises(OriginError, match="encodes the file on the fly") as refused:
+    with pytest.raises(errors.OriginError, match="encodes the file on the fly") as refused:
         await stat(origins, faulty)
     assert "compression" in refused.value.remedy
     assert not refused.value.retryable
-    with pytest.raises(OriginError, match="encodes the file on the fly"):
+    with pytest.raises(errors.OriginError, match="encodes the file on the fly"):
         await (read(origins, obj, 1000, 70_000) if ranges else parts_of(origins, obj))
 
 
@@ -117,23 +109,23 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
     obj = await stat(origins, faulty)
     faulty.put("empty.tar", b"")
     assert (await origins.origin(obj.url).stat(faulty.http_url("empty.tar"))).size_bytes == 0
-    with pytest.raises(OriginError) as refused:
+    with pytest.raises(errors.OriginError) as refused:
         await origins.origin(obj.url).list_prefix(faulty.http_url(""), nothing)
     assert "{000..099}" in refused.value.remedy
     for url, error in {
-        faulty.http_url("no.tar"): NotFoundError,
-        "http://127.0.0.1:1/a.tar": OriginUnavailableError,
-        "http://": ConfigError,
+        faulty.http_url("no.tar"): errors.NotFoundError,
+        "http://127.0.0.1:1/a.tar": errors.OriginUnavailableError,
+        "http://": errors.ConfigError,
     }.items():
         with pytest.raises(error):
             await origins.origin(url).stat(url)
     for fault, error in {
-        Fault.FORBIDDEN: AccessDeniedError,
-        Fault.SLOW_DOWN: OriginBusyError,
-        Fault.SERVER_ERROR: OriginUnavailableError,
-        Fault.WRONG_RANGE: OriginUnavailableError,
-        Fault.RESET: OriginUnavailableError,
-        Fault.WRONG_ETAG: ShardChangedError,
+        Fault.FORBIDDEN: errors.AccessDeniedError,
+        Fault.SLOW_DOWN: errors.OriginBusyError,
+        Fault.SERVER_ERROR: errors.OriginUnavailableError,
+        Fault.WRONG_RANGE: errors.OriginUnavailableError,
+        Fault.RESET: errors.OriginUnavailableError,
+        Fault.WRONG_ETAG: errors.ShardChangedError,
     }.items():
         faulty.fail("a.tar", fault)
         with pytest.raises(error):
@@ -155,7 +147,7 @@ async def test_flood_of_headers_is_a_typed_error(
         use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
         url = server.url() if way == "http" else "s3://bucket/a/"
         ask = origins.origin(url).list_prefix(url, nothing) if "list" in way else origins.origin(url).stat(url + "b")
-        with pytest.raises(OriginError, match="64 KiB") as failed:
+        with pytest.raises(errors.OriginError, match="64 KiB") as failed:
             await ask
         assert not failed.value.retryable
         assert failed.value.url is not None and failed.value.url.startswith(url)
@@ -172,7 +164,7 @@ async def test_etag_is_sent_back_byte_by_byte(etag: bytes, origins: Origins) -> 
     shown = [f"ETag: {etag.decode('latin-1')}", f"Content-Range: bytes 0-0/{len(TEN)}"]
     with ScriptedServer(answer(TEN[:1], *shown), answer(TEN, shown[0])) as server:
         obj = await origins.origin(server.url()).stat(server.url())
-        with contextlib.suppress(OriginError):  # the script knows no ranges
+        with contextlib.suppress(errors.OriginError):  # the script knows no ranges
             await read_range(origins.origin(obj.url), obj, 0, len(TEN))
         sent = [line for line in server.heads[1].split("\r\n") if line.startswith("If-Match")]
         assert sent == ([f"If-Match: {etag.decode('latin-1')}"] if etag.startswith(b'"') else [])
@@ -256,7 +248,7 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
         origin = origins.origin(url)
         for number in ABSURD[:6] if place == "listing" else ABSURD:
             server.data = reply(number)
-            with pytest.raises(OriginError) as failed:
+            with pytest.raises(errors.OriginError) as failed:
                 await (origin.list_prefix(url, nothing) if place == "listing" else origin.stat(url))
             assert "refused" not in failed.value.message
 
@@ -264,7 +256,7 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
 async def test_error_escapes_and_cuts_what_a_server_sent(origins: Origins) -> None:
     """Whoever prints it on a terminal is shown text, and not pages of it."""
     with ScriptedServer(Reply(b"\x1b]0;you\x07\x9b2J" + b"A" * 8000 + b"\r\n\r\n", Ending.CLOSE)) as server:
-        with pytest.raises(OriginError, match=r"A{100}") as failed:
+        with pytest.raises(errors.OriginError, match=r"A{100}") as failed:
             await origins.origin(server.url()).stat(server.url())
         assert failed.value.message.isprintable()
         assert r"\x1b]0;you\x07\x9b2J" in failed.value.message
