@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, chain, pairwise
+from operator import sub
 from typing import Self
 
 from shardcache.errors import ProtocolError
@@ -53,7 +54,7 @@ class Texts:
     @property
     def lengths(self) -> "array[int]":
         """Length of each text in bytes."""
-        return array("I", (stop - start for start, stop in pairwise(self.ends)))
+        return array("I", map(sub, self.ends[1:], self.ends))
 
 
 @dataclass(frozen=True)

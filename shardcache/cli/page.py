@@ -1,8 +1,7 @@
 """The status page as people see it: printed once by `status`, followed by `top` in frames, JSON or a screen until q.
 
 A screen of limited height gets as many jobs and transfers as fit, each fact on one line; else nothing is cut. Jobs have
-their names whole, and as many other columns as the width has room for. Fields that an older daemon does not report are
-left blank.
+their names whole, and as many other columns as the width has room for.
 """
 
 import asyncio

@@ -67,13 +67,9 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 def _show_shards(lines: Iterable[Json]) -> None:
     numbers, rows, now_s = ("size", "samples", "leases"), [], time.time()
     for row in sorted(lines, key=itemgetter("url")):
-        counts = (
-            size(row["size_bytes"]),
-            "" if row["samples"] is None else f"{row['samples']:,}",
-            f"{row['leases']:,}",
-        )
+        counts = ("" if row["samples"] is None else f"{row['samples']:,}"), f"{row['leases']:,}"
         used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
-        rows.append((row["url"], *counts, "pinned" if row.get("pinned") else "", used))
+        rows.append((row["url"], size(row["size_bytes"]), *counts, "pinned" * row["pinned"], used))
     common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
 
 

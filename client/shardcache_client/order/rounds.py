@@ -119,7 +119,7 @@ class Order:
 
     def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
         self.samples = sum(counts)
-        self._counts = counts
+        self._counts = array("Q", counts)
         self._shuffle = shuffle
         self._rounds: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
 
@@ -150,8 +150,12 @@ class Order:
         if number not in self._rounds:
             while len(self._rounds) >= _ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
-            shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
-            self._rounds[number] = array("I", shards), array("Q", accumulate(map(self._counts.__getitem__, shards)))
+            shards = array("I", shard_order(self._counts, self._shuffle, round_key(self._shuffle, number)))
+            if len(shards) < _MIN_FOR_NUMPY:
+                ends = array("Q", accumulate(map(self._counts.__getitem__, shards)))
+            else:
+                ends = array("Q", np.take(self._counts, shards).cumsum().tobytes())
+            self._rounds[number] = shards, ends
         return self._rounds[number]
 
 
