@@ -43,9 +43,9 @@ def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
     home.mkdir()
     config.touch()
     folder.chmod(0o755)
-    env["HOME"], env["SHARDCACHE_CONFIG"] = str(home), str(config)
-    env["SHARDCACHE_SOCKET"] = str(folder / "none.sock")
-    env["AWS_EC2_METADATA_DISABLED"] = "true"
+    env |= {"HOME": str(home), "SHARDCACHE_CONFIG": str(config), "SHARDCACHE_SOCKET": str(folder / "none.sock")}
+    # The latter as torch looks up its peers' names, which a name server may leave unanswered.
+    env["AWS_EC2_METADATA_DISABLED"], env["RES_OPTIONS"] = "true", "timeout:1 attempts:1"
 
 
 def heed_interrupts() -> None:

@@ -131,7 +131,7 @@ async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes
             listener = stack.enter_context(socket.socket())
             listener.bind((node.address, tier.owner_port))
             listener.listen()
-        reports = await ask((*silent, *tier.nodes), tier.owner_port, tier.tls, limit_s=5)
+        reports = await ask((*silent, *tier.nodes), tier.owner_port, tier.tls, limit_s=3)
     assert [report.error for report in reports] == ["no answer"] * 250 + [None] * 3
 
 

@@ -22,8 +22,8 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daemon]:
-    env = aws_env(f"http://127.0.0.1:{port}")
-    with Daemon(tmp_path_factory.mktemp("d"), "--attempts", str(ATTEMPTS), env=env) as daemon:
+    folder, env = tmp_path_factory.mktemp("d"), aws_env(f"http://127.0.0.1:{port}")
+    with Daemon(folder, "--attempts", str(ATTEMPTS), env=env) as daemon:
         yield daemon
 
 
@@ -34,7 +34,7 @@ def attempt(port: int) -> str:
 def attempts_shown(daemon: Daemon, port: int) -> bool:
     """Return True once `status` names the failing request as what holds readers back."""
     limits = {limit["name"]: limit["text"] for limit in daemon.status()["limits"] if limit["holds"]}
-    return re.fullmatch("requests repeated after errors: 1; " + attempt(port), limits.get("errors", "")) is not None
+    return bool(re.fullmatch(f"requests repeated after errors: 1; {attempt(port)}", limits.get("errors", "")))
 
 
 @pytest.mark.slow
@@ -62,6 +62,7 @@ def test_views_show_the_attempt_and_its_error(daemon: Daemon, port: int) -> None
     assert re.search(rf"retrying.*attempt 2 of {ATTEMPTS}", daemon.log.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/{{1..3}}.tar", "s3://b/folder/", "s3://b/index.json"])
 def test_warm_prints_attempts_as_they_fail(url: str, daemon: Daemon, port: int) -> None:
     """Of the shards' sizes, of a listing and of an index file."""
