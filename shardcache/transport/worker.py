@@ -40,7 +40,7 @@ _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 # Bytes read, summed and written at a time, at most: for each call the interpreter's lock is handed over.
 _BLOCK_BYTES = 1024 * 1024
-# Longest wait for all of a block, a `struct timeval`: what has arrived until then is written.
+# Longest wait for all of a block, a `struct timeval`: what has arrived until then is written. TLS has its own.
 _TICK, _NO_TICK = struct.pack("ll", 0, 100_000), struct.pack("ll", 0, 0)
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
@@ -195,34 +195,33 @@ class Exchange:
     def _copy(self, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
             _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
-        done_bytes = 0
-        while done_bytes < size_bytes:
-            block = _memory.block[done_bytes % mmap.PAGESIZE :][: min(_BLOCK_BYTES, size_bytes - done_bytes)]
-            if not (count := self._receive(block, read)):
-                continue
+        while (at := self._gate.written_bytes) < size_bytes:
+            block = _memory.block[at % mmap.PAGESIZE :][: min(_BLOCK_BYTES, size_bytes - at)]
+            count = self._receive(block, read)
             with self._gate.writing():
                 writer.write(block[:count])
-            done_bytes = self._gate.written_bytes = done_bytes + count
+            self._gate.written_bytes += count
             if self.prompt:
                 self._progress()
 
     def _receive(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> int:
-        """Fill some or all of the memory; return the number of bytes, 0 if there are none yet."""
+        """Fill some or all of the memory and return the number of bytes."""
         count = read(memory[: self._gate.ready(len(memory))])
-        if count == 0:
+        if not count:
             raise ConnectionResetError("the server closed the connection before the end of the body")
-        if count and self._gate.receive(count):
+        if self._gate.receive(count):
             self._progress()
-        return count or 0
+        return count
 
 
 def _page_aligned(size_bytes: int) -> memoryview:
-    """Return zeroed memory. From malloc it would begin 16 bytes into a page.
+    """Return zeroed memory that does not begin 16 bytes into a page, as malloc's does.
 
-    The kernel copies into it with `rep movsb`, which AMD's Zen 3 and 4 do at a third of the speed where the target lies
-    1 to 31 bytes further into its page than the source does, as a file's page that the server has sent.
+    AMD's Zen 3 and 4 copy (`rep movsb`) at a third of the speed to 1 to 31 bytes further into a page than from where.
     """
-    return memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes]
+    memory = memoryview(bytearray(size_bytes + mmap.PAGESIZE))
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE
+    return memory[start : start + size_bytes]
 
 
 class _BodyReader:
@@ -232,13 +231,14 @@ class _BodyReader:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)
-        self._sock, self._flags = sock, 0
+        self._sock, self._flags, self._poller = sock, 0, select.poll()
         if not isinstance(sock, TlsSocket):
+            self._poller.register(sock, select.POLLIN)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self.has_more = ahead_bytes > length
 
-    def __call__(self, memory: memoryview) -> int | None:
-        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end, None for none yet."""
+    def __call__(self, memory: memoryview) -> int:
+        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
         if self._ahead_bytes:
             count = self._fp.readinto(memory[: self._ahead_bytes])
             self._ahead_bytes -= count
@@ -246,10 +246,8 @@ class _BodyReader:
         if isinstance(self._sock, TlsSocket):
             return self._sock.fill(memory)
         flags, self._flags = self._flags, socket.MSG_WAITALL  # the first bytes are reported at once
-        try:
-            return self._sock.recv_into(memory, flags=flags)
-        except BlockingIOError:
-            return None
+        self._poller.poll()  # however long: from then on, each tick has some bytes
+        return self._sock.recv_into(memory, flags=flags)
 
 
 class _ChunksReader:
