@@ -59,7 +59,7 @@ class Exchange:
     _gate: connections.Gate
     _held: Callable[[], None]  # called when a held body has arrived
     _progress: Callable[[], None]  # called when the body begins and when its byte credit is used up
-    prompt: bool = field(default=False, kw_only=True)  # True to call that for every block that is written, too
+    prompt: bool = field(default=False, kw_only=True)  # True to call that for every MiB that is written, too
 
     def run(self, pool: connections.Pool) -> messages.Answer:
         """Return the answer; its body is in the file if the answer is as expected.
@@ -201,7 +201,7 @@ class Exchange:
             with self._gate.writing():
                 writer.write(block[:count])
             self._gate.written_bytes += count
-            if self.prompt:
+            if self.prompt and (at + count) // _BLOCK_BYTES > at // _BLOCK_BYTES:
                 self._progress()
 
     def _receive(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> int:
