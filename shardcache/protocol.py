@@ -54,11 +54,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import formatannotation
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from shardcache.errors import DaemonError, ProtocolError, VersionMismatchError
 
@@ -131,8 +131,7 @@ def agree(*, daemon: Release, client: Release) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRef:
+class ShardRef(NamedTuple):  # a dataclass would take five times as long to make, and there may be millions
     """One shard in a manifest; what is not known of it is None."""
 
     url: str  # the original one, as in the samples' `__url__`
@@ -140,7 +139,7 @@ class ShardRef:
     size_bytes: int | None = None  # in the object store
     samples: int | None = None  # known once the shard has been indexed
     tokens: int | None = None  # as `tarindex.contents` counts them, if an index file says so
-    is_file: bool = field(default=False, kw_only=True)  # True if the object's own bytes are wanted, and no samples
+    is_file: bool = False  # True if the object's own bytes are wanted, and no samples
 
 
 def check_indices(values: Sequence[object], count: int) -> None:

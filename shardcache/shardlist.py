@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from shardcache.protocol import ShardRef
+from shardcache.shards import Columns
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1
@@ -24,6 +25,7 @@ _WINDOW_CHARS = 256 * 1024
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _COUNTS = ("filesize", "nsamples", "ntokens")
+_TEXT = {str, type(None)}
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
@@ -46,21 +48,22 @@ def _relative(url: str, folder: str) -> str:
     return path if path == posixpath.normpath(path) and not path.startswith(("/", ".")) else url
 
 
-def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardRef]:
-    """Yield the shards of an index in its order, with urls and etags unchanged.
+def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[Columns]:
+    """Yield the shards of an index in its order, some at a time, with urls and etags unchanged.
 
-    Parses row by row: parsing the whole file at once would take up to thirty times its size in memory, and block the
-    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more than `max_shards`,
-    or that refers to further datasets.
+    Parsing the whole file at once would take up to thirty times its size in memory, and block the interpreter. Raises
+    ValueError, with a reason, for a file that is not an index, that lists more than `max_shards`, or that refers to
+    further datasets.
     """
     text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), -1
     for name in text.members():
         if name == "shardlist" and text.begins("["):
             rows = 0
-            for rows, row in enumerate(text.items(), 1):
+            for some in text.items():
+                rows += len(some)
                 if rows > max_shards:
                     raise ValueError(f"it lists more than {max_shards:,} shards")
-                yield _ref(row)
+                yield _columns(some)
             continue
         value = text.value()
         if name == "wids_version" and value != WIDS_VERSION:
@@ -98,10 +101,10 @@ class _Text:
         if self._at < len(self._window):
             raise self._error("unexpected text after the end")
 
-    def items(self) -> Iterator[Any]:
-        """Yield each value of a list."""
+    def items(self) -> Iterator[list[Any]]:
+        """Yield the values of a list, some at a time."""
         for _ in self._list("[", "]"):
-            yield from self._values() or [self.value()]
+            yield self._values() or [self.value()]
 
     def _values(self) -> list[Any]:
         """Read the objects that the window holds whole, if that is all it holds: much faster than one by one."""
@@ -166,13 +169,23 @@ class _Text:
         return ValueError(f"{reason}, at character {self._start + (self._at if at is None else at):,}")
 
 
-def _ref(row: Any) -> ShardRef:
+def _columns(rows: list[Any]) -> Columns:
+    if {*map(type, rows)} == {dict}:
+        urls, etags, *counts = columns = [[row.get(name) for row in rows] for name in ("url", "etag", *_COUNTS)]
+        known = [count for each in counts for count in each if count is not None]
+        typed = {*map(type, urls)} == {str} and {*map(type, etags)} <= _TEXT and {*map(type, known)} <= {int}
+        if typed and 0 <= min(known, default=0) <= max(known, default=0) < 2**63:
+            return columns
+    raise ValueError(next(filter(None, map(_fault, rows))))
+
+
+def _fault(row: Any) -> str:
+    """Return what is wrong with a row; empty if nothing is."""
     if not isinstance(row, dict) or type(url := row.get("url")) is not str:
-        raise ValueError(f"a row has no url: {str(row)[:100]}")
-    etag, counts = row.get("etag"), [row.get(name) for name in _COUNTS]
-    if etag is not None and type(etag) is not str:
-        raise ValueError(f"etag of {url} is {etag!r}")
-    for name, count in zip(_COUNTS, counts, strict=True):
+        return f"a row has no url: {str(row)[:100]}"
+    if type(etag := row.get("etag")) not in _TEXT:
+        return f"etag of {url} is {etag!r}"
+    for name, count in zip(_COUNTS, map(row.get, _COUNTS), strict=True):
         if count is not None and not (type(count) is int and 0 <= count < 2**63):
-            raise ValueError(f"{name} of {url} is {count!r}")
-    return ShardRef(url, etag, *counts)
+            return f"{name} of {url} is {count!r}"
+    return ""

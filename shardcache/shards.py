@@ -7,16 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from operator import sub
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 from shardcache.errors import ProtocolError
 from shardcache.protocol import MAX_MESSAGE_BYTES, ShardRef
 
 _HEAD = struct.Struct("<3Q")  # number of shards, bytes of their urls and of their versions
 _ROW_BYTES = 2 * 4 + 3 * 8  # of a packed shard, besides its texts
+_AT_ONCE = 1_000  # shards of which there are objects at the same time
 _PIECE_SHARDS = 20_000  # packed, they are far below the size of a request that the daemon accepts
+
+Columns: TypeAlias = Sequence[Sequence[Any]]
+"""Urls, versions, sizes, numbers of samples and of tokens of the same shards; None for what is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +74,22 @@ class Shards(Sequence[ShardRef]):
     @classmethod
     def of(cls, refs: Iterable[ShardRef]) -> Self:
         """Build from shards."""
-        url_ends, urls, version_ends, versions = array("Q", [0]), bytearray(), array("Q", [0]), bytearray()
-        sizes, samples, tokens = array("q"), array("q"), array("q")
-        for ref in refs:  # written out, for there may be a million
-            urls += ref.url.encode()
-            url_ends.append(len(urls))
-            versions += (ref.version or "").encode()
-            version_ends.append(len(versions))
-            sizes.append(-1 if ref.size_bytes is None else ref.size_bytes)
-            samples.append(-1 if ref.samples is None else ref.samples)
-            tokens.append(-1 if ref.tokens is None else ref.tokens)
-        return cls(Texts(url_ends, bytes(urls)), Texts(version_ends, bytes(versions)), sizes, samples, tokens)
+        rest = iter(refs)
+        return cls.of_columns([*zip(*some, strict=True)][:5] for some in iter(lambda: [*islice(rest, _AT_ONCE)], []))
+
+    @classmethod
+    def of_columns(cls, columns: Iterable[Columns]) -> Self:
+        """Build from the columns of some shards after those of others."""
+        texts, numbers = [(array("Q", [0]), bytearray()) for _ in range(2)], [array("q") for _ in range(3)]
+        for urls, versions, *counts in columns:
+            for (ends, text), some in zip(texts, (urls, versions), strict=True):
+                encoded = [(each or "").encode() for each in some]
+                ends.extend(islice(accumulate(map(len, encoded), initial=len(text)), 1, None))
+                text += b"".join(encoded)
+            for column, each in zip(numbers, counts, strict=True):
+                column.extend(-1 if count is None else count for count in each)
+        urls_of, versions_of = (Texts(ends, bytes(text)) for ends, text in texts)
+        return cls(urls_of, versions_of, *numbers)
 
     @classmethod
     def joined(cls, lists: Sequence["Shards"]) -> "Shards":
@@ -103,8 +112,9 @@ class Shards(Sequence[ShardRef]):
 
     def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
         number = range(len(self))[index]
-        counts = [None if each[number] < 0 else each[number] for each in (self.sizes, self.samples, self.tokens)]
-        return ShardRef(self.urls[number], self.versions[number] or None, *counts)
+        counts = (None if each[number] < 0 else each[number] for each in (self.sizes, self.samples, self.tokens))
+        size_bytes, samples, tokens = counts
+        return ShardRef(self.urls[number], self.versions[number] or None, size_bytes, samples, tokens)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import structlog
@@ -170,7 +170,7 @@ class Manifests:
 def _stated(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
     if obj is None or ref.version not in (None, obj.version):
         return ref
-    return replace(ref, version=obj.version, size_bytes=obj.size_bytes)
+    return ref._replace(version=obj.version, size_bytes=obj.size_bytes)
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -187,11 +187,11 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 def _rows(pattern: str, shards: Shards) -> str | None:
     """Return a listing for the catalogue; None if a url is secret. Blocks."""
-    if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
+    if _is_secret("\n".join((pattern, *shards.urls))):
         return None
     return b64encode(shards.packed).decode()
 
 
-def _is_secret(url: str) -> bool:
-    """Return whether a url contains secrets, and so must not be stored."""
-    return redact(url) != url
+def _is_secret(text: str) -> bool:
+    """Return whether a url, or one of several on lines of their own, contains secrets, and so must not be stored."""
+    return redact(text) != text

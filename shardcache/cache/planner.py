@@ -74,7 +74,7 @@ class Listing:
     def ref(self, number: int) -> ShardRef:
         """Return a shard by its number, or a file if that is wanted."""
         ref = self.shards[number]
-        return replace(ref, is_file=True) if self._is_file(ref.url) else ref
+        return ref._replace(is_file=True) if self._is_file(ref.url) else ref
 
     def refs(self) -> Sequence[ShardRef]:
         """Return all shards and files. Blocks."""

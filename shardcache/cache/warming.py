@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from shardcache.cache.planner import name_of
@@ -192,7 +191,7 @@ class Warming:
         unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
         found = await self._downloader.stat_all(self._origins.origin, unknown)
         return [
-            replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))
+            ref._replace(size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))
             if (obj := found.get(ref.url))
             else ref
             for ref in wanted

@@ -165,7 +165,7 @@ def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
         for event in events:
             if event["event"] == "shard":
                 facts = (event.get(name) for name in ("version", "size_bytes", "samples", "tokens"))
-                found[event["number"]] = ShardRef(event["url"], *facts)
+                found[event["number"]] = ShardRef._make((event["url"], *facts, False))
             yield event
 
 

@@ -100,10 +100,11 @@ class Run(SimpleNamespace):
 
 def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
     from shardcache import shardlist
+    from shardcache.shards import Shards
     from shardcache_client.order.manifest import Manifest
 
     try:
-        manifest = Manifest.of(shardlist.read(index.read_bytes()))
+        manifest = Manifest(Shards.of_columns(shardlist.read(index.read_bytes())))
         if not manifest.samples or -1 in manifest.shards.sizes:
             raise ValueError("it has no samples, or no sample counts or sizes")
     except (OSError, ValueError) as exn:

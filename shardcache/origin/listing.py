@@ -15,7 +15,7 @@ from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.shardlist import MAX_SHARDS
-from shardcache.shards import Shards
+from shardcache.shards import Columns, Shards
 from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
 
@@ -172,7 +172,7 @@ def parse_index(url: str, data: bytes) -> Shards:
     Raises NotAnIndexError for any other content.
     """
     try:
-        return Shards.of(_resolved(checked(join(url, row.url)), row) for row in shardlist.read(data))
+        return Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
     except ValueError as exn:
         raise NotAnIndexError(
             f"not an index of shards ({exn})",
@@ -181,14 +181,14 @@ def parse_index(url: str, data: bytes) -> Shards:
         ) from exn
 
 
-def _resolved(url: str, row: ShardRef) -> ShardRef:
+def _resolved(index: str, urls: Sequence[str], etags: Sequence[str | None], *counts: Sequence[int | None]) -> Columns:
+    urls = [checked(join(index, url)) for url in urls]
     # Indexes have ETags with or without quotes; an origin's versions have none, except over plain HTTP.
-    version = row.version
-    if version and '"' in version and protocol_of(url) not in WEB:
-        version = version.strip('"')
-    if version and version == row.version and url == row.url:
-        return row
-    return ShardRef(url, version or None, row.size_bytes, row.samples, row.tokens)
+    versions = [
+        each.strip('"') if each and '"' in each and protocol_of(url) not in WEB else each
+        for url, each in zip(urls, etags, strict=True)
+    ]
+    return urls, versions, *counts
 
 
 # In brackets, a "]" that comes first, or first after "!", is one of the characters.

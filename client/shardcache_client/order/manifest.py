@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise, repeat, zip_longest
+from itertools import accumulate, chain, islice, pairwise, repeat, zip_longest
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shardcache.errors import ConfigError
@@ -321,8 +321,8 @@ class Plan:
 
     epoch: int
     manifest: Manifest  # of the dataset
-    order: "array[int]"  # numbers of planned shards in reading order, through this epoch and the next
-    reads: int  # number of positions of `order` that belong to this epoch
+    order: "array[int]"  # numbers of planned shards in the order in which this epoch reads them
+    after: Callable[[], Iterable[int]] = tuple  # returns those of the next epoch
     wanted: Wanted = "samples"
 
     @classmethod
@@ -330,14 +330,21 @@ class Plan:
         cls,
         manifest: Manifest,
         epoch: int,
-        now: Sequence[int],
-        after: Sequence[int] = (),
+        now: Iterable[int],
+        after: Callable[[], Iterable[int]] = tuple,
         wanted: Wanted = "samples",
     ) -> "Plan":
-        """Build the plan to read shards, and those beside them: `now` in this epoch, `after` in the next."""
-        if manifest.columns:
-            now, after = ([*chain.from_iterable(manifest.together(each) for each in some)] for some in (now, after))
-        return cls(epoch, manifest, array("I", [*now, *after]), len(now), wanted)
+        """Build the plan to read shards, and those beside them: `now` in this epoch, those of `after` in the next."""
+
+        def planned(some: Iterable[int]) -> Iterable[int]:
+            return chain.from_iterable(map(manifest.together, some)) if manifest.columns else some
+
+        return cls(epoch, manifest, array("I", planned(now)), lambda: planned(after()), wanted)
+
+    @property
+    def reads(self) -> int:
+        """Number of positions of this epoch."""
+        return len(self.order)
 
     @property
     def shards(self) -> Shards:
@@ -351,13 +358,14 @@ class Plan:
     def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the messages that declare the plan from position `start` on, as (type, fields).
 
-        The first is a `plan`, small for a quick start, the others each an `extend` of it. They are built lazily.
+        The first is a `plan`, small for a quick start, the others each an `extend` of it. They are built lazily, and so
+        is the order of the next epoch: that of many shards takes a while.
         """
         planned = self.manifest.planned
         lists = planned.lists or (planned.fingerprint,)
         first: dict[str, Any] = {"shards": lists, "epoch": self.epoch, "reads": self.reads - start}
         first |= {} if self.wanted == "samples" else {"wanted": self.wanted}
-        end = start + _FIRST_PIECE
-        yield "plan", first | {"order": self.order[start:end].tolist()}
-        for begin in range(end, len(self.order), _NEXT_PIECE):
-            yield "extend", {"order": self.order[begin : begin + _NEXT_PIECE].tolist()}
+        positions = chain.from_iterable(some() for some in (lambda: self.order[start:], self.after))
+        yield "plan", first | {"order": [*islice(positions, _FIRST_PIECE)]}
+        while piece := [*islice(positions, _NEXT_PIECE)]:
+            yield "extend", {"order": piece}

@@ -363,7 +363,8 @@ class ShardWindow:
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
-        self._session.extend()  # after the request for the shard, so as not to delay it
+        if self._asked > 1 + len(self._ahead):  # after the request for the shard, and not for the first: no delay
+            self._session.extend()
         self._taken.append(leased_shard)
         return leased_shard
 

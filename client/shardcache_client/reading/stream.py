@@ -436,12 +436,11 @@ class EpochStream:
 
     def _samples(self, session: Session) -> Iterator[Sample | None]:
         """Yield the share's samples, None for skipped ones; then replacements of these from other readers' shares."""
-        position, after = self.position, self._shards_after()
-        fruitless = 0
+        position, fruitless = self.position, 0
         while True:
             before, whole = position.given, position.taken == 0
             share = self._share(position.time) if position.time else self.share
-            yield from self._once(session, share.behind(position.taken, position.step, position.nth), after)
+            yield from self._once(session, share.behind(position.taken, position.step, position.nth))
             if self._quota is None:
                 return
             fruitless = fruitless + whole if position.given == before else 0
@@ -453,16 +452,17 @@ class EpochStream:
                 )
             position.begin_share()
 
-    def _shards_after(self) -> Sequence[int]:
-        """Return the shards of the reader's next epoch; none after the last."""
+    def _shards_after(self) -> Callable[[], Sequence[int]]:
+        """Return a function that returns the shards of the reader's next epoch; none after the last."""
         after, epochs = self.position.epoch + 1, self._settings.epochs
+        deal, topology = self._settings.deal, self.topology
         if epochs is not None and after >= epochs:
-            return ()
-        return self._settings.deal.share(after, 0, self.topology).shards()
+            return tuple
+        return lambda: deal.share(after, 0, topology).shards()
 
-    def _once(self, session: Session, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
+    def _once(self, session: Session, share: Share) -> Iterator[Sample | None]:
         manifest, view_of = self._settings.manifest, self._settings.pipeline.view
-        plan = Plan.of(manifest, self.position.epoch, share.shards(), after)
+        plan = Plan.of(manifest, self.position.epoch, share.shards(), self._shards_after())
         session.declare(plan)
         drawn = manifest.choices is not None or any(segment.mixed for segment in share.segments)
         early, handover = False if drawn else None, self._settings.handover

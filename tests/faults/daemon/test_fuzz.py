@@ -18,6 +18,7 @@ from shardcache.access import checked, join, store_of
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand_braces, glob_regex
+from shardcache.shards import Shards
 from shardcache.store.folder import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states
@@ -89,7 +90,7 @@ index_values = values | st.dictionaries(st.sampled_from(["wids_version", "shardl
 def test_any_text_is_an_index_or_a_value_error(text: str) -> None:
     """The rows of an index file have the types that they should have; anything else is refused with a reason."""
     try:
-        shards = list(shardlist.read(text.encode()))
+        shards = Shards.of_columns(shardlist.read(text.encode()))
     except ValueError as exn:
         assert str(exn)
     else:

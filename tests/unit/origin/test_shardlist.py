@@ -32,6 +32,7 @@ shards = st.lists(
         st.integers(0, 2**63 - 1),
         st.integers(0, 2**63 - 1),
         st.none() | st.integers(0, 2**63 - 1),
+        st.just(False),
     )
 )
 

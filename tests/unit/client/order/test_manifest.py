@@ -4,6 +4,7 @@ import pickle
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain
 
 import pytest
@@ -172,7 +173,7 @@ def mostly_in_order(length: int) -> Sequence[int]:
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order."""
     known, now = manifest([3] * 12_000), mostly_in_order(shards)
-    plan = Plan.of(known, 3, now, now[::-1])
+    plan = Plan.of(known, 3, now, lambda: now[::-1])
     start = min(start, plan.reads)
     (kind, first), *others = plan.messages(start)
     assert (kind, {name for name, _ in others}) in (("plan", {"extend"}), ("plan", set()))
@@ -192,10 +193,10 @@ def test_a_plan_names_the_shards_beside_each() -> None:
     joined = replace(images, columns=(Column("cap.", captions), Column("lat.", latents, ((0,), (0, 1), ()))))
     mixed = Manifest.joined([labels, joined])
     for manifest, first in ((joined, 0), (mixed, 2)):
-        plan = Plan.of(manifest, 0, [first + 2, first + 1], [first])
-        planned = [plan.shard(position).url for position in range(len(plan.order))]
+        plan = Plan.of(manifest, 0, [first + 2, first + 1], partial(list, [first]))
+        ((_, fields),) = plan.messages()
+        planned = [plan.shards[number].url for number in fields["order"]]
         assert planned == ["img2", "cap2", "img1", "cap1", "lat0", "lat1", "img0", "cap0", "lat0"]
         assert plan.reads == 6
     assert mixed.beside(1) == {}
-    (_, fields), *_ = plan.messages()
     assert fields["shards"] == tuple(each.fingerprint for each in (labels, images, captions, latents))

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +33,8 @@ from support.network.peer import (
 from support.programs.daemon import eventually
 
 MANIFEST = Manifest.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
-PLAN = Plan(0, MANIFEST, array("I", [0, 1, 2, 2, 1, 0]), 3)
-LONG = Plan(0, MANIFEST, array("I", [0, 1, 2] * 3_000), 9_000)
+PLAN = Plan.of(MANIFEST, 0, [0, 1, 2], lambda: [2, 1, 0])
+LONG = Plan.of(MANIFEST, 0, [0, 1, 2] * 3_000)
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
 def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     """A session that is kept between epochs greets once."""
     with session_with(path, begun(accepted)) as (session, heard):
-        session.declare(Plan(1, MANIFEST, array("I", [2, 1, 0]), 3))
+        session.declare(Plan.of(MANIFEST, 1, [2, 1, 0]))
     assert kinds(heard) == ["hello", "plan", "plan"]
 
 
@@ -119,7 +118,7 @@ def test_leases_are_taken_again_after_a_break(path: Path, caplog: pytest.LogCapt
         assert peer.hear() == {"type": "release", "lease": asked[3]["id"]}
         assert peer.heard.needs[-3:] == [message["id"] for message in asked[1:]]
 
-    plan = Plan(0, MANIFEST, array("I", [2, 0, 1, 2, 0, 1, 0]), 6)
+    plan = Plan.of(MANIFEST, 0, [2, 0, 1, 2, 0, 1], lambda: [0])
     first = begun(granted(0), granted(1), granted(2), Peer.hear, stays=False)
     with session_with(path, first, begun(second), plan=plan) as (session, heard):
         hand = [session.lease(position) for position in range(1, 4)]
