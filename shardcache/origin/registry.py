@@ -29,6 +29,7 @@ _SPARE_CONNECTIONS = 8
 # A preempted part keeps its connection while another one reads.
 _CONNECTIONS_PER_SLOT = 2
 _MAX_KNOWN = 10_000
+_EXPECT_S = 30.0
 
 log = SharedLogger()
 
@@ -282,11 +283,12 @@ class Deferred(Origin):
         return self._origin
 
     def expect(self, url: str) -> None:
-        """Load it and its credentials before the first request, which will report what fails."""
+        """Load it, with its credentials and a connection, before the first request, which will report what fails."""
 
         async def prepare() -> None:
-            with contextlib.suppress(errors.ShardcacheError):
-                await self.credentials(url)
+            with contextlib.suppress(errors.ShardcacheError, TimeoutError):
+                async with asyncio.timeout(_EXPECT_S):
+                    await self.stat(url)
 
         self._expecting = self._expecting or asyncio.create_task(prepare())
 

@@ -403,7 +403,7 @@ class Signer:
     def __init__(self, auth: Auth = _ALONE) -> None:
         self._auth = auth
         self._fs: Any = None
-        self._kinds: dict[tuple[str, str], _Kind | None] = {}
+        self._kinds: dict[str, _Kind | None] = {}  # by bucket
 
     async def url(self, fs: Any, operation: str, params: Mapping[str, str], headers: Mapping[str, str]) -> str:
         """Return a url that is valid for `SIGNED_FOR_S` at least. Raises what botocore raises.
@@ -415,26 +415,25 @@ class Signer:
         """
         if fs is not self._fs:
             self._fs, self._kinds = fs, {}
-        place = operation, params["Bucket"]
-        kind, credentials = self._kinds.get(place), await _credentials(fs)
+        bucket = params["Bucket"]
+        kind, credentials = self._kinds.get(bucket), await _credentials(fs)
         if kind is None or (kind.region is None) != (credentials is None):
             url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
-            if place in self._kinds:
+            if bucket in self._kinds:
                 return url
             if (kind := _kind(url, params["Key"], credentials)) is not None:
                 url = kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
-            self._kinds[place] = kind
+            self._kinds[bucket] = kind
             return url
         return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
 
     def move(self, bucket: str, region: str) -> bool:
         """Sign for the region that the origin states for a bucket; return whether that changes anything."""
-        if not _REGION.fullmatch(region):
+        kind = self._kinds.get(bucket)
+        if kind is None or not _REGION.fullmatch(region):
             return False
-        kinds = {place: kind for place, kind in self._kinds.items() if kind is not None and place[1] == bucket}
-        moved = {place: kind.moved(region) for place, kind in kinds.items()}
-        self._kinds |= moved
-        return moved != kinds
+        moved = self._kinds[bucket] = kind.moved(region)
+        return moved != kind
 
 
 def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
