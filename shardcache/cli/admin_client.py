@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -43,11 +43,11 @@ class AdminClient:
         """Return the daemon's status page."""
         return self._json("GET", "/v1/status")
 
-    def evict(self, urls: list[str]) -> Json:
+    def evict(self, urls: Sequence[str]) -> Json:
         """Evict the shards that match; return those evicted, and those kept with the reason."""
         return self._json("POST", "/v1/evict", {"urls": urls})
 
-    def unpin(self, urls: list[str]) -> Json:
+    def unpin(self, urls: Sequence[str]) -> Json:
         """Unpin the shards that match; return those unpinned, and those kept with the reason."""
         return self._json("POST", "/v1/unpin", {"urls": urls})
 
@@ -55,7 +55,7 @@ class AdminClient:
         """Yield the pinned shards."""
         return self._lines("GET", "/v1/pins")
 
-    def pin(self, urls: list[str]) -> Lines:
+    def pin(self, urls: Sequence[str]) -> Lines:
         """Pin the shards of `urls`, and yield events until each is in the cache or has failed."""
         return self._until_done("/v1/pin", {"urls": urls})
 
@@ -63,11 +63,11 @@ class AdminClient:
         """Yield the cached shards whose url starts with `prefix`."""
         return self._lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
 
-    def warm(self, urls: list[str]) -> Lines:
+    def warm(self, urls: Sequence[str]) -> Lines:
         """Yield events until every shard of `urls` is in the cache or has failed."""
         return self._until_done("/v1/warm", {"urls": urls})
 
-    def index(self, urls: list[str], tokens: str | None = None) -> Lines:
+    def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
         """Yield events until the samples of `urls`, and those of the member `tokens`, are counted in every shard."""
         return self._until_done("/v1/index", {"urls": urls} | ({} if tokens is None else {"tokens": tokens}))
 
@@ -138,11 +138,9 @@ class AdminClient:
         return sock
 
     def _how_to_end_it(self) -> str:
-        try:
-            with connected(self.socket, _CONNECT_LIMIT_S) as sock:
-                return f"look for a disk that hangs (dmesg), or end it: kill -9 {credentials(sock)[0]}"
-        except OSError:
-            return "look for a disk that hangs (dmesg), or end its process"
+        with suppress(OSError), connected(self.socket, _CONNECT_LIMIT_S) as sock:
+            return f"look for a disk that hangs (dmesg), or end it: kill -9 {credentials(sock)[0]}"
+        return "look for a disk that hangs (dmesg), or end its process"
 
 
 def shown(value: Any) -> Any:

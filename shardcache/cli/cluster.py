@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardcache.cli import common
-from shardcache.cluster.tier import Node, Tier, Tls, Upstream, parse
+from shardcache.cluster.tier import Node, Tier, Tls, Upstream, is_address, parse
 from shardcache.errors import ConfigError, DaemonError
 from shardcache.units import size
 
@@ -77,13 +77,9 @@ def _host_port(text: str) -> str:
 
 def _endpoint(text: str) -> tuple[str, str] | None:
     """Return the two parts of ADDRESS or ADDRESS:PORT, the second "" or with its colon; None if it is neither."""
-    if found := _ENDPOINT.fullmatch(text):
-        try:
-            ipaddress.ip_address(found["address"].strip("[]"))
-        except ValueError:
-            return None
-        if found["port"] is None or 0 < int(found["port"]) < 65536:
-            return found["address"], f":{found['port']}" if found["port"] else ""
+    found = _ENDPOINT.fullmatch(text)
+    if found and is_address(found["address"].strip("[]")) and 0 < int(found["port"] or 1) < 65536:
+        return found["address"], f":{found['port']}" if found["port"] else ""
     return None
 
 
@@ -184,12 +180,10 @@ def _tier_of(nodes: str, stores: tuple[str, ...], resolvers: tuple[str, ...], **
 
 def _has_ipv6_route() -> bool:
     """Return whether this machine has a way to addresses of IPv6; nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.connect(("2000::", 9))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.connect(("2000::", 9))
+        return True
+    return False
 
 
 def _system_resolvers() -> tuple[str, ...]:

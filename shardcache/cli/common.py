@@ -96,14 +96,8 @@ def query_options(command: Command) -> Command:
 
 def urls_argument(command: Command) -> Command:
     """Add `URL...` as the argument `urls`, absolute."""
-    add = click.argument(
-        "urls", nargs=-1, required=True, metavar="URL...", callback=_absolute, shell_complete=complete_path
-    )
-    return add(command)
-
-
-def _absolute(_ctx: click.Context, _param: click.Parameter, urls: tuple[str, ...]) -> list[str]:
-    return [from_here(url) for url in urls]
+    how: dict[str, Any] = {"type": from_here, "metavar": "URL...", "shell_complete": complete_path}
+    return click.argument("urls", nargs=-1, required=True, **how)(command)
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +59,9 @@ def _member(kind: str) -> Callable[[str], Any]:
     return parse
 
 
+_tokens_option = partial(click.option, "--tokens", metavar="EXT[:DTYPE]", type=_member("TokenMember"))
+
+
 @common.examples(
     "index s3://bucket/val/ -o index.json", "index s3://bucket/train/ -o s3://bucket/train/all.json --samples"
 )
@@ -73,12 +77,7 @@ def _member(kind: str) -> Callable[[str], Any]:
     help="The index to write (.json): a file, or a url of a store; - for standard output.",
 )
 @click.option("--relative-to", metavar="URL", help="Write names relative to this folder.  [default: full urls]")
-@click.option(
-    "--tokens",
-    metavar="EXT[:DTYPE]",
-    type=_member("TokenMember"),
-    help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
-)
+@_tokens_option(help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).")
 @click.option("--samples", "with_samples", is_flag=True, help="Write the table of samples for select(), too.")
 @click.option(
     "--metadata",
@@ -88,7 +87,7 @@ def _member(kind: str) -> Callable[[str], Any]:
 )
 @common.query_options
 def index(
-    urls: list[str],
+    urls: tuple[str, ...],
     output: str,
     relative_to: str | None,
     tokens: TokenMember | None,
@@ -118,11 +117,14 @@ def index(
     before = None if output == _STDOUT else asyncio.run(_at(output, lambda place, name: place.version(name)))
     with tempfile.TemporaryDirectory(prefix="shardcache-index-") as folder:
         table, file = Path(folder, "table"), Path(folder, "index.json")
-        listed = _write_table(urls, socket, table, metadata, as_json) if with_samples else None
+        listed = None
+        if with_samples:
+            from shardcache.cli.sample_table import check_same, write_table
+
+            with table.open("wb") as rows, common.byte_progress(common.make_console(), "listing samples") as show:
+                listed = write_table(urls, socket, rows, metadata, common.print_json if as_json else show)
         refs = _count(AdminClient(socket).index(urls, None if tokens is None else str(tokens)), as_json, output)
         if listed is not None:
-            from shardcache.cli.sample_table import check_same
-
             check_same(listed, refs)
         file.write_text(shardlist.write(refs, relative_to))
         if output == _STDOUT:
@@ -147,16 +149,6 @@ def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
         stderr=output == _STDOUT,
     )
     return [found[number] for number in sorted(found)]
-
-
-def _write_table(
-    patterns: list[str], socket: Path | None, path: Path, metadata: MetadataMember | None, as_json: bool
-) -> list[ShardRef]:
-    """Write the table of samples and show the progress; return the shards that it lists."""
-    from shardcache.cli.sample_table import write_table
-
-    with path.open("wb") as file, common.byte_progress(common.make_console(), "listing samples") as show:
-        return write_table(patterns, socket, file, metadata, common.print_json if as_json else show)
 
 
 def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
@@ -211,11 +203,8 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     "--field", metavar="NAME", help="JSONL: write this text of each line as txt.  [default: the whole line as json]"
 )
 @click.option("--pack", is_flag=True, help="JSONL: write many lines per member, which shardcache alone reads.")
-@click.option(
-    "--tokens",
-    metavar="EXT[:DTYPE]",
-    type=_member("TokenMember"),
-    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index.",
+@_tokens_option(
+    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index."
 )
 @click.option(
     "--config",

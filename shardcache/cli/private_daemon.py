@@ -129,15 +129,11 @@ def _settings(flags: Mapping[str, Any], config: Path | None, place: PrivatePlace
     from shardcache.config import VARIABLE_PREFIX, Settings
 
     given = {*flags, *(name.lower().removeprefix(VARIABLE_PREFIX.lower()) for name in os.environ)}
-    defaults: Json = {"capacity": _half_of_free_bytes(folder), "idle_exit_s": _IDLE_EXIT_S}
+    # Of the space that would be free without this cache, half, so that each start gives the same.
+    spare_bytes = free_bytes(folder) + sum(path.stat().st_size for path in folder.glob("shards/*/*"))
+    defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
     own = {"socket": place.socket, "cache_dir": folder, "group": None, "http": None, "http_token_file": None}
     return Settings.load({**flags, **own, **{n: value for n, value in defaults.items() if n not in given}}, config)
-
-
-def _half_of_free_bytes(folder: Path) -> int:
-    """Return half of the space that would be free without this cache, so that each start gives the same."""
-    cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
-    return (free_bytes(folder) + cached_bytes) // 2
 
 
 def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable[int]) -> NoReturn:

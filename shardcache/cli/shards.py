@@ -18,7 +18,7 @@ from shardcache.units import size, user_name
 @click.command()
 @common.urls_argument
 @common.query_options
-def warm(urls: list[str], as_json: bool, socket: Path | None) -> None:
+def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
@@ -77,19 +77,18 @@ def _show_shards(lines: Iterable[Json]) -> None:
 @click.command()
 @common.urls_argument
 @common.query_options
-def evict(urls: list[str], as_json: bool, socket: Path | None) -> None:
+def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Evict shards from the cache; the object store is never modified.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
     pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
     """
-    answer = AdminClient(socket).evict(urls)
-    _report_removed(answer, as_json, "evicted", "no cached shard matches; see `shardcache ls`")
+    _report_removed(AdminClient(socket).evict(urls), as_json, "evicted", "no cached shard matches; see `shardcache ls`")
 
 
 @common.examples("pin s3://bucket/val/", "pin 's3://bucket/train/*.tar'")
 @click.command()
-@click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=common.complete_path)
+@click.argument("urls", nargs=-1, type=from_here, metavar="[URL...]", shell_complete=common.complete_path)
 @common.query_options
 def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned shards.
@@ -106,8 +105,7 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
     total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     summary = f"{{intact}} pinned: {numbers}\n{total}"
-    wanted = list(map(from_here, urls))
-    common.carry_out(AdminClient(socket).pin(wanted), as_json, "pinning", summary, each_shard=True)
+    common.carry_out(AdminClient(socket).pin(urls), as_json, "pinning", summary, each_shard=True)
 
 
 def _show_pins(lines: Iterable[Json]) -> None:
@@ -125,7 +123,7 @@ def _show_pins(lines: Iterable[Json]) -> None:
 @click.command()
 @common.urls_argument
 @common.query_options
-def unpin(urls: list[str], as_json: bool, socket: Path | None) -> None:
+def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Unpin shards, so that they may be evicted.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your

@@ -99,14 +99,15 @@ def _braces(ranges: re.Match[str]) -> str:
 
 def _node(entry: str) -> Node:
     name, given, address = entry.partition("=")
-    if not _NAME.fullmatch(name) and not _is_address(name):
+    if not _NAME.fullmatch(name) and not is_address(name):
         raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
-    if given and not _is_address(address):
+    if given and not is_address(address):
         raise ConfigError(f"{address!r} is not an IP address", remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1")
     return Node(name, str(ipaddress.ip_address(address if given else _resolved(name))))
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Return True for an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -115,7 +116,7 @@ def _is_address(text: str) -> bool:
 
 
 def _resolved(name: str) -> str:
-    if _is_address(name):
+    if is_address(name):
         return name
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -172,7 +173,7 @@ class Upstream:
     @property
     def is_address(self) -> bool:
         """True if the host is an IP address."""
-        return _is_address(self.host)
+        return is_address(self.host)
 
 
 @dataclass(frozen=True, slots=True)

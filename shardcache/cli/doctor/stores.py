@@ -222,15 +222,12 @@ async def _read(
 
 def tier_bypasses(context: Context) -> list[Finding]:
     """Name the origins that have a tier and cannot use it."""
-    return [
-        warning(
-            f"{table.match} bypasses the tier {table.tier}",
-            reason,
-            f"remove `tier` from the [[origin]] table of {table.match}, or the option that prevents it",
-        )
-        for table in (() if context.settings is None else context.settings.origin)
-        if table.tier and (reason := reason_to_bypass(table))
-    ]
+    found = []
+    for table in () if context.settings is None else context.settings.origin:
+        if table.tier and (reason := reason_to_bypass(table)):
+            remedy = f"remove `tier` from the [[origin]] table of {table.match}, or the option that prevents it"
+            found.append(warning(f"{table.match} bypasses the tier {table.tier}", reason, remedy))
+    return found
 
 
 def tier_reach(context: Context) -> list[Finding]:
