@@ -221,8 +221,8 @@ def _end_by_force(after_s: float) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
+    with contextlib.suppress(ImportError):  # not on Linux, or not yet built for this Python
         import uvloop
-    except ImportError:  # not on Linux, or not yet built for this Python
-        return None
-    return uvloop.new_event_loop
+
+        return uvloop.new_event_loop
+    return None

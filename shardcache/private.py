@@ -193,11 +193,10 @@ def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> 
 
 def try_lock(fd: int) -> bool:
     """Lock an open file or folder; return False if another process holds its lock."""
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _folder() -> Path:

@@ -164,7 +164,6 @@ class Scrubber:
     def __init__(self, health: Health, rate_bytes_per_s: int, pause_s: float) -> None:
         self._health = health
         self._store = health.residency.store
-        self._changed = health.residency.changed
         self._rate_bytes_per_s = rate_bytes_per_s
         self._pause_s = pause_s
         self._progress = ScrubProgress()
@@ -197,7 +196,7 @@ class Scrubber:
             if keys and self._health.error is None:
                 await self._round(keys)
             else:
-                await self._changed.wait()
+                await self._health.residency.changed.wait()
 
     def _pause_left_s(self) -> float:
         """Return the time until the next round; 0 during a round and before the first."""

@@ -193,7 +193,7 @@ class Residency:
         self._look_again()
         shortfall = self.store.measured().shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self.store.leftovers.values())
-        return self._victims(shortfall - leftovers, needed_at_s) is not None
+        return self.planner.now.victims(shortfall - leftovers, needed_at_s, self.planner.lead_s) is not None
 
     def due_s(self, key: str) -> float:
         """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
@@ -262,16 +262,13 @@ class Residency:
         for key in list(self.store.leftovers):
             if key in self.store.leftovers and await self.store.remove_leftover(key):
                 return True
-        victims = self._victims(wanted_bytes, needed_at_s)
+        victims = self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
         for key in victims or ():
             if await self._evict(key):
                 self._evicted[key] = None
                 if len(self._evicted) > _REMEMBERED:
                     del self._evicted[next(iter(self._evicted))]
         return victims is not None  # a shard that could not be removed is no longer a candidate: try again
-
-    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
-        return self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
 
     # Damage, and changes to the folder by others
 

@@ -228,14 +228,12 @@ class Overview:
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
         now, url = self._planner.now, transfer.ref.url
         failed = self._downloader.failing.get(url) if visible(url) else None
-        return (
-            {"url": _shown(url, visible)}
-            | transfer.to_json()
-            | {
-                "last_error": None if failed is None else str(failed),
-                "needed_in_s": _ahead(now.next_use_s(self._planner.key(transfer.name)), now.now_s),
-            }
-        )
+        return {
+            "url": _shown(url, visible),
+            **transfer.to_json(),
+            "last_error": None if failed is None else str(failed),
+            "needed_in_s": _ahead(now.next_use_s(self._planner.key(transfer.name)), now.now_s),
+        }
 
     def _jobs(self) -> list[Json]:
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)

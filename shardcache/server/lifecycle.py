@@ -126,13 +126,11 @@ async def predecessor_gone(path: Path, limit_s: float) -> None:
 
 def _stopping(path: Path) -> int | None:
     """Return the process id of the daemon at the socket, if it is stopping; None in another PID namespace. Blocks."""
-    try:
-        if health(path, _ASK_TIMEOUT_S)["status"] != "draining":
-            return None
-        with connected(path, _ASK_TIMEOUT_S) as sock:
-            return credentials(sock)[0] or None
-    except (OSError, ValueError):
-        return None  # no daemon, or something else: binding the socket reports it
+    with suppress(OSError, ValueError):  # no daemon, or something else: binding the socket reports it
+        if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
+            with connected(path, _ASK_TIMEOUT_S) as sock:
+                return credentials(sock)[0] or None
+    return None
 
 
 async def _ended(pid: int) -> None:

@@ -216,11 +216,10 @@ def _is_damage(exn: Exception) -> bool:
 
 def _can_open() -> bool:
     """Return False if the process has no descriptor left, which SQLite does not report."""
-    try:
+    with contextlib.suppress(OSError):
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _remove(path: Path) -> None:

@@ -103,10 +103,9 @@ def unlink_quietly(*paths: Path) -> None:
 
 def size_or_zero(path: Path) -> int:
     """Return a file's size in bytes, or 0 if it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    return 0
 
 
 def free_bytes(path: Path) -> int:

@@ -168,8 +168,9 @@ class CacheFolder:
         with disk_errors(self._layout.root):
             was_mended = self._mend()
             try:
-                with disk_errors(self._layout.partial):
-                    _write_and_sync(self._layout.probe)
+                with disk_errors(self._layout.partial), open(self._layout.probe, "wb", buffering=0) as file:
+                    file.write(bytes(_PROBE_BYTES))
+                    os.fsync(file.fileno())
             finally:
                 unlink_quietly(self._layout.probe)
         return was_mended
@@ -193,10 +194,9 @@ class CacheFolder:
         return True
 
     def _is_held(self) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
-        except FileNotFoundError:
-            return False
+        return False
 
     def _check_mount(self) -> None:
         present = _mount_point(self._layout.root)
@@ -212,15 +212,6 @@ class CacheFolder:
 def _mount_point(path: Path) -> Path:
     """Return the mount point of the filesystem that contains a path, or would contain it once created."""
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
-
-
-def _write_and_sync(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-    try:
-        os.write(fd, bytes(_PROBE_BYTES))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:
@@ -276,8 +267,7 @@ def find_shards(layout: Layout) -> list[Shard]:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
         found += _shards(tars, sidecars)
-    found.sort(key=lambda shard: shard.used_at_s)
-    return found
+    return sorted(found, key=lambda shard: shard.used_at_s)
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
@@ -296,15 +286,12 @@ def _buckets(layout: Layout) -> list[Path]:
 def _scan(folder: Path) -> tuple[Stats, Stats]:
     """Return the tars and the sidecars in a bucket, by key."""
     stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for name in os.listdir(fd):  # noqa: PTH208  # Path cannot list a file descriptor
-            if named := _OURS.fullmatch(name):
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if named := _OURS.fullmatch(entry.name):
                 key, suffix = named.groups()
                 with contextlib.suppress(FileNotFoundError):  # evicted since
-                    stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    finally:
-        os.close(fd)
+                    stats[suffix][key] = entry.stat(follow_symlinks=False)
     return stats[TAR], stats[SIDECAR]
 
 

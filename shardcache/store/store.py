@@ -249,14 +249,12 @@ class Store:
         """Return the sidecar's facts, compared with the tar at first. Raises CorruptShardError, ExhaustedError."""
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
-        elif self.shards.get(shard.key) is shard and not self._is_there(shard.key):
-            tar = self.layout.tar(shard.key)
+            return shard.facts
+        tar = self.layout.tar(shard.key)
+        # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a dentry cache lookup.
+        if self.shards.get(shard.key) is shard and not os.path.exists(tar):  # noqa: ASYNC240, PTH110
             raise CorruptShardError(f"the cached file {tar} cannot be read: it no longer exists", url=shard.facts.url)
         return shard.facts
-
-    def _is_there(self, key: str) -> bool:
-        # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a dentry cache lookup.
-        return os.path.exists(self.layout.tar(key))  # noqa: PTH110
 
     def _read_facts(self, shard: Shard) -> Facts:
         path = self.layout.sidecar(shard.key)
@@ -276,10 +274,9 @@ class Store:
         """Return the facts of shards, read in one thread call; None for unreadable sidecars: readers get the error."""
 
         def peek(shard: Shard) -> Facts | None:
-            try:
+            with contextlib.suppress(CorruptShardError, ExhaustedError):
                 return self._read_facts(shard)
-            except (CorruptShardError, ExhaustedError):
-                return None
+            return None
 
         return await asyncio.to_thread(lambda: [*map(peek, shards)])
 

@@ -207,13 +207,6 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int
     return parsed, counts, tables_crc
 
 
-def _crc_of_rest(file: BinaryIO) -> int:
-    crc = 0
-    while block := file.read(_BLOCK_BYTES):
-        crc = zlib.crc32(block, crc)
-    return crc
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class TarIndex:
     """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
@@ -238,7 +231,10 @@ class TarIndex:
             header, counts, tables_crc = _read_head(file, path)
             begin = file.tell()
             # Read it before mapping it: a disk error is an exception here, but SIGBUS in a mapping.
-            if _crc_of_rest(file) != tables_crc:
+            crc = 0
+            while block := file.read(_BLOCK_BYTES):
+                crc = zlib.crc32(block, crc)
+            if crc != tables_crc:
                 raise _damaged(path, "the checksum of its tables does not match")
             # Map it rather than load it: readers hold many indexes, and share their pages.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
