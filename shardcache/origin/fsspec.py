@@ -164,7 +164,8 @@ class FsspecOrigin(Origin):
         for name in _IDENTITIES:
             if info.get(name):
                 return str(info[name]).strip('"')
-        dates = [_stamp(info[name]) for name in _DATES if info.get(name)][:1]
+        dated = [info[name] for name in _DATES if info.get(name)][:1]
+        dates = [str(date.timestamp() if isinstance(date, datetime) else date) for date in dated]
         return "-".join([str(info["size"]), *dates, *([str(info["ino"])] if "ino" in info else [])])
 
 
@@ -216,10 +217,6 @@ def _publish(path: Path, target: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _stamp(date: Any) -> str:
-    return str(date.timestamp() if isinstance(date, datetime) else date)
 
 
 @contextmanager

@@ -138,7 +138,9 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
         if (url, obj.version) in indexes:
             return indexes[url, obj.version]
         try:
-            data = await _read(obj, origins, received)
+            if obj.size_bytes > MAX_INDEX_BYTES:
+                raise NotAnIndexError(f"the file is too large for an index ({size(obj.size_bytes)})", url=obj.url)
+            data = await read_object(origins.origin(obj.url), obj, Flow(received))
             shards = indexes[url, obj.version] = _some(url, await asyncio.to_thread(parse_index, url, data), wanted)
         except NotAnIndexError:
             if wanted == "samples":
@@ -158,12 +160,6 @@ def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
 
 def _ref(obj: RemoteObject) -> ShardRef:
     return ShardRef(checked(obj.url), obj.version, obj.size_bytes)
-
-
-async def _read(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
-    if obj.size_bytes > MAX_INDEX_BYTES:
-        raise NotAnIndexError(f"the file is too large for an index ({size(obj.size_bytes)})", url=obj.url)
-    return await read_object(origins.origin(obj.url), obj, Flow(received))
 
 
 def parse_index(url: str, data: bytes) -> Shards:

@@ -47,7 +47,8 @@ class HttpOrigin(Origin):
                 f"unsupported storage_options for web servers: {', '.join(unknown)}",
                 remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
             )
-        given = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        cookies = SimpleCookie(_merged("cookies", options)).output(header="", sep=";", attrs=[]).strip()
+        given = _merged("headers", options) | ({"Cookie": cookies} if cookies else {})
         self._headers = {name: str(value).encode().decode("latin-1") for name, value in given.items()}  # sent as UTF-8
         self._params = _merged("params", options)
         self._proxy: str | None = merged.get("proxy")
@@ -218,12 +219,6 @@ def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return an option's values, given for the session or for each request."""
     given: dict[str, str] = {**options.get("client_kwargs", {}).get(name, {}), **options.get(name, {})}
     return given
-
-
-def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
-    if not cookies:
-        return {}
-    return {"Cookie": SimpleCookie(cookies).output(header="", sep=";", attrs=[]).strip()}
 
 
 def _parsed(url: str) -> URL:

@@ -132,7 +132,9 @@ class _Conversion:
                 try:
                     kept = self._kept(name, shard)
                     if kept is None or not self._tabled:
-                        process = process or await _start(self._setup)
+                        if process is None:
+                            process = await start(__name__)
+                            await send(process, self._setup)  # not as an argument: it may contain credentials
                         self._journal.shards[name] = await _ask(process, number, name, shard, kept)
                     self._done["written" if kept is None else "kept"] += 1
                     if kept is None:
@@ -189,12 +191,6 @@ class _Conversion:
             "bytes": sum(shard.size_bytes for shard in shards.values()),
             "skipped_files": self._input.skipped,
         }
-
-
-async def _start(setup: tuple[object, ...]) -> Process:
-    process = await start(__name__)
-    await send(process, setup)  # not as an argument: it may contain credentials
-    return process
 
 
 async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:

@@ -146,11 +146,9 @@ class Destination:
 
     async def version(self, name: str) -> str:
         """Return the version of an object; "" if there is none. Raises the origin's errors."""
-        try:
-            with _for_this_user():
-                return (await self._origins.origin(self.url).stat(self.url + name)).version
-        except errors.NotFoundError:
-            return ""
+        with suppress(errors.NotFoundError), _for_this_user():
+            return (await self._origins.origin(self.url).stat(self.url + name)).version
+        return ""
 
     async def read(self, name: str) -> bytes:
         """Return the bytes of a small object. Raises the origin's errors."""
