@@ -148,34 +148,30 @@ def check_indices(values: Sequence[object], count: int) -> None:
         raise ProtocolError(f"a plan's indices must lie between 0 and {count - 1}")
 
 
-class Arriving(TypedDict):
+class _Granted(TypedDict):
+    type: str
+    id: int
+    lease: int
+    url: str
+    version: str
+    path: str
+    size_bytes: int
+
+
+class Arriving(_Granted):
     """A shard whose first `ready_bytes` can be read at `path`; its other bytes are not valid yet.
 
     If `path` has another `inode`, the download was restarted: do not read any bytes of that file.
     """
 
-    type: str
-    id: int
-    lease: int
-    url: str
-    version: str
-    path: str
     inode: _Inode
-    size_bytes: int
     ready_bytes: int
 
 
-class Leased(TypedDict):
+class Leased(_Granted):
     """A cached shard that, once it is needed, stays in place until `release {lease}` or the end of the connection."""
 
-    type: str
-    id: int
-    lease: int
-    url: str
-    version: str
-    path: str
     index_path: str
-    size_bytes: int
     samples: int
 
 
