@@ -25,6 +25,7 @@ import json
 import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -114,15 +115,11 @@ def _pillow(data: Any, mode: str) -> Any:
 
 def _fast_rgb(data: Any) -> Any:
     """Return the pixels of a JPEG by simplejpeg; None if it is not installed, or would return others than pillow."""
-    try:
+    with suppress(ImportError, ValueError):  # the latter if it is damaged, which pillow describes or tolerates
         import simplejpeg
-    except ImportError:
-        return None
-    try:
+
         if simplejpeg.decode_jpeg_header(data)[2] == "YCbCr":  # of CMYK it makes slightly different RGB
             return simplejpeg.decode_jpeg(data)
-    except ValueError:
-        pass  # damaged, which pillow describes or tolerates
     return None
 
 

@@ -41,10 +41,8 @@ Reads = Callable[[str], bool]
 """Returns True if samples get the members with an extension."""
 
 
-class ShardGoneError(CacheDirError):
+class ShardGoneError(CacheDirError, code="shard_gone"):
     """A file named by the daemon does not exist: it was evicted again, or this process cannot see the cache."""
-
-    code = "shard_gone"
 
 
 def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:

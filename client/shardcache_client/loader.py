@@ -108,7 +108,7 @@ class ShardLoader(Generic[B_co]):
 
     def _read(self, iteration: Iteration) -> Generator[B_co]:
         bookmark = self._follow()._bookmark
-        self._reader._refuse_resharding()
+        self._reader._group.refuse_resharding()
         bookmark.begin(iteration)
         iteration.place = position = self._position_of(iteration)
         times = EpochTimes(iteration.epoch)

@@ -73,10 +73,11 @@ class CachedFile:
             except (CacheDirError, CorruptShardError):
                 if not tries_left:
                     raise
+                assert self._lease is not None
                 if grant["type"] == "leased":
-                    self._release()
+                    self._session.release(self._lease, read=False)
+                    self._lease = None
                 else:  # published or given up since: the daemon knows which
-                    assert self._lease is not None
                     self._session.more(self._lease, grant["size_bytes"])
             else:
                 break
@@ -124,11 +125,6 @@ class CachedFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._grant = fd, grant
-
-    def _release(self) -> None:
-        assert self._lease is not None
-        self._session.release(self._lease, read=False)
-        self._lease = None
 
 
 @contextmanager

@@ -139,14 +139,17 @@ class ShardReader(Selecting, EpochReader[T_co]):
         choice, reader = DaemonChoice.of(socket, daemon, fallback), ReaderIdentity(job or job_name())
         self._urls = patterns_from_here(urls)
         self._group = self._ranks_of(given_ranks(mesh, rank, world_size), self._urls, timeout_s)
-        self._refuse_resharding()
+        self._group.refuse_resharding()
 
         manifest = self._group.settle(lambda: resolve(choice, reader, self._urls, timeout_s))
         if tokens is not None:
             manifest = manifest.of_blocks(tokens.count)
         seeds: dict[str, int] = {}
         if seed is None:
-            seeds[""] = seed = self._drawn_seed()
+            seeds[""] = seed = self._group.draw_seed()
+            if not self._group.ranks.rank:
+                text = "seed=None: the seed is %d; states keep it, and seed=%d gives the same order again"
+                log.warning(text, seed, seed)
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
         unit = "" if tokens is None else repr(tokens)
         dealing = Assignment(
@@ -164,12 +167,6 @@ class ShardReader(Selecting, EpochReader[T_co]):
             seeds=seeds,
         )
         self._assemble(settings, dealing, seed, handler_of(on_error), reader.job)
-
-    def _drawn_seed(self) -> int:
-        seed = self._group.draw_seed()
-        if not self._group.ranks.rank:
-            log.warning("seed=None: the seed is %d; states keep it, and seed=%d gives the same order again", seed, seed)
-        return seed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -268,7 +265,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         return derived
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
+        self._group.refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
         state = dict(self.__dict__)
         state.pop("__orig_class__", None)  # set by ShardDataset[Sample](...): a type that may not be importable
         return state

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import from_here, local_path
+from shardcache.protocol import local_path, patterns_from_here
 from shardcache_client.arguments import OTHER_WORDS, checked
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files import Sample
@@ -209,13 +209,11 @@ def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
     )
     if isinstance(urls, str):
         urls = [envsubst(url) for url in urls.split("::")]
-    return [_pattern(url) for url in ([urls] if isinstance(urls, os.PathLike) else urls)]
-
-
-def _pattern(url: str | os.PathLike[str]) -> str:
-    pattern = from_here(url)
-    _refuse(pattern.startswith("pipe:"), repr(url), "pass the url that the command reads; the daemon fetches it itself")
-    return pattern
+    patterns = patterns_from_here(urls)
+    for pattern in patterns:
+        remedy = "pass the url that the command reads; the daemon fetches it itself"
+        _refuse(pattern.startswith("pipe:"), repr(pattern), remedy)
+    return patterns
 
 
 def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -322,10 +322,9 @@ class Session:
 
     def _node_health(self) -> str | None:
         """Return the status that the node's daemon reports, "ok" if it is well; None if it does not answer."""
-        try:
+        with suppress(OSError, ValueError):
             return str(health(cast(Path, self._choice.node), _HEALTH_TIMEOUT_S)["status"])
-        except (OSError, ValueError):
-            return None
+        return None
 
     def _answer(self, connection: DaemonConnection, lease: LeaseRequest, until_s: float) -> Json | None:
         """Return the answer to a lease's last request; None if none has come. Leaves a daemon that is frozen."""

@@ -87,7 +87,12 @@ class MeetingPlace:
         if address is None:
             return None
         if self._connected is None or self._connected[:2] != (os.getpid(), address):
-            self._connected = (os.getpid(), address, _connect_or_log(address))
+            store = None
+            try:
+                store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
+            except RanksError as exn:
+                log.info("cannot check that all ranks read the same shards: %s: %s", address, exn.message)
+            self._connected = os.getpid(), address, store
         return self._connected[2]
 
 
@@ -216,14 +221,6 @@ class KeyValueStore:
                 url=self._where,
                 remedy="see why the process that holds it ended: rank 0, or torchrun on the first node",
             ) from exn
-
-
-def _connect_or_log(address: StoreAddress) -> KeyValueStore | None:
-    try:
-        return KeyValueStore.connect(address, _SHORT_CONNECT_S)
-    except RanksError as exn:
-        log.info("cannot check that all ranks read the same shards: %s: %s", address, exn.message)
-        return None
 
 
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:

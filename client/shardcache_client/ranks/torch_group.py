@@ -318,19 +318,17 @@ class OneEpoch(Epochs):
 
     def _begin(self, passes: "_Passes") -> None:
         if passes.epoch:
-            self._leave_behind(passes.of(passes.epoch - 1))
+            before = passes.of(passes.epoch - 1)
+            if before.number and not before.by_all():
+                log.warning(
+                    "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may train on different "
+                    "epochs; call set_epoch on every rank before each iteration",
+                    passes.rank,
+                    passes.epoch,
+                    before.epoch,
+                )
+            before.close()
         passes.begin()
-
-    def _leave_behind(self, passes: "_Passes") -> None:
-        if passes.number and not passes.by_all():
-            log.warning(
-                "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may train on different epochs; "
-                "call set_epoch on every rank before each iteration",
-                passes.rank,
-                passes.epoch + 1,
-                passes.epoch,
-            )
-        passes.close()
 
     def _follows(self, passes: "_Passes") -> str:
         """Return what follows an epoch that this rank has ended early: the same again, or the next one."""

@@ -90,7 +90,7 @@ class EpochReader(Generic[T_co]):
             self._bookmark.count(iteration)  # StatefulDataLoader asks for no sample if it resumes at the end
 
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
-        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
+        self._group.refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
         in_worker = iteration.loader is not None
         if iteration.looks and not in_worker:
             self._start(iteration)  # by now, the iteration that was being read may have ended
@@ -136,7 +136,7 @@ class EpochReader(Generic[T_co]):
 
     def _check(self) -> None:
         """Raise an error if this process may not read."""
-        self._refuse_resharding()
+        self._group.refuse_resharding()
         topology = self.topology()
         self._take_seeds(self._bookmark.notes.read().get("seeds", {}))
         deal = self._deal()
@@ -229,7 +229,7 @@ class EpochReader(Generic[T_co]):
     @checked(epoch=whole(0))
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
-        self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
+        self._group.refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
         self._bookmark.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,6 +320,3 @@ class EpochReader(Generic[T_co]):
     def _elastic(self) -> bool:
         """True if global batches do not depend on the number of ranks and workers."""
         return self._dealing.global_batch_size is not None
-
-    def _refuse_resharding(self) -> None:
-        self._group.refuse_resharding()

@@ -124,8 +124,10 @@ class LeasedShard:
             return self._cut(number)
         with self._naming_what_was_given():
             while not isinstance(self._shard, MappedShard):
-                try:
-                    found = self._arrived(number)
+                assert self._shard is not None
+                try:  # once it has arrived; None if it must be read another way
+                    found = next(self._shard.samples(number, number + 1), None)
+                    self.number += found is not None
                 except errors.SampleError:
                     raise
                 except errors.ShardcacheError as exn:
@@ -240,13 +242,6 @@ class LeasedShard:
     def _joined_samples(self) -> Iterator[Sample]:
         self._cut = self._cut or self.cutter()
         return map(self._cut, range(len(self.whole))[self.number : self._stop])
-
-    def _arrived(self, number: int) -> Sample | None:
-        """Return a sample of the arriving file, once it is there; None if it must be read another way."""
-        assert self._shard is not None
-        sample = next(self._shard.samples(number, number + 1), None)
-        self.number += sample is not None
-        return sample
 
     def _opened(self) -> MappedShard | ArrivingShard:
         tries_left = _TRIES

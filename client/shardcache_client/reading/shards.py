@@ -179,17 +179,13 @@ class ArrivingShard:
             if number == self._last:
                 self._wait_beyond(self._size_bytes)
             while self._grouping.whole <= number:
-                self._walk_on()
+                if (member := next(self._members, None)) is not None:
+                    self._grouping.add((member,))
+                else:
+                    self._wait_beyond(self._size_bytes)
         except _EndOfPartError:
             return False
         return True
-
-    def _walk_on(self) -> None:
-        member = next(self._members, None)
-        if member is None:
-            self._wait_beyond(self._size_bytes)
-        else:
-            self._grouping.add((member,))
 
     def _read(self, at: int, min_bytes: int, max_bytes: int) -> bytes:
         """Return bytes for the walk over the tar, waiting until they have arrived."""

@@ -20,10 +20,6 @@ _SIZE = struct.Struct("<Q")
 _FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
 
 
-def _nowhere() -> bool:
-    return False
-
-
 class SharedNotes:
     """A dict of JSON values, shared by the process that created it and the DataLoader workers that it starts.
 
@@ -34,8 +30,8 @@ class SharedNotes:
     ends. Threads and processes may read and edit at any time, and may be killed while doing so.
     """
 
-    def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
-        self._in_worker = in_worker  # returns True in a DataLoader worker; pickled with the notes
+    def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = bool) -> None:
+        self._in_worker = in_worker  # returns True in a DataLoader worker (`bool()` is False); pickled with the notes
         self._fds: dict[int, int] = {}  # by pid of a trainer; the last is this process's, or that of its trainer
         self._hold(_filled(notes or {}), os.getpid(), {})
 
