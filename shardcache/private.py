@@ -123,10 +123,8 @@ def secured(folder: Path, denied: int = 0o077) -> Path:
 
 
 def _unusable(folder: Path, exn: OSError) -> DaemonError:
-    return DaemonError(
-        f"the folder {folder} cannot be used ({exn.strerror})",
-        remedy="export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you",
-    )
+    remedy = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you"
+    return DaemonError(f"the folder {folder} cannot be used ({exn.strerror})", remedy=remedy)
 
 
 def digest(folder: Path) -> str:

@@ -125,10 +125,8 @@ def agree(*, daemon: Release, client: Release) -> int:
     if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
         return newest
     behind, ahead = ("in the training image", daemon) if client.spoken.newest == newest else ("on the node", client)
-    raise VersionMismatchError(
-        f"the daemon is {daemon}, the client {client}",
-        remedy=f"install shardcache {ahead.version} {behind}, or any release that speaks {ahead.spoken}",
-    )
+    remedy = f"install shardcache {ahead.version} {behind}, or any release that speaks {ahead.spoken}"
+    raise VersionMismatchError(f"the daemon is {daemon}, the client {client}", remedy=remedy)
 
 
 class ShardRef(NamedTuple):  # a dataclass would take five times as long to make, and there may be millions

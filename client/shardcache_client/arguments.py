@@ -238,10 +238,8 @@ def checked(
 def check_global_batches(size: int, *, batch_size: int, even: str | None, canonical_nodes: int) -> None:
     """Raise ConfigError if an epoch cannot be cut into global batches of `size` samples."""
     if batch_size != 1:
-        raise ConfigError(
-            f"batch_size is {batch_size} and global_batch_size is {size}",
-            remedy="give global_batch_size alone: batch_size is then each rank's part of it",
-        )
+        remedy = "give global_batch_size alone: batch_size is then each rank's part of it"
+        raise ConfigError(f"batch_size is {batch_size} and global_batch_size is {size}", remedy=remedy)
     if even is None:
         raise ConfigError("global_batch_size needs ranks that are even", remedy='choose even="pad" or even="drop"')
     if size % canonical_nodes:

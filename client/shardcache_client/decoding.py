@@ -340,10 +340,8 @@ class Pipeline:
         """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
         is_named = isinstance(decode, str | Mapping)
         if blocks is not None and (is_named or members is not None or missing != "error"):
-            raise ConfigError(
-                "blocks of tokens have no members to choose or decode by name",
-                remedy="omit members and missing; pass a function as decode",
-            )
+            remedy = "omit members and missing; pass a function as decode"
+            raise ConfigError("blocks of tokens have no members to choose or decode by name", remedy=remedy)
         chosen = None if members is None else Members([members] if isinstance(members, str) else members)
         required = () if chosen is None else chosen.names
         decoder_of: Callable[[str], Decoder | None] | None = None
@@ -455,11 +453,8 @@ class PipelineBySource(Pipeline):
 
 
 def _undecodable(what: str, fault: str, url: str | None, culprit: str) -> DecodeError:
-    return DecodeError(
-        f"the {what} could not be decoded ({fault})",
-        url=url,
-        remedy=f"fix the {culprit}; until then an on_error handler can skip the sample",
-    )
+    remedy = f"fix the {culprit}; until then an on_error handler can skip the sample"
+    return DecodeError(f"the {what} could not be decoded ({fault})", url=url, remedy=remedy)
 
 
 def _has(exn: Exception, item: object) -> str:

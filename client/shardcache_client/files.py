@@ -221,10 +221,8 @@ class TokenBlocks:
         for name, rule in _RULES.items():
             object.__setattr__(self, name, converted(name, getattr(self, name), rule))
         if self.overlap >= self.length:
-            raise ConfigError(
-                f"blocks of {self.length} tokens that overlap by {self.overlap}",
-                remedy="give an overlap below the length",
-            )
+            remedy = "give an overlap below the length"
+            raise ConfigError(f"blocks of {self.length} tokens that overlap by {self.overlap}", remedy=remedy)
         TokenMember(self.member, self.dtype)
         try:
             import numpy  # noqa: F401

@@ -155,10 +155,8 @@ def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Ma
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             continue
     if not cached:
-        raise NoDaemonError(
-            f"none of the {len(nodes)} nodes of the Ray cluster has a daemon",
-            remedy="start one on each node: shardcache serve --cache-dir DIR --capacity SIZE",
-        )
+        remedy = "start one on each node: shardcache serve --cache-dir DIR --capacity SIZE"
+        raise NoDaemonError(f"none of the {len(nodes)} nodes of the Ray cluster has a daemon", remedy=remedy)
     manifest: Manifest = ray.get(_on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s))
     return manifest, cached
 

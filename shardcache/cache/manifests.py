@@ -118,10 +118,8 @@ class Manifests:
         named = await asyncio.to_thread(lambda: list(map(named_by, patterns)))
         lists = [each or await self._list(pattern, wanted) for pattern, each in zip(patterns, named, strict=True)]
         if sum(map(len, lists)) > MAX_SHARDS:
-            raise ConfigError(
-                f"the patterns match more than {MAX_SHARDS:,} shards",
-                remedy="write larger shards, or read the dataset in several parts",
-            )
+            remedy = "write larger shards, or read the dataset in several parts"
+            raise ConfigError(f"the patterns match more than {MAX_SHARDS:,} shards", remedy=remedy)
         if not any(lists):
             raise NotFoundError("no urls given", remedy="name at least one shard")
         shards = await asyncio.to_thread(Shards.joined, lists)

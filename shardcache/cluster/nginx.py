@@ -76,10 +76,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     if 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < wait_ms and wait_ms + store_ms < 1000 * _MAX_S:
         limits = {"connect_ms": connect_ms, "tries_ms": 3 * connect_ms, "answer_ms": connect_ms, "store_ms": store_ms}
         return limits | {"asked_ms": 2 * store_ms, "wait_ms": wait_ms, "front_ms": wait_ms + store_ms}
-    raise ConfigError(
-        f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
-        remedy="use that of the daemons, such as 20",
-    )
+    remedy = "use that of the daemons, such as 20"
+    raise ConfigError(f"no time limits follow from a stall time-out of {stall_timeout_s:g} s", remedy=remedy)
 
 
 class _Line(Template):

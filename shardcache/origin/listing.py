@@ -72,11 +72,8 @@ def asks_store(pattern: str) -> bool:
 
 def _check_number(shards: int, pattern: str) -> None:
     if shards > MAX_SHARDS:
-        raise ConfigError(
-            f"it expands to more than {MAX_SHARDS:,} shards",
-            url=pattern,
-            remedy="write larger shards, or read the dataset in several parts",
-        )
+        remedy = "write larger shards, or read the dataset in several parts"
+        raise ConfigError(f"it expands to more than {MAX_SHARDS:,} shards", url=pattern, remedy=remedy)
 
 
 def expand_braces(pattern: str) -> list[str]:

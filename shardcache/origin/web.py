@@ -99,11 +99,8 @@ class HttpOrigin(Origin):
 
     async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""
-        raise OriginError(
-            "web servers cannot list files",
-            url=prefix,
-            remedy="use a brace pattern such as {000..099}, or an index file (.json)",
-        )
+        remedy = "use a brace pattern such as {000..099}, or an index file (.json)"
+        raise OriginError("web servers cannot list files", url=prefix, remedy=remedy)
 
     async def _get(
         self,

@@ -44,10 +44,8 @@ def listening_at(path: Path, group: str | None, handed: socket.socket | None = N
     try:
         sock = _bound(path, group)
     except OSError as exn:
-        raise DaemonError(
-            f"cannot listen at {path}: {exn.strerror or exn}",
-            remedy="set --socket to a path of at most 107 bytes in a folder that this user may write to",
-        ) from exn
+        remedy = "set --socket to a path of at most 107 bytes in a folder that this user may write to"
+        raise DaemonError(f"cannot listen at {path}: {exn.strerror or exn}", remedy=remedy) from exn
     try:
         yield sock
     finally:
@@ -133,10 +131,8 @@ class ActivatedSockets:
             return None
         path = Path(self.unix.getsockname())
         if asked_for is not None and asked_for.resolve() != path.resolve():
-            raise ConfigError(
-                f"the activated socket is {path}, but --socket says {asked_for}",
-                remedy="omit --socket, or change ListenStream= in the socket unit",
-            )
+            remedy = "omit --socket, or change ListenStream= in the socket unit"
+            raise ConfigError(f"the activated socket is {path}, but --socket says {asked_for}", remedy=remedy)
         return path
 
 
@@ -147,10 +143,8 @@ def _adopt(fd: int) -> socket.socket:
     except OSError as exn:
         raise ConfigError(f"activated file descriptor {fd} is not a socket: {exn.strerror}") from exn
     if not listens or sock.type != socket.SOCK_STREAM:
-        raise ConfigError(
-            f"activated file descriptor {fd} is not a listening stream socket",
-            remedy="use ListenStream= and Accept=no in the socket unit",
-        )
+        remedy = "use ListenStream= and Accept=no in the socket unit"
+        raise ConfigError(f"activated file descriptor {fd} is not a listening stream socket", remedy=remedy)
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock

@@ -154,10 +154,8 @@ class CacheFolder:
         with disk_errors(root):
             if not self._is_held():
                 self._check_mount()
-                raise CacheDirError(
-                    f"the cache folder {root} was deleted or replaced",
-                    remedy="the daemon recreates the folder within moments; retry",
-                )
+                remedy = "the daemon recreates the folder within moments; retry"
+                raise CacheDirError(f"the cache folder {root} was deleted or replaced", remedy=remedy)
 
     def probe(self) -> bool:
         """Check that the disk accepts writes; return True if the folder had to be recreated or locked again.
@@ -235,10 +233,8 @@ def _lock(root: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise CacheDirError(
-            f"another daemon holds the cache folder {root}",
-            remedy="stop the other daemon, or give this one its own --cache-dir",
-        ) from None
+        remedy = "stop the other daemon, or give this one its own --cache-dir"
+        raise CacheDirError(f"another daemon holds the cache folder {root}", remedy=remedy) from None
     return fd
 
 

@@ -116,11 +116,8 @@ class IndexEntry:
         Raises ConfigError if the table was made without.
         """
         if self._metadata is None:
-            raise ConfigError(
-                "the table of samples has no metadata",
-                url=self.url,
-                remedy="write both files again: shardcache index URL... -o index.json --samples --metadata json",
-            )
+            remedy = "write both files again: shardcache index URL... -o index.json --samples --metadata json"
+            raise ConfigError("the table of samples has no metadata", url=self.url, remedy=remedy)
         return self._metadata
 
 

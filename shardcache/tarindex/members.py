@@ -292,11 +292,8 @@ class Tar:
     def _not_a_tar(self, block: bytes) -> ShardError:
         for magic, (format_, suffix) in _MAGIC.items():
             if block.startswith(magic):
-                return NotATarError(
-                    f"this is {format_} data, not a plain tar",
-                    url=self._url,
-                    remedy=f"if it is a compressed tar, rename it to end in {suffix}",
-                )
+                remedy = f"if it is a compressed tar, rename it to end in {suffix}"
+                return NotATarError(f"this is {format_} data, not a plain tar", url=self._url, remedy=remedy)
         if len(block) < BLOCK_BYTES:
             return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
         return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)

@@ -216,10 +216,8 @@ class ShardNames:
     def __post_init__(self) -> None:
         fixed = _NUMBER.sub("", self.pattern, count=1)
         if fixed == self.pattern or "%" in fixed or "/" in fixed or fixed.startswith(".") or fixed[-4:] != ".tar":
-            raise ConfigError(
-                f"not a pattern for names of shards: {self.pattern!r}",
-                remedy="write one number with %, and the suffix .tar: train-%06d.tar",
-            )
+            remedy = "write one number with %, and the suffix .tar: train-%06d.tar"
+            raise ConfigError(f"not a pattern for names of shards: {self.pattern!r}", remedy=remedy)
 
     def name(self, number: int) -> str:
         """Return the name of shard `number`, counted from 0."""

@@ -77,11 +77,8 @@ def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
     found = os.fstat(file.fileno())
     if (found.st_size, found.st_mtime_ns) != (size_bytes, mtime_ns):
         file.close()
-        raise InputError(
-            "the file changed while shards were being written from it",
-            url=path,
-            remedy="wait until nothing writes to it; then empty the destination, and start again",
-        )
+        remedy = "wait until nothing writes to it; then empty the destination, and start again"
+        raise InputError("the file changed while shards were being written from it", url=path, remedy=remedy)
     return file
 
 

@@ -166,15 +166,11 @@ def find_states(data: object) -> list[ReaderState]:
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
-        raise ConfigError(
-            "the object to load contains no state of a ShardDataset",
-            remedy="load the return value of state_dict() of the dataset, or of the loader around it",
-        )
+        remedy = "load the return value of state_dict() of the dataset, or of the loader around it"
+        raise ConfigError("the object to load contains no state of a ShardDataset", remedy=remedy)
     if len({(state.dataset, state.epoch, state.cut, state.counted, state.position.phases) for state in states}) > 1:
-        raise ConfigError(
-            "the states to load are not from one moment of one job",
-            remedy="load the states of a single checkpoint and dataset",
-        )
+        remedy = "load the states of a single checkpoint and dataset"
+        raise ConfigError("the states to load are not from one moment of one job", remedy=remedy)
     return states
 
 

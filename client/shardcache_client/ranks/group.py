@@ -60,10 +60,8 @@ class MeshRanks:
         """Rank of this process in the mesh."""
         members, rank = self._resolved()
         if rank not in members:
-            raise ConfigError(
-                f"mesh has the ranks {members}, and this process is rank {rank}",
-                remedy="give each rank the part of the mesh, or the process group, that it belongs to",
-            )
+            remedy = "give each rank the part of the mesh, or the process group, that it belongs to"
+            raise ConfigError(f"mesh has the ranks {members}, and this process is rank {rank}", remedy=remedy)
         return Topology(members.index(rank), len(members))
 
     def _resolved(self) -> tuple[tuple[int, ...], int]:
