@@ -4,7 +4,6 @@ import pickle
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, chain
 
 import pytest
@@ -193,7 +192,7 @@ def test_a_plan_names_the_shards_beside_each() -> None:
     joined = replace(images, columns=(Column("cap.", captions), Column("lat.", latents, ((0,), (0, 1), ()))))
     mixed = Manifest.joined([labels, joined])
     for manifest, first in ((joined, 0), (mixed, 2)):
-        plan = Plan.of(manifest, 0, [first + 2, first + 1], partial(list, [first]))
+        plan = Plan.of(manifest, 0, [first + 2, first + 1], lambda first=first: [first])
         ((_, fields),) = plan.messages()
         planned = [plan.shards[number].url for number in fields["order"]]
         assert planned == ["img2", "cap2", "img1", "cap1", "lat0", "lat1", "img0", "cap0", "lat0"]
