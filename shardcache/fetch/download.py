@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.access import store_of
-from shardcache.checksums import ALGORITHMS, checksum_function, combined
 from shardcache.config import Settings
 from shardcache.errors import (
     CorruptShardError,
@@ -32,7 +31,7 @@ from shardcache.origin.base import MD5, SHA256, Origin, RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk import disk_error
 from shardcache.store.partial import Partial
-from shardcache.transport.parts import PartFileError, PartSums
+from shardcache.transport.parts import ALGORITHMS, PartFileError, PartSums, checksum_function, combined
 from shardcache.transport.workers import Received
 
 log = SharedLogger()

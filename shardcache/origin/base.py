@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from shardcache.access import AllowList
-from shardcache.checksums import Data
 from shardcache.config import OriginTable
 from shardcache.errors import ConfigError
 from shardcache.transport.messages import Answer
-from shardcache.transport.parts import Parts, PartSums, write_parts
+from shardcache.transport.parts import Data, Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 MD5 = "md5"

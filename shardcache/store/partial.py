@@ -23,14 +23,13 @@ from typing import Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit
 
 from shardcache.access import WEB, protocol_of
-from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk import disk_errors, mount_of, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.store.shard import Facts
-from shardcache.transport.parts import RECORD, Parts, PartSums
+from shardcache.transport.parts import RECORD, Parts, PartSums, crc32c
 from shardcache.units import size
 
 if sys.version_info >= (3, 14):

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
 from shardcache.store.disk import damage_errors
 from shardcache.tarindex.tables import TarIndex
+from shardcache.transport.parts import crc32c
 
 FORMAT = 1
 BLOCK_BYTES = 1024 * 1024

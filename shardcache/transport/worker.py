@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
-from shardcache.checksums import checksum_function
 from shardcache.transport import connections, messages
-from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, write_parts, writing
+from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, checksum_function, write_parts, writing
 from shardcache.transport.tls import TlsSocket
 
 _PR_SET_PDEATHSIG = 1

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shardcache import errors
-from shardcache.checksums import crc32c
 from shardcache.config import OriginTable
 from shardcache.origin.base import Checksum, Origin
 from shardcache.origin.registry import Origins
 from shardcache.origin.stores import Proof, Renewed
+from shardcache.transport.parts import crc32c
 from shardcache.transport.workers import nothing
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import GoogleServer, Refusal

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.checksums import crc32c
 from shardcache.transport.connections import CancelledError, Gate, Pool
 from shardcache.transport.messages import Answer, Body, HeadError, Request
-from shardcache.transport.parts import RECORD, PartFileError, Parts
+from shardcache.transport.parts import RECORD, PartFileError, Parts, crc32c
 from shardcache.transport.worker import Exchange
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head

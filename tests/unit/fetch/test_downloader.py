@@ -11,7 +11,6 @@ from awscrt import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.checksums import checksum_function, combined
 from shardcache.errors import (
     AccessDeniedError,
     CorruptShardError,
@@ -24,6 +23,7 @@ from shardcache.errors import (
 from shardcache.fetch.download import Backoff, Etags, Retry, refetch
 from shardcache.metrics import Counters
 from shardcache.origin.base import MD5, Checksum, RemoteObject
+from shardcache.transport.parts import checksum_function, combined
 from support.programs.guard import GUARD_S
 
 URL = "s3://b/a.tar"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from awscrt import checksums
 
-from shardcache.checksums import crc32c
 from shardcache.errors import (
     CapacityError,
     CorruptShardError,
@@ -25,7 +24,7 @@ from shardcache.origin.base import RemoteObject
 from shardcache.store.folder import Layout
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.partial import Codec, Partial, codec_of, inflate
-from shardcache.transport.parts import write_parts
+from shardcache.transport.parts import crc32c, write_parts
 from support.shards.stores import open_store
 from support.shards.tars import make_tar, random_samples, with_window
 
