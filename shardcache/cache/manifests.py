@@ -185,11 +185,11 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 def _rows(pattern: str, shards: Shards) -> str | None:
     """Return a listing for the catalogue; None if a url is secret. Blocks."""
-    if _is_secret("\n".join((pattern, *shards.urls))):
+    if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
         return None
     return b64encode(shards.packed).decode()
 
 
-def _is_secret(text: str) -> bool:
-    """Return whether a url, or one of several on lines of their own, contains secrets, and so must not be stored."""
-    return redact(text) != text
+def _is_secret(url: str) -> bool:
+    """Return whether a url contains secrets, and so must not be stored."""
+    return redact(url) != url
