@@ -22,6 +22,7 @@ WIDS_VERSION = 1
 MAX_SHARDS = 2_000_000
 
 _WINDOW_CHARS = 256 * 1024
+_AT_ONCE = 1_000
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _COUNTS = ("filesize", "nsamples", "ntokens")
@@ -103,12 +104,19 @@ class _Text:
 
     def items(self) -> Iterator[list[Any]]:
         """Yield the values of a list, some at a time."""
+        some: list[Any] = []
         for _ in self._list("[", "]"):
-            yield self._values() or [self.value()]
+            some += self._values() or [self.value()]
+            if len(some) >= _AT_ONCE:
+                yield some
+                some = []
+        if some:
+            yield some
 
     def _values(self) -> list[Any]:
         """Read the objects that the window holds whole, if that is all it holds: much faster than one by one."""
-        end = self._window.rfind("}") + 1
+        stop = self._window.rfind("]") if self._is_last else -1  # of the list, most likely
+        end = self._window.rfind("}", self._at, None if stop < 0 else stop) + 1
         if not self._is_read and end > self._at:
             self._is_read = True
             with suppress(ValueError, RecursionError):

@@ -419,12 +419,10 @@ class Signer:
         kind, credentials = self._kinds.get(bucket), await _credentials(fs)
         if kind is None or (kind.region is None) != (credentials is None):
             url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
-            if bucket in self._kinds:
+            if bucket not in self._kinds:
+                self._kinds[bucket] = _kind(url, params["Key"], credentials)
+            if (kind := self._kinds[bucket]) is None or (kind.region is None) != (credentials is None):
                 return url
-            if (kind := _kind(url, params["Key"], credentials)) is not None:
-                url = kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
-            self._kinds[bucket] = kind
-            return url
         return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
 
     def move(self, bucket: str, region: str) -> bool:

@@ -39,7 +39,7 @@ _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 # Bytes read, summed and written at a time, at most: for each call the interpreter's lock is handed over.
 _BLOCK_BYTES = 1024 * 1024
-# If somebody waits for them, an eighth of what has been written before: no wait gets longer by more than that.
+# If somebody waits for them, an eighth of what comes before them: no wait gets longer by more than that.
 _PROMPT_BYTES, _PROMPT_SHARE = 256 * 1024, 8
 # Longest wait for all of a block, a `struct timeval`: what has arrived until then is written. TLS has its own.
 _TICK, _NO_TICK = struct.pack("ll", 0, 100_000), struct.pack("ll", 0, 0)
@@ -174,7 +174,7 @@ class Exchange:
             return self._take_held(body, response, sock)
         read = _BodyReader(response, sock)
         with writing(body.parts) as writer:
-            self._copy(body.parts.size_bytes, read, writer)
+            self._copy(body.parts.start, body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
     def _take_held(
@@ -193,12 +193,13 @@ class Exchange:
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
 
-    def _copy(self, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
+    def _copy(self, start: int, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
             _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
         told_bytes = 0
         while (at := self._gate.written_bytes) < size_bytes:
-            most_bytes = min(_BLOCK_BYTES, max(_PROMPT_BYTES, at // _PROMPT_SHARE)) if self.prompt else _BLOCK_BYTES
+            share_bytes = (start + at) // _PROMPT_SHARE if self.prompt else _BLOCK_BYTES
+            most_bytes = min(_BLOCK_BYTES, max(_PROMPT_BYTES, share_bytes))
             block = _memory.block[at % mmap.PAGESIZE :][: min(most_bytes, size_bytes - at)]
             count = self._receive(block, read)
             with self._gate.writing():

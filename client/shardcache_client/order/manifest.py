@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain, islice, pairwise, repeat, zip_longest
+from itertools import accumulate, chain, pairwise, repeat, zip_longest
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shardcache.errors import ConfigError
@@ -365,7 +365,11 @@ class Plan:
         lists = planned.lists or (planned.fingerprint,)
         first: dict[str, Any] = {"shards": lists, "epoch": self.epoch, "reads": self.reads - start}
         first |= {} if self.wanted == "samples" else {"wanted": self.wanted}
-        positions = chain.from_iterable(some() for some in (lambda: self.order[start:], self.after))
-        yield "plan", first | {"order": [*islice(positions, _FIRST_PIECE)]}
-        while piece := [*islice(positions, _NEXT_PIECE)]:
-            yield "extend", {"order": piece}
+        now, after = self.order[start:], self.after
+        if len(now) < _FIRST_PIECE:
+            now, after = array("I", chain(now, after())), tuple
+        yield "plan", first | {"order": now[:_FIRST_PIECE].tolist()}
+        for some in (lambda: now[_FIRST_PIECE:], after):
+            order = array("I", some())
+            for begin in range(0, len(order), _NEXT_PIECE):
+                yield "extend", {"order": order[begin : begin + _NEXT_PIECE].tolist()}

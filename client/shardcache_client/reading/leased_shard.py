@@ -358,7 +358,7 @@ class ShardWindow:
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
-        if self._asked > 1 + len(self._ahead):  # after the request for the shard, and not for the first: no delay
+        if lease.position:  # after the request for the shard, and not for the first: neither is delayed
             self._session.extend()
         self._taken.append(leased_shard)
         return leased_shard
