@@ -39,8 +39,6 @@ _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 # Bytes read, summed and written at a time, at most: for each call the interpreter's lock is handed over.
 _BLOCK_BYTES = 1024 * 1024
-# If somebody waits for them, an eighth of what comes before them: no wait gets longer by more than that.
-_PROMPT_BYTES, _PROMPT_SHARE = 256 * 1024, 8
 # Longest wait for all of a block, a `struct timeval`: what has arrived until then is written. TLS has its own.
 _TICK, _NO_TICK = struct.pack("ll", 0, 100_000), struct.pack("ll", 0, 0)
 _CHUNK_BYTES = 16 * 1024
@@ -60,7 +58,7 @@ class Exchange:
     _gate: connections.Gate
     _held: Callable[[], None]  # called when a held body has arrived
     _progress: Callable[[], None]  # called when the body begins and when its byte credit is used up
-    prompt: bool = field(default=False, kw_only=True)  # True to call that for every so many bytes written, too
+    prompt: bool = field(default=False, kw_only=True)  # True to call that for every MiB that is written, too
 
     def run(self, pool: connections.Pool) -> messages.Answer:
         """Return the answer; its body is in the file if the answer is as expected.
@@ -174,7 +172,7 @@ class Exchange:
             return self._take_held(body, response, sock)
         read = _BodyReader(response, sock)
         with writing(body.parts) as writer:
-            self._copy(body.parts.start, body.parts.size_bytes, read, writer)
+            self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
     def _take_held(
@@ -193,20 +191,16 @@ class Exchange:
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
 
-    def _copy(self, start: int, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
+    def _copy(self, size_bytes: int, read: "_BodyReader | _ChunksReader", writer: PartsWriter) -> None:
         if not hasattr(_memory, "block"):
             _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
-        told_bytes = 0
         while (at := self._gate.written_bytes) < size_bytes:
-            share_bytes = (start + at) // _PROMPT_SHARE if self.prompt else _BLOCK_BYTES
-            most_bytes = min(_BLOCK_BYTES, max(_PROMPT_BYTES, share_bytes))
-            block = _memory.block[at % mmap.PAGESIZE :][: min(most_bytes, size_bytes - at)]
+            block = _memory.block[at % mmap.PAGESIZE :][: min(_BLOCK_BYTES, size_bytes - at)]
             count = self._receive(block, read)
             with self._gate.writing():
                 writer.write(block[:count])
             self._gate.written_bytes += count
-            if self.prompt and at + count >= told_bytes + most_bytes:
-                told_bytes = at + count
+            if self.prompt and (at + count) // _BLOCK_BYTES > at // _BLOCK_BYTES:
                 self._progress()
 
     def _receive(self, memory: memoryview, read: "_BodyReader | _ChunksReader") -> int:
