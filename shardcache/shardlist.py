@@ -178,6 +178,7 @@ class _Text:
 
 
 def _columns(rows: list[Any]) -> Columns:
+    """Return the rows' columns: checked all at once, and row by row, for the reason, only if one is at fault."""
     if {*map(type, rows)} == {dict}:
         urls, etags, *counts = columns = [[row.get(name) for row in rows] for name in ("url", "etag", *_COUNTS)]
         known = [count for each in counts for count in each if count is not None]
