@@ -253,15 +253,23 @@ class Downloader:
             self._ahead[url] = obj
         return obj
 
-    async def stat(self, origin: Origin, url: str, version: str | None = None) -> RemoteObject:
+    async def stat(self, origin: Origin, url: str, version: str | None = None, first_bytes: int = 0) -> RemoteObject:
         """Return the object that the next download is to fetch: an answer to `stat_ahead`, used once, or
         `origin.stat(url)`, retried.
 
+        Unless the origin is busy, the object's `first_bytes` are requested at the same time.
+
         Raises the origin's errors; OutdatedError if the object is not in the given version.
         """
+
+        async def request(_: Received) -> RemoteObject:
+            if first_bytes and not self.scheduler.origin(store_of(url)).held:
+                await origin.prime(url, first_bytes)
+            return await origin.stat(url)
+
         obj = self._ahead.pop(url, None)
         if obj is None or version not in (None, obj.version) or self._is_old(obj):
-            obj = await self.ask(url, lambda received: origin.stat(url))
+            obj = await self.ask(url, request)
         if version not in (None, obj.version):
             # The sample order was computed for another version; reading this one instead would be silently wrong.
             raise OutdatedError(f"the origin has version {obj.version}, the manifest names {version}", url=obj.url)

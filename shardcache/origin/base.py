@@ -98,6 +98,12 @@ class Origin(Protocol):
     async def stat(self, url: str) -> RemoteObject:
         """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
+    async def prime(self, url: str, size_bytes: int) -> None:
+        """Send the request for an object's beginning, before its version is known and it can be fetched; or do nothing.
+
+        Raises the errors of `stat`.
+        """
+
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:

@@ -283,12 +283,12 @@ class Deferred(Origin):
         return self._origin
 
     def expect(self, url: str) -> None:
-        """Load it, with its credentials and a connection, before the first request, which will report what fails."""
+        """Load it, with its credentials and connections, before the first request, which will report what fails."""
 
         async def prepare() -> None:
             with contextlib.suppress(errors.ShardcacheError, TimeoutError):
                 async with asyncio.timeout(_EXPECT_S):
-                    await self.stat(url)
+                    await asyncio.gather(self.stat(url), self.stat(url))  # a connection for a HEAD, one for a GET
 
         self._expecting = self._expecting or asyncio.create_task(prepare())
 
@@ -308,6 +308,11 @@ class Deferred(Origin):
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return obj
+
+    async def prime(self, url: str, size_bytes: int) -> None:
+        """As `Origin.prime`; behind the tier, nothing is requested from the origin."""
+        if self.tier is None:
+            await (await self._loaded()).prime(url, size_bytes)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

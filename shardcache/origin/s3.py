@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -151,6 +152,16 @@ class S3Origin(Origin):
         source = _SOURCES.get(found.method, found.method.replace("-", " "))
         return f"{source}{f', profile {profile}' if profile else ''}{', temporary' if is_temporary else ''}"
 
+    async def prime(self, url: str, size_bytes: int) -> None:
+        """As `Origin.prime`; one GET without If-Match."""
+        where = _place(url)
+        async with self._sessions.use(url) as fs:
+            if self._usable(where["Bucket"]):
+                headers = {"Range": http_semantics.range_header(0, size_bytes)}
+                with suppress(RefusedError):
+                    request = self._request(fs, "GET", await self._signed_url(fs, where, url), headers)
+                    await self._workers.prime(request)
+
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
@@ -164,7 +175,7 @@ class S3Origin(Origin):
                 return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
 
             try:
-                answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj), ask)
+                answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj.url), ask)
             except RefusedError:
                 sums = await commit_parts(parts, await _read_by_sdk(fs, where, obj, parts, flow), commit)
                 self._refused(obj.url, bucket)
@@ -183,7 +194,7 @@ class S3Origin(Origin):
             if not self._usable(where["Bucket"]):
                 return None
             headers = {**_of_version(obj, parts), **route.headers}
-            request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
+            request = Request("GET", await self._signed_url(fs, where, obj.url), headers, via=route.address)
             if flow is None:
                 return await self._workers.ask(request)
             return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
@@ -270,15 +281,15 @@ class S3Origin(Origin):
             raise RefusedError
         return Request(method, url, headers, proxy, self._ca_file(fs))
 
-    async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
+    async def _signed_url(self, fs: Any, where: dict[str, str], of: str) -> str:
         """Return a presigned url, reused for all parts of an object during half of its validity."""
         now_s = time.monotonic()
-        url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
+        url, signed_at_s = self._signed.get(of, ("", 0.0))
         if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
             url = await self._signer.url(fs, "get_object", where, {})
             if len(self._signed) >= _MAX_SIGNED:
                 self._signed.clear()
-            self._signed[obj.url] = (url, now_s)
+            self._signed[of] = (url, now_s)
         return url
 
     def _refused(self, url: str, bucket: str) -> None:

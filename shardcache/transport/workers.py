@@ -6,6 +6,7 @@ import math
 import os
 import ssl
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,17 @@ from typing import TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
-from shardcache.transport.messages import HEAD_REMEDY, Answer, Body, Message, Request, decoded, encoded, request_to_json
+from shardcache.transport.messages import (
+    HEAD_REMEDY,
+    MAX_PRIMED,
+    Answer,
+    Body,
+    Message,
+    Request,
+    decoded,
+    encoded,
+    request_to_json,
+)
 from shardcache.transport.parts import PartFileError
 
 log = SharedLogger()
@@ -117,6 +128,12 @@ class Workers:
         assert answer is not None
         return answer
 
+    async def prime(self, request: Request) -> None:
+        """Send a request whose body will soon be fetched: by `fetch` of the same url, which takes the answer if it is
+        the expected one. Any other is dropped, as is one that nobody fetches. Raises CacheError.
+        """
+        (await self._worker_for("")).prime(request)
+
     async def fetch(self, request: Request, body: Body, flow: Flow, commit: Commit | None = None) -> Answer | None:
         """Return the answer to a request, with its body written to the file if it is as expected.
 
@@ -137,7 +154,7 @@ class Workers:
         self, request: Request, body: Body | None, flow: Flow, commit: Commit | None = None
     ) -> Answer | None:
         await flow.ready()
-        worker = await self._worker_for("" if body is None else body.parts.path)
+        worker = await (self._worker_for("") if body is None else self._worker_for(body.parts.path, request.url))
         running = worker.begin(request, body, flow)
         try:
             with flow.interruptible(running.pause):
@@ -145,13 +162,13 @@ class Workers:
         finally:
             await running.end()
 
-    async def _worker_for(self, path: str) -> "_WorkerProcess":
-        """Return the worker that already writes to a file, else the one with the fewest requests."""
+    async def _worker_for(self, path: str, url: str = "") -> "_WorkerProcess":
+        """Return the worker that writes to a file or has primed a url, else the one with the fewest requests."""
         while not (alive := [worker for worker in self._workers if not worker.has_ended]):
             await self._start_first()
         self._workers = alive
         for worker in self._workers:
-            if worker.writes_to(path):
+            if worker.writes_to(path) or url in worker.primed:
                 return worker
         best = min(self._workers, key=lambda worker: len(worker.requests))
         if len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._maximum and not self._is_growing:
@@ -289,6 +306,7 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self._pings = 0  # sent since its last message
         self._pinging = False
         self.requests: dict[int, _Running] = {}  # in flight
+        self.primed = deque[str](maxlen=MAX_PRIMED)  # urls
         self.up = asyncio.Event()  # set once it takes requests, or has ended
         self.has_ended = False
         self._exited = asyncio.Event()
@@ -305,12 +323,19 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         """Send a request."""
         running = _Running(next(self._numbers), self._send, flow, None if body is None else body.parts.path)
         self.requests[running.number] = running
+        if body is not None and request.url in self.primed:
+            self.primed.remove(request.url)
         if not self._pinging:
             self._pings, self._pinging = -1, True
             self._ping()
         what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
         self._send({"do": "ask", "id": running.number, **what})
         return running
+
+    def prime(self, request: Request) -> None:
+        """Send a request ahead."""
+        self.primed.append(request.url)
+        self._send({"do": "prime", **request_to_json(request, None)})
 
     def distrust(self, before_s: float) -> None:
         """Close connections that have been idle since before `before_s`."""
