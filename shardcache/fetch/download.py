@@ -263,9 +263,8 @@ class Downloader:
         """
 
         async def request(_: Received) -> RemoteObject:
-            if first_bytes and not self.scheduler.origin(store_of(url)).held:
-                await origin.prime(url, first_bytes)
-            return await origin.stat(url)
+            is_busy = self.scheduler.origin(store_of(url)).held
+            return await origin.stat(url, 0 if is_busy else first_bytes)
 
         obj = self._ahead.pop(url, None)
         if obj is None or version not in (None, obj.version) or self._is_old(obj):

@@ -95,13 +95,10 @@ class Origin(Protocol):
     Retries and timeouts are up to the caller, to whom every chunk is reported.
     """
 
-    async def stat(self, url: str) -> RemoteObject:
-        """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError.
 
-    async def prime(self, url: str, size_bytes: int) -> None:
-        """Send the request for an object's beginning, before its version is known and it can be fetched; or do nothing.
-
-        Raises the errors of `stat`.
+        The object's `first_bytes`, which are to be fetched next, may be requested at the same time.
         """
 
     async def fetch(

@@ -292,11 +292,11 @@ class Deferred(Origin):
 
         self._expecting = self._expecting or asyncio.create_task(prepare())
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         origin = await self._loaded()
         if self.tier is None:
-            return await origin.stat(url)
+            return await origin.stat(url, first_bytes)
         try:
             obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
         except errors.OriginUnavailableError:
@@ -308,11 +308,6 @@ class Deferred(Origin):
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return obj
-
-    async def prime(self, url: str, size_bytes: int) -> None:
-        """As `Origin.prime`; behind the tier, nothing is requested from the origin."""
-        if self.tier is None:
-            await (await self._loaded()).prime(url, size_bytes)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

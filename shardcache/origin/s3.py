@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -119,7 +118,7 @@ class S3Origin(Origin):
         self._proxy_of = lru_cache(_MAX_HOSTS)(http_semantics.proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
         where = _place(url)
         if not where["Key"]:
@@ -128,6 +127,10 @@ class S3Origin(Origin):
             )
         async with self._sessions.use(url) as fs:
             try:
+                if first_bytes and self._usable(where["Bucket"]):
+                    wanted = {"Range": http_semantics.range_header(0, first_bytes)}
+                    signed = await self._signed_url(fs, where, url)
+                    await self._workers.prime(self._request(fs, "GET", signed, wanted))
                 head, joinable = await self._head(fs, where, url), True
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
@@ -151,16 +154,6 @@ class S3Origin(Origin):
             profile = fs.session.get_config_variable("profile")
         source = _SOURCES.get(found.method, found.method.replace("-", " "))
         return f"{source}{f', profile {profile}' if profile else ''}{', temporary' if is_temporary else ''}"
-
-    async def prime(self, url: str, size_bytes: int) -> None:
-        """As `Origin.prime`; one GET without If-Match."""
-        where = _place(url)
-        async with self._sessions.use(url) as fs:
-            if self._usable(where["Bucket"]):
-                headers = {"Range": http_semantics.range_header(0, size_bytes)}
-                with suppress(RefusedError):
-                    request = self._request(fs, "GET", await self._signed_url(fs, where, url), headers)
-                    await self._workers.prime(request)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

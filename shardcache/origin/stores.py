@@ -112,8 +112,12 @@ class StoreOrigin(FsspecOrigin):
         self._workers, self._verify_md5 = setup.workers, table.verify_etag
         self._proof, self._environment = Renewed(self._prove), http_semantics.Environment()
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
+        if first_bytes:
+            proof, wanted = await self._proof.get(url), {"Range": http_semantics.range_header(0, first_bytes)}
+            target = self._target(url) + proof.query
+            await self._workers.prime(self._environment.request("GET", target, {**proof.headers, **wanted}))
         return self._object(url, await self._ask("HEAD", url, {}))
 
     def _object(self, url: str, answer: Answer | None) -> RemoteObject:
@@ -296,7 +300,7 @@ class HubOrigin(StoreOrigin):
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
         place = URL(self._target(url), encoded=True)
         for _ in range(MAX_REDIRECTS):

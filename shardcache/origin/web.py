@@ -56,12 +56,15 @@ class HttpOrigin(Origin):
         self._workers = setup.workers
         self._environment = http_semantics.Environment()
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`.
 
         Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
         """
         with http_semantics.translated(url):
+            if first_bytes:
+                wanted = {"Range": http_semantics.range_header(0, first_bytes)}
+                await self._workers.prime(self._request(_parsed(url), wanted, at_home=True))
             answer = await self._get(url, {"Range": "bytes=0-0"})
         assert answer is not None
         _check(answer, url)

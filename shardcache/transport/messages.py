@@ -20,9 +20,6 @@ Message = dict[str, Any]
 MAX_HEAD_BYTES = 64 * 1024
 """Limit for the head of an answer, interim answers included; S3 sends about 1 KiB."""
 
-MAX_PRIMED = 8
-"""Requests that a worker sends ahead at a time, at most."""
-
 HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file server"
 """Remedy of the OriginError for a HeadError."""
 

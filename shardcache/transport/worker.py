@@ -33,6 +33,7 @@ _PR_SET_PDEATHSIG = 1
 _IN, _OUT = 0, 1
 _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
+_MAX_PRIMED = 8
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # one per request
 # An unwanted body is read to its end if a new connection would cost more.
@@ -349,7 +350,7 @@ class Worker:
     def _prime(self, message: messages.Message) -> None:
         """Send a request whose exchange has not begun, unless several are waiting for theirs."""
         request, _ = messages.request_from_json(message)
-        if len(self._pool.primed) < messages.MAX_PRIMED and request.url not in self._pool.primed:
+        if len(self._pool.primed) < _MAX_PRIMED and request.url not in self._pool.primed:
             gate = connections.Gate(math.inf)
             opening = self._threads.submit(self._pool.prime, request, gate)
             self._pool.primed[request.url] = connections.Primed(gate, opening)

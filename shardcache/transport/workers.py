@@ -16,17 +16,7 @@ from typing import TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
-from shardcache.transport.messages import (
-    HEAD_REMEDY,
-    MAX_PRIMED,
-    Answer,
-    Body,
-    Message,
-    Request,
-    decoded,
-    encoded,
-    request_to_json,
-)
+from shardcache.transport.messages import HEAD_REMEDY, Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
 
 log = SharedLogger()
@@ -306,7 +296,7 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self._pings = 0  # sent since its last message
         self._pinging = False
         self.requests: dict[int, _Running] = {}  # in flight
-        self.primed = deque[str](maxlen=MAX_PRIMED)  # urls
+        self.primed = deque[str](maxlen=2 * _REQUESTS_A_WORKER)  # latest urls whose bodies have not been asked for
         self.up = asyncio.Event()  # set once it takes requests, or has ended
         self.has_ended = False
         self._exited = asyncio.Event()

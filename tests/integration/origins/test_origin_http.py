@@ -43,6 +43,8 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     obj = await stat(origins, faulty)
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, True)
     assert await read(origins, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert await read(origins, await origins.origin(obj.url).stat(obj.url, 1000), 0, 1000) == DATA[:1000]
+    assert len(faulty.seen) == 4, "the read was requested with the version"
     faulty.fail("a.tar", Fault.REPLACED)
     with pytest.raises(errors.ShardChangedError):
         await read(origins, obj, 0, 10)

@@ -76,11 +76,13 @@ async def test_what_is_requested_ahead_is_of_the_version_reported_since(
     url, origin = faulty.put("a.tar", DATA), origins.origin("s3://x")
     if fault in PRIMED_IN_VAIN:
         faulty.fail("a.tar", fault)
-    await origin.prime(url, 1000)
-    await asyncio.to_thread(eventually, lambda: bool(faulty.seen))
+    faulty.fail("a.tar", Fault.LATE, method="HEAD")
+    asked = asyncio.create_task(origin.stat(url, 1000))
+    await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 2)
     if fault is Fault.REPLACED:
         faulty.put("a.tar", DATA[::-1])
-    obj = await origin.stat(url)
+    faulty.answer_late()
+    obj = await asked
     assert await read(origins, obj, 0, 1000) == (DATA[::-1] if fault is Fault.REPLACED else DATA)[:1000]
     condition = [each[-1] for each in faulty.seen if each[0] == "GET"]
     assert condition == [None] + [f'"{obj.version}"'] * (fault is not None)
