@@ -1,13 +1,21 @@
-"""Fixtures for tests of downloads."""
+"""A daemon for the tests of a module, and fixtures for tests of downloads."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.programs.daemon import Daemon
 from support.programs.downloads import Rig
 from support.stores.buckets import use_aws
 from support.stores.faulty_s3 import GaugedS3
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for the whole module; each test has urls of its own."""
+    with Daemon(tmp_path_factory.mktemp("d")) as running:
+        yield running
 
 
 @pytest.fixture

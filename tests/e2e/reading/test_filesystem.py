@@ -3,7 +3,6 @@
 import io
 import os
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,6 @@ class EndFirst(GatedStore):
     def wait(self, path: str, stop: int) -> int:
         is_end = stop >= len(self.files[path]) - PART_BYTES
         return stop if is_end or stop == 1 else super().wait(path, stop)
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
-        yield Path(name)
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,6 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def daemon(folder: Path) -> Iterator[Daemon]:
-    with Daemon(folder) as running:
-        yield running
-
-
 def check(weights: dict[str, torch.Tensor]) -> None:
     assert weights.keys() == WEIGHTS.keys()
     assert all(torch.equal(weights[name], WEIGHTS[name]) for name in WEIGHTS)

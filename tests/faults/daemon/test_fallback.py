@@ -116,7 +116,8 @@ def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: py
 
 def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> None:
     """The daemon dies while a shard arrives of which samples were given: the rest of that shard follows, once."""
-    shards = _listed(plan)
+    folder = plan.shards[0].url.rpartition("/")[0]
+    shards = tuple(resolve(DaemonChoice(None), ReaderIdentity("job"), [f"{folder}/"], GUARD_S))
     path = Path(shards[0].url.removeprefix("file://"))
 
     def script(peer: Peer) -> None:
@@ -129,12 +130,6 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
     with scripted(root / "s.sock", script) as heard:
         assert list(keys(session(root / "s.sock"), Plan.of(Manifest.of(shards), 0, range(SHARDS)))) == KEYS
     assert heard[-1]["type"] == "more" and heard[-1]["beyond"] >= 5 * 1024
-
-
-def _listed(plan: Plan) -> tuple[ShardRef, ...]:
-    """Return the plan's shards, with their versions."""
-    folder = plan.shards[0].url.rpartition("/")[0]
-    return tuple(resolve(DaemonChoice(None), ReaderIdentity("job"), [f"{folder}/"], GUARD_S))
 
 
 @pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")

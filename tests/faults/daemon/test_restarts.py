@@ -47,11 +47,6 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def urls_in(folder: Path) -> list[str]:
-    """Return the urls of the shards."""
-    return [f"file://{folder}/shard-{number:06d}.tar" for number in range(SHARDS)]
-
-
 @contextmanager
 def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tuple[list[str], Iterator[str]]]:
     """Have a reader come into its second shard, and another daemon take the place of its own.
@@ -59,7 +54,8 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
     Yields the keys that were read, and those to come.
     """
     with Daemon(folder) as daemon:
-        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False)
+        urls = f"file://{folder}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+        dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False)
         keys = (sample["__key__"] for sample in dataset)
         read = [next(keys) for _ in range(SAMPLES + 1)]
     with Daemon(folder, *flags, capacity=capacity):

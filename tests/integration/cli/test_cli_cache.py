@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_shards
 
 SHARDS = 3
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon for all tests here; each has urls of its own."""
-    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
-        yield daemon
 
 
 @pytest.fixture

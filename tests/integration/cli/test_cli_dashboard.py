@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import requests
 
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of
@@ -24,13 +23,6 @@ echo "$1" > "{told}"
 cp "${{1#file://}}" "{copy}"
 stat -c %a "$(dirname "${{1#file://}}")" >> "{told}"
 """
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon without a port, which the last test stops."""
-    with Daemon(tmp_path_factory.mktemp("d")) as running:
-        yield running
 
 
 @contextmanager
@@ -86,7 +78,7 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
         assert http.post(root + LIVE_PATH, timeout=GUARD_S).status_code == 405
         taken = shardcache("dashboard", "--no-open", "--port", str(port), socket=daemon.socket)
         assert taken.code == 2 and "choose another --port" in taken.err
-        daemon.stop()
+        daemon.stop()  # this is the last test here
         assert http.get(root + LIVE_PATH, timeout=GUARD_S).status_code == 502
         process.send_signal(signal.SIGINT)
         assert process.wait(GUARD_S) == 130

@@ -9,20 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon
 
 LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
 INTERVAL = "0.1"
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon for all tests here."""
-    with Daemon(tmp_path_factory.mktemp("d")) as daemon:
-        yield daemon
 
 
 def command(daemon: Daemon, *flags: str) -> list[str]:

@@ -1,7 +1,6 @@
 """A reading process's connection, message by message, against a real daemon."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from support.programs.raw_session import RawSession as Session
 from support.shards.tars import write_shards
 
 SHARDS = 4
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("d")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import nothing
 from support.stores.buckets import read_range, read_whole
@@ -70,11 +69,6 @@ def write(url: str, data: bytes) -> None:
         file.write(data)
 
 
-async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
-    """Return a range as one."""
-    return await read_range(origins.origin(obj.url), obj, start, stop)
-
-
 @pytest.mark.parametrize("folder", ["file", "path", "memory", "asyncmemory"], indirect=True)
 async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     """On every kind: size, ranges, parts, and a listing that gives what stat gives."""
@@ -83,7 +77,7 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     origin = origins.origin(folder)
     obj = await origin.stat(folder + "a.tar")
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, False)
-    assert await read(origins, obj, 100, 300) == DATA[100:300]
+    assert await read_range(origins.origin(obj.url), obj, 100, 300) == DATA[100:300]
     assert b"".join(await read_whole(origin, obj, 1000)) == DATA
     found = await origin.list_prefix(folder, nothing)
     assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
@@ -103,7 +97,7 @@ async def test_a_replaced_file_is_another_version(folder: str, origins: Origins)
     assert (await origins.origin(folder).stat(folder + "a.tar")).version != before.version
     write(folder + "a.tar", DATA[:100])
     with pytest.raises(OriginUnavailableError):
-        await read(origins, before, 0, 200)
+        await read_range(origins.origin(before.url), before, 0, 200)
 
 
 @pytest.mark.parametrize("folder", ["file", "memory", "asyncmemory"], indirect=True)
@@ -128,7 +122,7 @@ async def test_a_file_that_may_not_be_read_is_denied(tmp_path: Path, origins: Or
     obj = await origins.origin(str(file)).stat(str(file))
     file.chmod(0)
     with pytest.raises(AccessDeniedError):
-        await read(origins, obj, 0, 10)
+        await read_range(origins.origin(obj.url), obj, 0, 10)
 
 
 class Needy(MemoryFileSystem):  # type: ignore[misc]

@@ -26,11 +26,6 @@ async def stat(origins: Origins, server: FaultyS3, key: str = "a.tar") -> Remote
     return await origins.origin(server.http_url(key)).stat(server.http_url(key))
 
 
-async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
-    """Return a range as one."""
-    return await read_range(origins.origin(obj.url), obj, start, stop)
-
-
 async def parts_of(origins: Origins, obj: RemoteObject) -> list[bytes]:
     """Return the parts of 30,000 bytes."""
     return await read_whole(origins.origin(obj.url), obj, 30_000)
@@ -42,12 +37,13 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     faulty.validators = validators
     obj = await stat(origins, faulty)
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, True)
-    assert await read(origins, obj, 1000, 70_000) == DATA[1000:70_000]
-    assert await read(origins, await origins.origin(obj.url).stat(obj.url, 1000), 0, 1000) == DATA[:1000]
+    origin = origins.origin(obj.url)
+    assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert await read_range(origin, await origin.stat(obj.url, 1000), 0, 1000) == DATA[:1000]
     assert len(faulty.seen) == 4, "the read was requested with the version"
     faulty.fail("a.tar", Fault.REPLACED)
     with pytest.raises(errors.ShardChangedError):
-        await read(origins, obj, 0, 10)
+        await read_range(origin, obj, 0, 10)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,7 @@ async def test_ranges_in_chunks_and_of_encoded_files(lengths: bool, faulty: Faul
     """A range is one of the stored bytes, in chunks too, and where the server says how they were encoded."""
     faulty.lengths, faulty.encoding = lengths, "gzip" if lengths else None
     obj = await stat(origins, faulty)
-    assert await read(origins, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert await read_range(origins.origin(obj.url), obj, 1000, 70_000) == DATA[1000:70_000]
 
 
 @pytest.mark.parametrize(("ranges", "lengths"), [(True, True), (True, False), (False, False)])
@@ -100,7 +96,7 @@ async def test_bytes_that_are_encoded_on_the_way_are_refused(
     assert "compression" in refused.value.remedy
     assert not refused.value.retryable
     with pytest.raises(errors.OriginError, match="encodes the file on the fly"):
-        await (read(origins, obj, 1000, 70_000) if ranges else parts_of(origins, obj))
+        await (read_range(origins.origin(obj.url), obj, 1000, 70_000) if ranges else parts_of(origins, obj))
 
 
 async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
@@ -131,7 +127,7 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
     }.items():
         faulty.fail("a.tar", fault)
         with pytest.raises(error):
-            await read(origins, obj, 0, 50_000)
+            await read_range(origins.origin(obj.url), obj, 0, 50_000)
 
 
 # Heads of answers that no store sends by design.

@@ -236,10 +236,16 @@ def test_unrequested_answer_is_ignored(context: ssl.SSLContext | None, rig: Rig)
         assert rig.fetch(server).sums
 
 
-def test_a_connection_that_the_server_wants_closed_is_closed(rig: Rig) -> None:
-    """Though the server leaves it open."""
-    with ScriptedServer(answer(DATA, "Connection: close")) as server:
-        assert rig.fetch(server).sums
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [(answer(DATA, "Connection: close"), 206), (Reply(answer(b"a", length=9, status="500 Odd"), Ending.HANG), 500)],
+    ids=["the server wants it closed", "an error does not come whole"],
+)
+def test_a_connection_of_no_more_use_is_closed(reply: Reply | bytes, status: int, rig: Rig) -> None:
+    """Though the server leaves it open; the status of an error that does not come whole says what there is to say."""
+    with ScriptedServer(reply, answer(DATA)) as server:
+        found = rig.fetch(server)
+        assert (found.status, bool(found.sums)) == (status, status == 206)
         server.wait_closed(1)
         assert rig.fetch(server).sums
 
@@ -351,14 +357,6 @@ def test_bytes_of_a_slow_store_are_written_as_they_arrive(rig: Rig) -> None:
         more.set()
         eventually(lambda: rig.gate.written_bytes == len(DATA) - 40_000)
         assert rig.gate.cancel()
-
-
-def test_an_error_that_does_not_come_whole_is_an_answer(rig: Rig) -> None:
-    """Its status says what there is to say; its connection is not used again."""
-    with ScriptedServer(Reply(answer(b"a", length=9, status="500 Odd"), Ending.HANG), answer(DATA)) as server:
-        assert rig.fetch(server).status == 500
-        server.wait_closed(1)
-        assert rig.fetch(server).sums
 
 
 @pytest.mark.parametrize("was_idle", [False, True])

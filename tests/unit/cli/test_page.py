@@ -114,12 +114,6 @@ def test_page_shows_the_cache_and_its_counters() -> None:
     ]
 
 
-def test_page_says_what_was_saved() -> None:
-    """In the daemon's own words; an older daemon has none."""
-    assert line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"})) == "bill saved 3.0 GB in 6 requests"
-    assert not line("bill", page())
-
-
 def test_rates_come_before_totals() -> None:
     """The origin's and the leases' present rates are shown with the totals since the start."""
     counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10}
@@ -153,8 +147,10 @@ def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
     assert line("disk", page(disk=crowded)) == "disk other files on the disk limit the cache to 1.0 GB"
 
 
-def test_scrub_and_pins_are_shown_where_there_are_any() -> None:
-    """Bytes verified again, damage found, progress of the round; pinned bytes of their limit."""
+def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
+    """What was saved, in the daemon's words; bytes verified again, damage, the round; pinned bytes of their limit."""
+    assert line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"})) == "bill saved 3.0 GB in 6 requests"
+    assert not line("bill", page())
     scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "corrupt": 1, "round_share": 0.25}
     assert line("scrub", page(scrub=scrub)) == "scrub 1.0 TB checked since start, 1 corrupt · 25% of this round"
     assert not line("scrub", page(scrub=scrub | {"rate_bytes_per_s": 0}))

@@ -359,11 +359,6 @@ def buffers(draw: st.DrawFn, max_size: int = 60) -> tuple[list[int], int]:
     return lengths, draw(st.integers(max(lengths), 200))
 
 
-def padded_size(lengths: list[int], batch: list[int]) -> int:
-    """Return a batch's size after padding."""
-    return len(batch) * max(lengths[number] for number in batch)
-
-
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
     """Yield all ways to part items into groups."""
     if not items:
@@ -383,7 +378,7 @@ def test_batches_are_as_few_as_any_shape_allows(buffer: tuple[list[int], int]) -
     fits = (
         len(groups)
         for groups in partitions(list(range(len(lengths))))
-        if all(padded_size(lengths, group) <= max_tokens for group in groups)
+        if all(len(group) * max(lengths[number] for number in group) <= max_tokens for group in groups)
     )
     assert fewest(lengths, max_tokens) == min(fits)
 

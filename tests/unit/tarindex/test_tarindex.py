@@ -41,11 +41,6 @@ def spans(path: Path) -> list[tuple[str, int, int]]:
         return [(name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar]
 
 
-def stdlib_spans(path: Path) -> list[tuple[str, int, int]]:
-    with tarfile.open(path, errorlevel=2) as tar:
-        return [(info.name, info.offset_data, info.offset_data + info.size) for info in tar if info.isreg()]
-
-
 def boundaries(data: bytes) -> list[int]:
     """Offsets where a member ends and the next header, or the end-of-archive block, begins."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -71,7 +66,8 @@ def test_members_and_offsets_beyond_8_gib(path: Path, format_: Literal[1, 2]) ->
         file.write(head)
         file.seek(len(head) + huge.size)
         file.write(tail)
-    assert spans(path) == stdlib_spans(path)
+    with tarfile.open(path, errorlevel=2) as tar:
+        assert spans(path) == [(info.name, info.offset_data, info.offset_data + info.size) for info in tar]
     assert [end - start for _, start, end in spans(path)] == [9 << 30, 6]
 
 

@@ -29,11 +29,6 @@ def everybody(counts: list[int], shuffle: Shuffle, epoch: int, cut: Partition) -
     return shares(SampleDeal(counts, shuffle, cut.even, cut.batch_size), counts, epoch, cut)
 
 
-def padded_or_dropped(samples: int, cut: Partition) -> int:
-    """Return the number of samples that DistributedSampler would repeat (positive) or leave out (negative)."""
-    return {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[cut.even]
-
-
 def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) -> None:
     """Every sample once, ranks equal, only one short batch in each, and no more padding or dropping than was said."""
     count, samples = Counter(chain.from_iterable(read)), due.total()
@@ -43,7 +38,9 @@ def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) ->
     assert max(totals) - min(totals) <= (1 if cut.even is None else 0)
     for workers, total in zip(ranks, totals, strict=True):
         assert sum(-(-size // cut.batch_size) for size in workers) == -(-total // cut.batch_size)
-    assert count.total() == samples + (padded_or_dropped(samples, cut) if samples else 0)
+    # As many as DistributedSampler would repeat or leave out.
+    more = {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[cut.even]
+    assert count.total() == samples + more
     assert count <= due if cut.even == "drop" else count >= due
     assert count.keys() <= due.keys()
 

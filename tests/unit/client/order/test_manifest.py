@@ -2,7 +2,6 @@
 
 import pickle
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 
@@ -162,16 +161,12 @@ def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
         select(manifest([9, 9]), [("t", row)], bool)
 
 
-def mostly_in_order(length: int) -> Sequence[int]:
-    """Return the numbers below `length`, each tenth of them for the second time in place of itself."""
-    return [number - 5 if number % 10 == 7 else number for number in range(length)]
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 12_000), st.integers(0, 2_000))
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order."""
-    known, now = manifest([3] * 12_000), mostly_in_order(shards)
+    known = manifest([3] * 12_000)
+    now = [number - 5 if number % 10 == 7 else number for number in range(shards)]  # mostly in order
     plan = Plan.of(known, 3, now, lambda: now[::-1])
     start = min(start, plan.reads)
     (kind, first), *others = plan.messages(start)

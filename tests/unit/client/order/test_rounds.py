@@ -68,18 +68,14 @@ def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: i
         assert min(abs(weight - sum(counts) * group / groups) for weight in weights) <= max(counts)
 
 
-def as_documented(size: int, key: str) -> list[int]:
-    """Return the permutation by its description, in as many words."""
-    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
-    source = random.Random(int.from_bytes(digest, "little"))
-    return [number for _, number in sorted((source.random(), number) for number in range(size))]
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 3000), st.text(st.characters(codec="utf-8")))
 def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
     """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""
-    assert [*permutation(size, key)] == as_documented(size, key)
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    source = random.Random(int.from_bytes(digest, "little"))
+    as_documented = [number for _, number in sorted((source.random(), number) for number in range(size))]
+    assert [*permutation(size, key)] == as_documented
 
 
 def test_a_permutation_needs_no_numpy() -> None:

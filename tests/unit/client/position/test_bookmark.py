@@ -22,11 +22,6 @@ def bookmark() -> Bookmark:
     return Bookmark(SharedNotes(), Epochs())
 
 
-def load(bookmark: Bookmark, data: Any, *, worker: bool = False) -> None:
-    """Load a state of the dataset."""
-    bookmark.load(data, worker=worker)
-
-
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
     """Return the state of a worker of two in the middle of an epoch."""
     position = Position(fields.pop("epoch", EPOCH), taken=10 + reader, given=10 + reader)
@@ -80,7 +75,7 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     """As StatefulDataLoader does, unknown to the main process: each goes on, and then reads the next epoch."""
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        load(worker, saved(number), worker=True)
+        worker.load(saved(number), worker=True)
         assert worker.next_epoch == EPOCH, "asked at once for its state, it has the one that was loaded"
     assert begin(workers, 17) == IN_THE_MIDDLE
     for epoch in (EPOCH + 1, EPOCH + 2):
@@ -92,7 +87,7 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     """Persistent workers, which were started before, go on from the state that the main process loads."""
     workers = forked(bookmark)
     begin(workers, 1)
-    load(bookmark, [saved(0), saved(1)])
+    bookmark.load([saved(0), saved(1)], worker=False)
     assert [found.taken for found in begin(workers, 1)] == [10, 11]
     assert [found.taken for found in begin(workers, 1)] == [0, 0]
 
@@ -100,16 +95,16 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
 def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> None:
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
-    load(first, saved(0), worker=True)
+    first.load(saved(0), worker=True)
     assert begun(first, 17, 0, 2).epoch == EPOCH
-    load(second, saved(1), worker=True)
+    second.load(saved(1), worker=True)
     assert begun(second, 17, 1, 2).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
     """A training loop names the epoch before it reads: the loaded one goes on, any other begins at its beginning."""
-    load(bookmark, [saved(0), saved(1)])
+    bookmark.load([saved(0), saved(1)], worker=False)
     for epoch, starts in ((EPOCH, IN_THE_MIDDLE), (EPOCH + 1, from_the_beginning(EPOCH + 1))):
         bookmark.set_epoch(epoch)
         assert begin(forked(bookmark), epoch) == starts
@@ -120,7 +115,7 @@ def test_epoch_set_after_workers_were_asked_to_load(bookmark: Bookmark) -> None:
     bookmark.set_epoch(EPOCH + 3)
     workers = forked(bookmark)
     for number, worker in enumerate(workers):
-        load(worker, saved(number), worker=True)
+        worker.load(saved(number), worker=True)
     assert begin(workers, 17) == from_the_beginning(EPOCH + 3)
     assert bookmark.next_epoch == EPOCH + 3
 
@@ -133,7 +128,7 @@ def test_main_process_knows_the_readers(bookmark: Bookmark) -> None:
     begun(bookmark)
     assert bookmark.workers == 0
     begin(forked(bookmark), 31)
-    load(bookmark, saved(0))
+    bookmark.load(saved(0), worker=False)
     assert bookmark.workers == 0
 
 
@@ -170,7 +165,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
     first, late = forked(bookmark)
     for _ in range(2):
         first.count(join(first, 17, 0, 2))
-    load(bookmark, [saved(0, over=True), saved(1, over=True)])
+    bookmark.load([saved(0, over=True), saved(1, over=True)], worker=False)
     assert join(first, 17, 0, 2).epoch == EPOCH + 1
     assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
 
@@ -252,7 +247,7 @@ def test_a_loaded_state_ends_iterations_that_some_workers_have_yet_to_begin(book
     first = forked(bookmark)[0]
     iteration = join(first, 17, 0, 2)
     bookmark.set_epoch(2)
-    load(bookmark, [saved(0), saved(1)])
+    bookmark.load([saved(0), saved(1)], worker=False)
     first.count(iteration)
     assert not iteration.counted
     assert epochs_of(forked(bookmark), 29, [0, 1]) == [EPOCH, EPOCH]

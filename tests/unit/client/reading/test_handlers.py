@@ -12,11 +12,6 @@ NAMES = ["ignore_and_continue", "ignore_and_stop", "warn_and_continue", "warn_an
 THREE = [{"__key__": key, "txt": text} for key, text in (("a", b"1"), ("b", b"two"), ("c", b"3"))]
 
 
-def to_number(sample: dict[str, object]) -> dict[str, object]:
-    """Decode, or raise ValueError."""
-    return {"number": int(sample["txt"])}  # type: ignore[call-overload]
-
-
 @pytest.mark.parametrize(
     ("exn", "text"),
     [
@@ -38,8 +33,7 @@ def test_warnings_have_the_text_and_the_place_of_the_caller(exn: Exception, text
 def test_handlers_work_in_webdatasets_stages(name: str) -> None:
     """A decoding stage of WebDataset's goes on or stops by our handler as by its own, whatever the error is."""
     ours, theirs = (
-        list(webdataset.filters.map(to_number, handler=getattr(module, name))(iter(THREE)))
+        list(webdataset.filters.map(lambda sample: int(sample["txt"]), handler=getattr(module, name))(iter(THREE)))
         for module in (shardcache_client, webdataset)
     )
-    assert ours == theirs
-    assert [sample["number"] for sample in ours] == ([1, 3] if "continue" in name else [1])
+    assert ours == theirs == ([1, 3] if "continue" in name else [1])

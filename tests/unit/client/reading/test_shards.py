@@ -9,7 +9,7 @@ import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError, SampleError
 from shardcache_client.reading.shards import MappedShard
-from support.shards.tars import Sample, make_tar, pack, published, random_samples
+from support.shards.tars import make_tar, pack, published, random_samples
 
 URL = "s3://bucket/train-000000.tar"
 SAMPLES = random_samples(20, {"jpg": 3000, "json": 40, "cls": 1})
@@ -19,11 +19,6 @@ SAMPLES = random_samples(20, {"jpg": 3000, "json": 40, "cls": 1})
 def shard(tmp_path: Path) -> tuple[Path, Path]:
     """Paths of a published shard."""
     return published(tmp_path / "shard.tar", make_tar(SAMPLES), URL)
-
-
-def with_url(samples: list[Sample]) -> list[dict[str, bytes | str]]:
-    """The samples as a reader gives them."""
-    return [{**sample, "__url__": URL} for sample in samples]
 
 
 def open_files() -> int:
@@ -54,7 +49,7 @@ def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> N
         for path in shard:
             path.unlink()
         samples = list(reader.samples())
-    assert samples == with_url(SAMPLES)
+    assert samples == [{**sample, "__url__": URL} for sample in SAMPLES]
 
 
 def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
