@@ -88,8 +88,8 @@ class Fetcher:
         """Return how much of a shard to request before its version is known: of one that a reader already needs."""
         now = self._planner.now
         is_needed = transfer.waits or now.next_use_s(self._planner.key(transfer.name)) <= now.now_s
-        is_elsewhere = self._store.leftovers or any(wait.bytes for wait in transfer.waits)
-        return self._part_bytes if is_needed and not is_elsewhere else 0
+        # Finished parts may be there; of a file, another part may be needed first.
+        return self._part_bytes if is_needed and not (self._store.leftovers or transfer.ref.is_file) else 0
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
