@@ -127,11 +127,7 @@ class S3Origin(Origin):
             )
         async with self._sessions.use(url) as fs:
             try:
-                if first_bytes and self._usable(where["Bucket"]):
-                    wanted = {"Range": http_semantics.range_header(0, first_bytes)}
-                    signed = await self._signed_url(fs, where, url)
-                    await self._workers.prime(self._request(fs, "GET", signed, wanted))
-                head, joinable = await self._head(fs, where, url), True
+                head, joinable = await self._head(fs, where, url, first_bytes), True
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
                 self._refused(url, where["Bucket"])
@@ -235,11 +231,14 @@ class S3Origin(Origin):
         await self._sessions.close()
         await self._uploading.close()
 
-    async def _head(self, fs: Any, where: dict[str, str], url: str) -> Headers:
+    async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
         """Return the headers of the answer to a HEAD. Raises RefusedError."""
+        ahead = None
+        if first_bytes and self._usable(where["Bucket"]):
+            ahead = self._request(fs, "GET", await self._signed_url(fs, where, url), {}).beginning(first_bytes)
 
         async def ask(signed: str) -> Answer:
-            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
+            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE), ahead)
 
         sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)

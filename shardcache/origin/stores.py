@@ -114,11 +114,7 @@ class StoreOrigin(FsspecOrigin):
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        if first_bytes:
-            proof, wanted = await self._proof.get(url), {"Range": http_semantics.range_header(0, first_bytes)}
-            target = self._target(url) + proof.query
-            await self._workers.prime(self._environment.request("GET", target, {**proof.headers, **wanted}))
-        return self._object(url, await self._ask("HEAD", url, {}))
+        return self._object(url, await self._ask("HEAD", url, {}, first_bytes=first_bytes))
 
     def _object(self, url: str, answer: Answer | None) -> RemoteObject:
         """Return the object that an answer to HEAD describes. Raises the error for any other answer."""
@@ -163,7 +159,14 @@ class StoreOrigin(FsspecOrigin):
                 await client.close()
 
     async def _ask(
-        self, method: str, url: str, headers: Mapping[str, str], *reading: Any, place: str = "", away: bool = False
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        *reading: Any,
+        place: str = "",
+        away: bool = False,
+        first_bytes: int = 0,
     ) -> Answer | None:
         """Return the answer to a request; it is repeated once if the store does not accept a proof that expires.
 
@@ -174,8 +177,9 @@ class StoreOrigin(FsspecOrigin):
             target, shown = (place or self._target(url)) + proof.query, {**proof.headers, **headers}
             with http_semantics.translated(url):
                 request = self._environment.request(method, target, shown, far_only=away and self._is_far)
-                workers = self._workers
-                answer: Answer | None = await (workers.fetch(request, *reading) if reading else workers.ask(request))
+                workers, ahead = self._workers, request.beginning(first_bytes)
+                asked = workers.fetch(request, *reading) if reading else workers.ask(request, ahead)
+                answer: Answer | None = await asked
             if is_last or answer is None or answer.status != 401 or not self._proof.refuse(proof):
                 break
         return answer

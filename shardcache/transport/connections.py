@@ -38,7 +38,7 @@ NEXT_ADDRESS_S = 0.25
 """Head start of each address over the next (RFC 8305, section 5)."""
 
 # A primed request's answer is wanted once its version is known.
-_PRIMED_S = 2.0
+_PRIMED_S = 5.0
 
 # A dead peer is noticed within half a minute even if nothing is sent: three keepalive probes after 15 s; data that
 # stays unacknowledged also ends the connection.

@@ -34,6 +34,7 @@ _IN, _OUT = 0, 1
 _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
 _MAX_PRIMED = 8
+_BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # whatever is requested
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # one per request
 # An unwanted body is read to its end if a new connection would cost more.
@@ -86,8 +87,9 @@ class Exchange:
 
     def _primed(self, pool: connections.Pool) -> connections.HttpConnection | None:
         """Return the connection on which this request was sent ahead, if it was."""
-        primed = None if self._body is None else pool.primed.pop(self._request.url, None)
-        if primed is None:
+        parts = self._body.parts if self._body is not None else None
+        is_first = parts is not None and parts.start == 0 and parts.count == 1
+        if not is_first or (primed := pool.primed.pop(self._request.url, None)) is None:
             return None
         try:
             with self._gate.cancellable(primed.gate.cancel):
@@ -104,7 +106,7 @@ class Exchange:
                 sums = None
                 if self._body is not None and self._is_expected(self._body, response, headers):
                     sums, whole = self._take(self._body, response, connection.socket)
-                elif primed:
+                elif primed and response.status not in _BUSY:
                     raise StaleError
                 else:
                     whole = self._drain(response, headers, connection.socket)
@@ -137,7 +139,7 @@ class Exchange:
             primed = connection.is_primed
             try:
                 return self._head(connection, None)
-            except OSError as exn:
+            except (OSError, http.client.HTTPException) as exn:
                 if primed:
                     raise StaleError from exn
                 raise

@@ -108,21 +108,18 @@ class Workers:
         for _ in range(_MIN_WORKERS - 1):
             await self._grow()
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request, ahead: Request | None = None) -> Answer:
         """Return the answer to a request, without its body.
+
+        A request `ahead` is sent at the same time, and its body will soon be fetched: by `fetch` of the same url, which
+        takes the answer if it is the expected one. Any other is dropped, as is one that nobody fetches.
 
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head that is too large;
         CacheError if no process can be started.
         """
-        answer = await self._run(request, None, Flow())
+        answer = await self._run(request, None, Flow(), ahead=ahead)
         assert answer is not None
         return answer
-
-    async def prime(self, request: Request) -> None:
-        """Send a request whose body will soon be fetched: by `fetch` of the same url, which takes the answer if it is
-        the expected one. Any other is dropped, as is one that nobody fetches. Raises CacheError.
-        """
-        (await self._worker_for("")).prime(request)
 
     async def fetch(self, request: Request, body: Body, flow: Flow, commit: Commit | None = None) -> Answer | None:
         """Return the answer to a request, with its body written to the file if it is as expected.
@@ -141,11 +138,18 @@ class Workers:
             await self._workers.pop().end()
 
     async def _run(
-        self, request: Request, body: Body | None, flow: Flow, commit: Commit | None = None
+        self,
+        request: Request,
+        body: Body | None,
+        flow: Flow,
+        commit: Commit | None = None,
+        ahead: Request | None = None,
     ) -> Answer | None:
         await flow.ready()
         worker = await (self._worker_for("") if body is None else self._worker_for(body.parts.path, request.url))
         running = worker.begin(request, body, flow)
+        if ahead is not None:
+            worker.prime(ahead)
         try:
             with flow.interruptible(running.pause):
                 return await running.outcome(commit)

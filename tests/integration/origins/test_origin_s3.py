@@ -18,6 +18,7 @@ from shardcache.errors import (
     ConfigError,
     CorruptShardError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
@@ -34,7 +35,7 @@ from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
 
 DATA = bytes(range(256)) * 400
-PRIMED_IN_VAIN = [Fault.SLOW_DOWN, Fault.WRONG_RANGE, Fault.IGNORE_RANGE, Fault.WRONG_ETAG]
+PRIMED_IN_VAIN = [Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE, Fault.WRONG_ETAG]
 
 
 def table(**fields: object) -> OriginTable:
@@ -86,6 +87,17 @@ async def test_what_is_requested_ahead_is_of_the_version_reported_since(
     assert await read(origins, obj, 0, 1000) == (DATA[::-1] if fault is Fault.REPLACED else DATA)[:1000]
     condition = [each[-1] for each in faulty.seen if each[0] == "GET"]
     assert condition == [None] + [f'"{obj.version}"'] * (fault is not None)
+
+
+async def test_few_connections_are_taken_by_what_is_requested_ahead(rig: Rig, faulty: FaultyS3) -> None:
+    """One of four; a busy store's answer to it counts as any other's."""
+    faulty.fail("0", Fault.SLOW_DOWN)
+    urls = [faulty.put(str(number), DATA) for number in range(4)]
+    origin = rig.origins.origin(urls[0])
+    first, *_ = await asyncio.gather(*(rig.downloader.stat(origin, url, first_bytes=1000) for url in urls))
+    with pytest.raises(OriginBusyError):
+        await read(rig.origins, first, 0, 1000)
+    assert [each[:2] for each in faulty.seen if each[0] == "GET"] == [("GET", "0")]
 
 
 async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_version(

@@ -54,7 +54,8 @@ class Rig:
 
     async def ask(self, server: ScriptedServer, **options: Any) -> Answer:
         """Ask for something that goes nowhere, by a `Request` with further options."""
-        return await self.workers.ask(Request("GET", server.url(), {}, **options))
+        ahead = options.pop("ahead", None)
+        return await self.workers.ask(Request("GET", server.url(), {}, **options), ahead)
 
     async def fetch(self, server: ScriptedServer, flow: Flow | None = None, **options: Any) -> Answer | None:
         """Ask for all of the file, as `Workers.fetch` does with further options."""
@@ -199,6 +200,7 @@ async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: st
         assert rig.pids() == {pid}
 
 
+@pytest.mark.slow
 async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
     """Whether it is cancelled while it connects, or nobody comes for the answer."""
     with ScriptedServer(answer(DATA)) as server, SilentAddress(server.port):
@@ -206,15 +208,15 @@ async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
         (pid,) = rig.pids()
         before = open_files(pid)
         request = Request("GET", server.url(host=SILENT), {})
-        await rig.workers.prime(request)
+        await rig.ask(server, ahead=request)
         await asyncio.to_thread(eventually, lambda: open_files(pid) > before)
         task = asyncio.create_task(rig.workers.fetch(request, rig.body, Flow()))
         await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.wait([task])
         await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
-        await rig.workers.prime(Request("GET", server.url("/b.tar"), {}))
-        await server.asked(2)
+        await rig.ask(server, ahead=Request("GET", server.url("/b.tar"), {}))
+        await server.asked(4)
         await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
 
 
