@@ -22,7 +22,6 @@ from shardcache_client.order.rounds import Shuffle, Topology
 from shardcache_client.ranks import distributed, torch_group
 from shardcache_client.ranks.distributed import Agreement, KeyValueStore, MeetingPlace, StoreAddress
 from shardcache_client.ranks.torch_group import TorchRankGroup, share
-from support.network.ports import free_port
 
 WORLD = 3
 SHORT_S = 0.5  # of a wait that is to be in vain
@@ -108,9 +107,11 @@ def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytes
 
 def test_address_without_listener_is_no_store(server: TCPStore) -> None:
     """A port without a listener is an error that names it."""
-    port = free_port()
-    with pytest.raises(RanksError, match=f"127.0.0.1:{port}"):
-        KeyValueStore.connect(StoreAddress("127.0.0.1", port, 2))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(RanksError, match=f"127.0.0.1:{port}"):
+            KeyValueStore.connect(StoreAddress("127.0.0.1", port, 2))
 
 
 def test_a_server_of_another_kind_is_no_store() -> None:
@@ -346,6 +347,8 @@ def test_nothing_is_compared_without_a_store(env: pytest.MonkeyPatch, server: TC
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
     TorchRankGroup(Topology(), [url], 5.0).compare(manifest(), counted=True)
-    env.setenv("MASTER_PORT", str(free_port()))
-    datasets(url)[2].compare(manifest(), counted=True)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
+        datasets(url)[2].compare(manifest(), counted=True)
     assert server.num_keys() == keys
