@@ -1,6 +1,7 @@
 """Measurements: functions in processes of their own, interleaved tries, processor time, memory; and rows of results."""
 
 import json
+import mmap
 import os
 import signal
 import statistics
@@ -92,6 +93,16 @@ def tree_cpu_s(pid: int) -> float:
 def thread_cpu_s(pid: int) -> dict[int, float]:
     """Return the processor time, user and system, of each thread of a process; the main thread's id is `pid`."""
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+
+
+def touch(size_bytes: int) -> None:
+    """Write to so much of the free memory, right before others are measured that will.
+
+    A virtual machine may return free memory to its host after a second or two; the first to write to it again then
+    waits for the host, which takes longer than all else that a download does.
+    """
+    with mmap.mmap(-1, size_bytes) as memory:
+        memory[:: mmap.PAGESIZE] = bytes(-(-size_bytes // mmap.PAGESIZE))
 
 
 def peak_bytes(pid: int) -> int:

@@ -10,12 +10,11 @@ gigabyte bounds the throughput of a node, however many cores it has.
 Google's and Azure's stores are compared with a web server: one nginx serves the same files as all three.
 """
 
-import mmap
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +24,7 @@ import psutil
 
 from benchmarks.data import LARGE
 from benchmarks.downloads.downloaders import TOOLS, Spent, download
-from benchmarks.measure import Row, Target, call, interleaved, median_of, thread_cpu_s, tree_cpu_s
+from benchmarks.measure import Row, Target, call, interleaved, median_of, thread_cpu_s, touch, tree_cpu_s
 from benchmarks.servers import Endpoint, endpoints
 from benchmarks.workplace import BUCKET, PREPARED_S, Daemon, Workplace, settle
 
@@ -62,31 +61,12 @@ class Download:
 
 def measure(place: Workplace) -> Iterator[Row]:
     """Yield throughput and processor time over each endpoint, medians of all rounds."""
-    with endpoints(place, LARGE) as found, kept_memory(2 * place.dataset(LARGE).tar_bytes):
+    with endpoints(place, LARGE) as found:
         for endpoint in found if _memory_suffices(place) else ():
             yield from _speed(place, endpoint)
             if endpoint.name == "nginx, http":
                 yield from _stores(place, endpoint)
         yield from _until_on_disk(place)
-
-
-@contextmanager
-def kept_memory(size_bytes: int) -> Iterator[None]:
-    """Have so much free memory that the hypervisor does not take back, and that is given out before any other.
-
-    A virtual machine may return free memory to its host after a second or two; the first to touch it then waits for the
-    host, which takes longer than all else that a download does. Only whole blocks of pages go back, so every second
-    page of twice as much memory is held here.
-    """
-    available_bytes = psutil.virtual_memory().available
-    memory = mmap.mmap(-1, min(2 * size_bytes, available_bytes // 2), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with closing(memory):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-        for start in range(0, len(memory), mmap.PAGESIZE):
-            memory[start] = 1
-        for start in range(0, len(memory), 2 * mmap.PAGESIZE):
-            memory.madvise(mmap.MADV_DONTNEED, start, mmap.PAGESIZE)
-        yield
 
 
 def _memory_suffices(place: Workplace) -> bool:
@@ -161,6 +141,7 @@ def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool, store: str 
         daemon.warm(url)
         daemon.request("POST", "/v1/evict", {"urls": [url]})
         before = _at_rest(daemon)
+        touch(place.dataset(LARGE).tar_bytes)
         started_s = time.perf_counter()
         daemon.warm(url)
         wall_s, after = time.perf_counter() - started_s, _cpu_s(daemon.pid)
