@@ -70,7 +70,7 @@ class Fetcher:
         url = transfer.ref.url
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
-        obj = await self._downloader.stat(origin, url, transfer.ref.version)
+        obj = await self._downloader.stat(origin, url, transfer.ref.version, self._first_bytes(transfer))
         key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
@@ -83,6 +83,13 @@ class Fetcher:
             if present.facts is not None and present.facts.samples is None and claim.wants_samples:
                 await self._index_present(transfer, claim, present, present.facts)
             return present
+
+    def _first_bytes(self, transfer: Transfer) -> int:
+        """Return how much of a shard to request before its version is known: of one that a reader already needs."""
+        now = self._planner.now
+        is_needed = transfer.waits or now.next_use_s(self._planner.key(transfer.name)) <= now.now_s
+        # Finished parts may be there; of a file, another part may be needed first.
+        return self._part_bytes if is_needed and not (self._store.leftovers or transfer.ref.is_file) else 0
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:

@@ -42,6 +42,7 @@ T = TypeVar("T")
 # A shard may become urgent while a request lasts, and a request that fails is repeated.
 _REQUEST_S = 0.25
 _MAX_ANSWERS = 10_000
+_PRIMING = 4  # one in so many of an origin's connections may be taken by parts requested ahead
 _QUESTIONS = 16  # concurrent requests for sizes and versions
 # Attempts for an object that is overwritten during the download. If it is rewritten faster than it can be downloaded,
 # the error goes to the reader.
@@ -212,11 +213,9 @@ class Downloader:
         self._bandwidth = Bandwidth(settings.max_bandwidth)
         self._requests = Requests(self.scheduler, self._bandwidth, counters, settings.stall_timeout_s)
         self._etags = Etags()
+        self._priming = 0  # number of first parts requested ahead, which have no slot
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
-
-    def __repr__(self) -> str:
-        return f"<Downloader {self.scheduler}>"
 
     def limits(self, url: str | None = None) -> list[Limit]:
         """Return the limits that a download of a url meets, or any download."""
@@ -253,15 +252,29 @@ class Downloader:
             self._ahead[url] = obj
         return obj
 
-    async def stat(self, origin: Origin, url: str, version: str | None = None) -> RemoteObject:
+    async def stat(self, origin: Origin, url: str, version: str | None = None, first_bytes: int = 0) -> RemoteObject:
         """Return the object that the next download is to fetch: an answer to `stat_ahead`, used once, or
         `origin.stat(url)`, retried.
 
+        Unless the origin is busy, the object's `first_bytes` are requested at the same time, once.
+
         Raises the origin's errors; OutdatedError if the object is not in the given version.
         """
+
+        async def request(_: Received) -> RemoteObject:
+            nonlocal first_bytes
+            load = self.scheduler.origin(store_of(url))
+            is_busy = load.held + self._priming >= load.aimd.limit // _PRIMING
+            ahead_bytes, first_bytes = 0 if is_busy else first_bytes, 0
+            self._priming += ahead_bytes > 0
+            try:
+                return await origin.stat(url, ahead_bytes)
+            finally:
+                self._priming -= ahead_bytes > 0
+
         obj = self._ahead.pop(url, None)
         if obj is None or version not in (None, obj.version) or self._is_old(obj):
-            obj = await self.ask(url, lambda received: origin.stat(url))
+            obj = await self.ask(url, request)
         if version not in (None, obj.version):
             # The sample order was computed for another version; reading this one instead would be silently wrong.
             raise OutdatedError(f"the origin has version {obj.version}, the manifest names {version}", url=obj.url)

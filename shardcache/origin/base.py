@@ -95,8 +95,11 @@ class Origin(Protocol):
     Retries and timeouts are up to the caller, to whom every chunk is reported.
     """
 
-    async def stat(self, url: str) -> RemoteObject:
-        """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError.
+
+        The object's `first_bytes`, which are to be fetched next, may be requested at the same time.
+        """
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

@@ -63,7 +63,7 @@ class FsspecOrigin(Origin):
         self._fs = self._open()
         self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
         await self._check(url)
         with translated(url):

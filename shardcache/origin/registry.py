@@ -283,20 +283,20 @@ class Deferred(Origin):
         return self._origin
 
     def expect(self, url: str) -> None:
-        """Load it, with its credentials and a connection, before the first request, which will report what fails."""
+        """Load it, with its credentials and connections, before the first request, which will report what fails."""
 
         async def prepare() -> None:
             with contextlib.suppress(errors.ShardcacheError, TimeoutError):
                 async with asyncio.timeout(_EXPECT_S):
-                    await self.stat(url)
+                    await asyncio.gather(self.stat(url), self.stat(url))  # a connection for a HEAD, one for a GET
 
         self._expecting = self._expecting or asyncio.create_task(prepare())
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         origin = await self._loaded()
         if self.tier is None:
-            return await origin.stat(url)
+            return await origin.stat(url, first_bytes)
         try:
             obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
         except errors.OriginUnavailableError:

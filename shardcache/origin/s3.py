@@ -118,7 +118,7 @@ class S3Origin(Origin):
         self._proxy_of = lru_cache(_MAX_HOSTS)(http_semantics.proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
         where = _place(url)
         if not where["Key"]:
@@ -127,7 +127,7 @@ class S3Origin(Origin):
             )
         async with self._sessions.use(url) as fs:
             try:
-                head, joinable = await self._head(fs, where, url), True
+                head, joinable = await self._head(fs, where, url, first_bytes), True
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
                 self._refused(url, where["Bucket"])
@@ -164,7 +164,7 @@ class S3Origin(Origin):
                 return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
 
             try:
-                answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj), ask)
+                answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj.url), ask)
             except RefusedError:
                 sums = await commit_parts(parts, await _read_by_sdk(fs, where, obj, parts, flow), commit)
                 self._refused(obj.url, bucket)
@@ -183,7 +183,7 @@ class S3Origin(Origin):
             if not self._usable(where["Bucket"]):
                 return None
             headers = {**_of_version(obj, parts), **route.headers}
-            request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
+            request = Request("GET", await self._signed_url(fs, where, obj.url), headers, via=route.address)
             if flow is None:
                 return await self._workers.ask(request)
             return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
@@ -231,11 +231,14 @@ class S3Origin(Origin):
         await self._sessions.close()
         await self._uploading.close()
 
-    async def _head(self, fs: Any, where: dict[str, str], url: str) -> Headers:
+    async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
         """Return the headers of the answer to a HEAD. Raises RefusedError."""
+        ahead = None
+        if first_bytes and self._usable(where["Bucket"]):
+            ahead = self._request(fs, "GET", await self._signed_url(fs, where, url), {}).beginning(first_bytes)
 
         async def ask(signed: str) -> Answer:
-            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
+            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE), ahead)
 
         sign = partial(self._signer.url, fs, "head_object", {**where, "ChecksumMode": "ENABLED"}, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)
@@ -270,15 +273,15 @@ class S3Origin(Origin):
             raise RefusedError
         return Request(method, url, headers, proxy, self._ca_file(fs))
 
-    async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
+    async def _signed_url(self, fs: Any, where: dict[str, str], of: str) -> str:
         """Return a presigned url, reused for all parts of an object during half of its validity."""
         now_s = time.monotonic()
-        url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
+        url, signed_at_s = self._signed.get(of, ("", 0.0))
         if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
             url = await self._signer.url(fs, "get_object", where, {})
             if len(self._signed) >= _MAX_SIGNED:
                 self._signed.clear()
-            self._signed[obj.url] = (url, now_s)
+            self._signed[of] = (url, now_s)
         return url
 
     def _refused(self, url: str, bucket: str) -> None:

@@ -112,9 +112,9 @@ class StoreOrigin(FsspecOrigin):
         self._workers, self._verify_md5 = setup.workers, table.verify_etag
         self._proof, self._environment = Renewed(self._prove), http_semantics.Environment()
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        return self._object(url, await self._ask("HEAD", url, {}))
+        return self._object(url, await self._ask("HEAD", url, {}, first_bytes=first_bytes))
 
     def _object(self, url: str, answer: Answer | None) -> RemoteObject:
         """Return the object that an answer to HEAD describes. Raises the error for any other answer."""
@@ -159,7 +159,14 @@ class StoreOrigin(FsspecOrigin):
                 await client.close()
 
     async def _ask(
-        self, method: str, url: str, headers: Mapping[str, str], *reading: Any, place: str = "", away: bool = False
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        *reading: Any,
+        place: str = "",
+        away: bool = False,
+        first_bytes: int = 0,
     ) -> Answer | None:
         """Return the answer to a request; it is repeated once if the store does not accept a proof that expires.
 
@@ -170,8 +177,9 @@ class StoreOrigin(FsspecOrigin):
             target, shown = (place or self._target(url)) + proof.query, {**proof.headers, **headers}
             with http_semantics.translated(url):
                 request = self._environment.request(method, target, shown, far_only=away and self._is_far)
-                workers = self._workers
-                answer: Answer | None = await (workers.fetch(request, *reading) if reading else workers.ask(request))
+                workers, ahead = self._workers, request.beginning(first_bytes)
+                asked = workers.fetch(request, *reading) if reading else workers.ask(request, ahead)
+                answer: Answer | None = await asked
             if is_last or answer is None or answer.status != 401 or not self._proof.refuse(proof):
                 break
         return answer
@@ -296,7 +304,7 @@ class HubOrigin(StoreOrigin):
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
         place = URL(self._target(url), encoded=True)
         for _ in range(MAX_REDIRECTS):

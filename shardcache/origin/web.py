@@ -56,13 +56,13 @@ class HttpOrigin(Origin):
         self._workers = setup.workers
         self._environment = http_semantics.Environment()
 
-    async def stat(self, url: str) -> RemoteObject:
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`.
 
         Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
         """
         with http_semantics.translated(url):
-            answer = await self._get(url, {"Range": "bytes=0-0"})
+            answer = await self._get(url, {"Range": "bytes=0-0"}, first_bytes=first_bytes)
         assert answer is not None
         _check(answer, url)
         size_bytes = _size_bytes(answer, url)
@@ -102,22 +102,14 @@ class HttpOrigin(Origin):
         remedy = "use a brace pattern such as {000..099}, or an index file (.json)"
         raise OriginError("web servers cannot list files", url=prefix, remedy=remedy)
 
-    async def _get(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None = None,
-        flow: Flow | None = None,
-        commit: Commit | None = None,
-    ) -> Answer | None:
+    async def _get(self, url: str, headers: Mapping[str, str], *reading: Any, first_bytes: int = 0) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject; None if `commit` refused."""
         home = target = _parsed(url)
         for _ in range(MAX_REDIRECTS + 1):
             request = self._request(target, headers, at_home=target.origin() == home.origin())
-            if body is None or flow is None:
-                answer: Answer | None = await self._workers.ask(request)
-            else:
-                answer = await self._workers.fetch(request, body, flow, commit)
+            workers, ahead = self._workers, request.beginning(first_bytes if target is home else 0)
+            asked = workers.fetch(request, *reading) if reading else workers.ask(request, ahead)
+            answer: Answer | None = await asked
             location = answer.headers.get("location") if answer and answer.status in REDIRECTS else None
             if location is None:
                 return answer

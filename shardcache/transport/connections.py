@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
 from shardcache.near import is_near
-from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers
+from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers, request_head
 from shardcache.transport.tls import client_context
 
 IDLE_S = 10.0
@@ -36,6 +36,9 @@ SILENCE_S = 3.0
 
 NEXT_ADDRESS_S = 0.25
 """Head start of each address over the next (RFC 8305, section 5)."""
+
+# A primed request's answer is wanted once its version is known.
+_PRIMED_S = 5.0
 
 # A dead peer is noticed within half a minute even if nothing is sent: three keepalive probes after 15 s; data that
 # stays unacknowledged also ends the connection.
@@ -225,6 +228,7 @@ class HttpConnection:
 
     socket: socket.socket
     heard_s: float | None = None  # time when its last answer ended; None before the first
+    is_primed: bool = False  # True once a request has been sent ahead of its exchange, until that begins
 
     def close(self) -> None:
         """Close the socket."""
@@ -247,15 +251,39 @@ class HttpConnection:
         return has_plaintext or bool(poller.poll(0))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Primed:
+    """A request sent ahead of its exchange, so that the answer is on its way when its version becomes known."""
+
+    gate: Gate
+    opening: Future[HttpConnection]
+    sent_s: float = field(default_factory=time.monotonic)
+
+    def drop(self) -> None:
+        """Close the connection, once it is open."""
+
+        def close(opening: Future[HttpConnection]) -> None:
+            if opening.exception() is None:
+                opening.result().close()
+
+        self.gate.cancel()
+        self.opening.add_done_callback(close)
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Pool:
-    """Idle connections, most recently used first; all of them are distrusted once one stays silent."""
+    """Idle connections, most recently used first; all of them are distrusted once one stays silent.
+
+    Attributes:
+        primed: requests that have been sent ahead, by url.
+    """
 
     # Called with the time of a request that got no answer: other processes are affected, too.
     _report: Callable[[float], None] = lambda asked_s: None
     _: KW_ONLY
     silence_s: float = SILENCE_S
     idle_s: float = IDLE_S
+    primed: dict[str, Primed] = field(default_factory=dict, init=False)
     _answered_s: float = field(default=0.0, init=False)  # time of the latest answer over a reused connection
     _idle: dict[Server, list[HttpConnection]] = field(default_factory=lambda: defaultdict(list), init=False)
     _trusted_from_s: float = field(default=0.0, init=False)
@@ -273,6 +301,18 @@ class Pool:
                 connection.close()
                 continue
             return connection
+
+    def prime(self, request: Request, gate: Gate) -> HttpConnection:
+        """Send a request, and return its connection. Raises as `open_connection` does."""
+        server = server_of(request)
+        connection = self.take(server) or open_connection(server, gate)
+        connection.is_primed = True
+        try:
+            connection.socket.sendall(request_head(request))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def keep(self, server: Server, connection: HttpConnection) -> None:
         """Keep a connection for the next request."""
@@ -309,8 +349,12 @@ class Pool:
         self._drop(before_s)
 
     def expire(self) -> None:
-        """Close the connections that have been idle for `idle_s`."""
-        self._drop(time.monotonic() - self.idle_s)
+        """Close the connections that have been idle for `idle_s`, and the primed ones that nobody has come for."""
+        now_s = time.monotonic()
+        self._drop(now_s - self.idle_s)
+        for url in [url for url, primed in list(self.primed.items()) if primed.sent_s < now_s - _PRIMED_S]:
+            if (primed := self.primed.pop(url, None)) is not None:
+                primed.drop()
 
     def _drop(self, before_s: float) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -44,6 +44,11 @@ class Request:
     ca_file: str | None = None  # certificates to trust for https; None for the system's
     far_only: bool = False  # refuse hosts that resolve to this node or its cloud's metadata service (`is_near`)
     via: str | None = None  # HOST:PORT to send it to, without TLS, in place of the url's host; Host remains
+
+    def beginning(self, size_bytes: int) -> "Request | None":
+        """Return the request for the first bytes of its url; None for none of them."""
+        headers = {**self.headers, "Range": f"bytes=0-{size_bytes - 1}"}
+        return replace(self, method="GET", headers=headers) if size_bytes else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ that neither decryption nor checksums hold the daemon's interpreter, and small b
 
 import ctypes
 import http.client
+import math
 import mmap
 import os
 import select
@@ -32,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _IN, _OUT = 0, 1
 _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
+_MAX_PRIMED = 8
+_BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # whatever is requested
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # one per request
 # An unwanted body is read to its end if a new connection would cost more.
@@ -46,7 +49,7 @@ _memory = threading.local()
 
 
 class StaleError(Exception):
-    """A reused connection has been closed, or stays silent."""
+    """A reused connection has been closed, or stays silent; or a primed one brings another answer than expected."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -68,9 +71,10 @@ class Exchange:
         """
         self._gate.ready(1)
         server = connections.server_of(self._request)
-        if (connection := pool.take(server)) is not None:
+        for take in (self._primed, lambda pool: pool.take(server)):
             try:
-                return self._ask(pool, connection)
+                if (connection := take(pool)) is not None:
+                    return self._ask(pool, connection)
             except StaleError:
                 self._gate.check()
         try:
@@ -81,8 +85,20 @@ class Exchange:
             raise
         return self._ask(pool, connection)
 
+    def _primed(self, pool: connections.Pool) -> connections.HttpConnection | None:
+        """Return the connection on which this request was sent ahead, if it was."""
+        parts = self._body.parts if self._body is not None else None
+        is_first = parts is not None and parts.start == 0 and parts.count == 1
+        if not is_first or (primed := pool.primed.pop(self._request.url, None)) is None:
+            return None
+        try:
+            with self._gate.cancellable(primed.gate.cancel):
+                return primed.opening.result()
+        except (OSError, http.client.HTTPException, connections.NearHostError) as exn:
+            raise StaleError from exn
+
     def _ask(self, pool: connections.Pool, connection: connections.HttpConnection) -> messages.Answer:
-        reusable = False
+        reusable, primed = False, connection.is_primed
         try:
             # The response is closed, else it keeps the socket open.
             with self._gate.cancellable(connection.end_reads), closing(self._response(pool, connection)) as response:
@@ -90,6 +106,8 @@ class Exchange:
                 sums = None
                 if self._body is not None and self._is_expected(self._body, response, headers):
                     sums, whole = self._take(self._body, response, connection.socket)
+                elif primed and response.status not in _BUSY:
+                    raise StaleError
                 else:
                     whole = self._drain(response, headers, connection.socket)
                 reusable = whole and not response.will_close
@@ -118,7 +136,13 @@ class Exchange:
     def _response(self, pool: connections.Pool, connection: connections.HttpConnection) -> messages.Response:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
-            return self._head(connection, None)
+            primed = connection.is_primed
+            try:
+                return self._head(connection, None)
+            except (OSError, http.client.HTTPException) as exn:
+                if primed:
+                    raise StaleError from exn
+                raise
         asked_s, patience_s = time.monotonic(), pool.patience_s
         if self._request.via is None:
             self._gate.asked_idle_s = asked_s
@@ -138,7 +162,9 @@ class Exchange:
         response = messages.Response(connection.socket, method=self._request.method)
         try:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
-            connection.socket.sendall(messages.request_head(self._request))
+            if not connection.is_primed:
+                connection.socket.sendall(messages.request_head(self._request))
+            connection.is_primed = False
             connection.socket.settimeout(patience_s)
             response.receive()
             connection.socket.settimeout(None)
@@ -283,6 +309,8 @@ class Worker:
             match message.pop("do"):
                 case "ask":
                     self._begin(message)
+                case "prime":
+                    self._prime(message)
                 case "cancel":
                     self._cancel(message["id"])
                 case "pause":
@@ -320,6 +348,14 @@ class Worker:
         held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(request, body, gate, held, self._report_progress, prompt=message["prompt"])
         self._threads.submit(lambda: self._end(number, _outcome(exchange, self._pool)))
+
+    def _prime(self, message: messages.Message) -> None:
+        """Send a request whose exchange has not begun, unless several are waiting for theirs."""
+        request, _ = messages.request_from_json(message)
+        if len(self._pool.primed) < _MAX_PRIMED and request.url not in self._pool.primed:
+            gate = connections.Gate(math.inf)
+            opening = self._threads.submit(self._pool.prime, request, gate)
+            self._pool.primed[request.url] = connections.Primed(gate, opening)
 
     def _end(self, number: int, outcome: messages.Message) -> None:
         gate = self._gates.pop(number, None)

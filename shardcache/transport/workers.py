@@ -6,6 +6,7 @@ import math
 import os
 import ssl
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -107,13 +108,16 @@ class Workers:
         for _ in range(_MIN_WORKERS - 1):
             await self._grow()
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request, ahead: Request | None = None) -> Answer:
         """Return the answer to a request, without its body.
+
+        A request `ahead` is sent at the same time, and its body will soon be fetched: by `fetch` of the same url, which
+        takes the answer if it is the expected one. Any other is dropped, as is one that nobody fetches.
 
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head that is too large;
         CacheError if no process can be started.
         """
-        answer = await self._run(request, None, Flow())
+        answer = await self._run(request, None, Flow(), ahead=ahead)
         assert answer is not None
         return answer
 
@@ -134,24 +138,31 @@ class Workers:
             await self._workers.pop().end()
 
     async def _run(
-        self, request: Request, body: Body | None, flow: Flow, commit: Commit | None = None
+        self,
+        request: Request,
+        body: Body | None,
+        flow: Flow,
+        commit: Commit | None = None,
+        ahead: Request | None = None,
     ) -> Answer | None:
         await flow.ready()
-        worker = await self._worker_for("" if body is None else body.parts.path)
+        worker = await (self._worker_for("") if body is None else self._worker_for(body.parts.path, request.url))
         running = worker.begin(request, body, flow)
+        if ahead is not None:
+            worker.prime(ahead)
         try:
             with flow.interruptible(running.pause):
                 return await running.outcome(commit)
         finally:
             await running.end()
 
-    async def _worker_for(self, path: str) -> "_WorkerProcess":
-        """Return the worker that already writes to a file, else the one with the fewest requests."""
+    async def _worker_for(self, path: str, url: str = "") -> "_WorkerProcess":
+        """Return the worker that writes to a file or has primed a url, else the one with the fewest requests."""
         while not (alive := [worker for worker in self._workers if not worker.has_ended]):
             await self._start_first()
         self._workers = alive
         for worker in self._workers:
-            if worker.writes_to(path):
+            if worker.writes_to(path) or url in worker.primed:
                 return worker
         best = min(self._workers, key=lambda worker: len(worker.requests))
         if len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._maximum and not self._is_growing:
@@ -289,6 +300,7 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self._pings = 0  # sent since its last message
         self._pinging = False
         self.requests: dict[int, _Running] = {}  # in flight
+        self.primed = deque[str](maxlen=2 * _REQUESTS_A_WORKER)  # latest urls whose bodies have not been asked for
         self.up = asyncio.Event()  # set once it takes requests, or has ended
         self.has_ended = False
         self._exited = asyncio.Event()
@@ -305,12 +317,19 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         """Send a request."""
         running = _Running(next(self._numbers), self._send, flow, None if body is None else body.parts.path)
         self.requests[running.number] = running
+        if body is not None and request.url in self.primed:
+            self.primed.remove(request.url)
         if not self._pinging:
             self._pings, self._pinging = -1, True
             self._ping()
         what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
         self._send({"do": "ask", "id": running.number, **what})
         return running
+
+    def prime(self, request: Request) -> None:
+        """Send a request ahead."""
+        self.primed.append(request.url)
+        self._send({"do": "prime", **request_to_json(request, None)})
 
     def distrust(self, before_s: float) -> None:
         """Close connections that have been idle since before `before_s`."""

@@ -20,8 +20,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 from benchmarks.data import LARGE
 from benchmarks.downloads.downloaders import TOOLS, Spent, download
 from benchmarks.measure import Row, Target, call, interleaved, median_of, thread_cpu_s, touch, tree_cpu_s

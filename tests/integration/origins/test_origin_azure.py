@@ -75,6 +75,9 @@ async def test_object_is_read_by_etag(server: AzureServer) -> None:
             assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
             assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
             assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+            requests = len(server.requests)
+            assert await read_range(origin, await origin.stat(URL, 1000), 0, 1000) == DATA[:1000]
+            assert len(server.requests) == requests + 2, "the read was requested with the version"
             with pytest.raises(ShardChangedError, match="412"):
                 await read_range(origin, replace(obj, version="0x0"), 0, 10)
 

@@ -60,6 +60,9 @@ async def test_object_is_read_by_generation(server: GoogleServer, origin: Origin
     assert (obj.ranges, obj.guarded, obj.joinable) == (True, True, True)
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert b"".join(await read_whole(origin, obj, 30_000)) == DATA
+    requests = len(server.requests)
+    assert await read_range(origin, await origin.stat(URL, 1000), 0, 1000) == DATA[:1000]
+    assert len(server.requests) == requests + 2, "the read was requested with the version"
     server.put("/bucket/train/a b+c%20#?.tar", DATA[::-1])
     with pytest.raises(errors.ShardChangedError, match="412"):
         await read_range(origin, obj, 0, 10)

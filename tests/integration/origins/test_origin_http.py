@@ -37,10 +37,13 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     faulty.validators = validators
     obj = await stat(origins, faulty)
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, True)
-    assert await read_range(origins.origin(obj.url), obj, 1000, 70_000) == DATA[1000:70_000]
+    origin = origins.origin(obj.url)
+    assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
+    assert await read_range(origin, await origin.stat(obj.url, 1000), 0, 1000) == DATA[:1000]
+    assert len(faulty.seen) == 4, "the read was requested with the version"
     faulty.fail("a.tar", Fault.REPLACED)
     with pytest.raises(errors.ShardChangedError):
-        await read_range(origins.origin(obj.url), obj, 0, 10)
+        await read_range(origin, obj, 0, 10)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """S3: versions, ranges, checksums, refusals, credentials."""
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
@@ -17,6 +18,7 @@ from shardcache.errors import (
     ConfigError,
     CorruptShardError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
@@ -24,12 +26,16 @@ from shardcache.errors import (
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import Flow, nothing
+from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
 from support.stores.faulty_s3 import Fault, FaultyS3
 
 DATA = bytes(range(256)) * 400
+PRIMED_IN_VAIN = [Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE, Fault.WRONG_ETAG]
 
 
 def table(**fields: object) -> OriginTable:
@@ -61,6 +67,56 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     bucket.put("train/a.tar", DATA[::-1])  # If-Match refuses every range of a version that is gone
     with pytest.raises(ShardChangedError):
         await read(origins, obj, 0, 10)
+
+
+@pytest.mark.parametrize("fault", [None, Fault.REPLACED, *PRIMED_IN_VAIN])
+async def test_what_is_requested_ahead_is_of_the_version_reported_since(
+    fault: Fault | None, faulty: FaultyS3, origins: Origins
+) -> None:
+    """Its answer is the read, and nothing else is requested; any other than the right one is dropped."""
+    url, origin = faulty.put("a.tar", DATA), origins.origin("s3://x")
+    if fault in PRIMED_IN_VAIN:
+        faulty.fail("a.tar", fault)
+    faulty.fail("a.tar", Fault.LATE, method="HEAD")
+    asked = asyncio.create_task(origin.stat(url, 1000))
+    await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 2)
+    if fault is Fault.REPLACED:
+        faulty.put("a.tar", DATA[::-1])
+    faulty.answer_late()
+    obj = await asked
+    assert await read(origins, obj, 0, 1000) == (DATA[::-1] if fault is Fault.REPLACED else DATA)[:1000]
+    condition = [each[-1] for each in faulty.seen if each[0] == "GET"]
+    assert condition == [None] + [f'"{obj.version}"'] * (fault is not None)
+
+
+async def test_few_connections_are_taken_by_what_is_requested_ahead(rig: Rig, faulty: FaultyS3) -> None:
+    """One of four; a busy store's answer to it counts as any other's."""
+    faulty.fail("0", Fault.SLOW_DOWN)
+    urls = [faulty.put(str(number), DATA) for number in range(4)]
+    origin = rig.origins.origin(urls[0])
+    first, *_ = await asyncio.gather(*(rig.downloader.stat(origin, url, first_bytes=1000) for url in urls))
+    with pytest.raises(OriginBusyError):
+        await read(rig.origins, first, 0, 1000)
+    assert [each[:2] for each in faulty.seen if each[0] == "GET"] == [("GET", "0")]
+
+
+async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_version(
+    faulty: FaultyS3, tmp_path: Path
+) -> None:
+    """Once; one that is read later is requested in its version."""
+    body = make_tar(random_samples(2))
+    urls = [faulty.put(name, body) for name in ("a.tar", "b.tar")]
+    for name in ("a.tar", "b.tar"):
+        faulty.fail(name, Fault.LATE, method="HEAD")
+    with Daemon(tmp_path, env=faulty.env()) as daemon, RawSession(daemon) as session:
+        await asyncio.to_thread(session.plan, urls, [0, 1])
+        await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 3)
+        faulty.answer_late()
+        for position in (0, 1):
+            assert Path((await asyncio.to_thread(session.take, position))["path"]).read_bytes() == body
+    reads = {(key, condition is None) for method, key, _, condition in faulty.seen if method == "GET"}
+    assert reads == {("a.tar", True), ("b.tar", False)}
+    assert len(faulty.seen) == 4
 
 
 async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Rig:
         self.workers = Workers(MAX)
         self.path = folder / "a.part"
         self.path.write_bytes(BLANK)
+        self.body = Body(Parts(str(self.path), None, len(DATA), 0, len(DATA)), 206, {})
         self._others = transport_workers(os.getpid())  # those of datasets that read without a daemon before
 
     def pids(self) -> set[int]:
@@ -52,13 +54,12 @@ class Rig:
 
     async def ask(self, server: ScriptedServer, **options: Any) -> Answer:
         """Ask for something that goes nowhere, by a `Request` with further options."""
-        return await self.workers.ask(Request("GET", server.url(), {}, **options))
+        ahead = options.pop("ahead", None)
+        return await self.workers.ask(Request("GET", server.url(), {}, **options), ahead)
 
     async def fetch(self, server: ScriptedServer, flow: Flow | None = None, **options: Any) -> Answer | None:
         """Ask for all of the file, as `Workers.fetch` does with further options."""
-        parts = Parts(str(self.path), None, len(DATA), 0, len(DATA))
-        request = Request("GET", server.url(), {})
-        body = Body(parts, 206, {}, held="commit" in options)
+        request, body = Request("GET", server.url(), {}), replace(self.body, held="commit" in options)
         return await self.workers.fetch(request, body, flow or Flow(), **options)
 
 
@@ -197,6 +198,26 @@ async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: st
             await asyncio.wait([task])
             await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
         assert rig.pids() == {pid}
+
+
+@pytest.mark.slow
+async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
+    """Whether it is cancelled while it connects, or nobody comes for the answer."""
+    with ScriptedServer(answer(DATA)) as server, SilentAddress(server.port):
+        await rig.ask(server)
+        (pid,) = rig.pids()
+        before = open_files(pid)
+        request = Request("GET", server.url(host=SILENT), {})
+        await rig.ask(server, ahead=request)
+        await asyncio.to_thread(eventually, lambda: open_files(pid) > before)
+        task = asyncio.create_task(rig.workers.fetch(request, rig.body, Flow()))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
+        await rig.ask(server, ahead=Request("GET", server.url("/b.tar"), {}))
+        await server.asked(4)
+        await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
 
 
 async def test_dripped_tunnel_fails_at_the_limit_in_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
