@@ -70,7 +70,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
 
 
 @pytest.mark.parametrize("fault", [None, Fault.REPLACED, *PRIMED_IN_VAIN])
-async def test_what_is_requested_ahead_is_of_the_version_reported_since(
+async def test_a_part_requested_ahead_is_of_the_version_reported_since(
     fault: Fault | None, faulty: FaultyS3, origins: Origins
 ) -> None:
     """Its answer is the read, and nothing else is requested; any other than the right one is dropped."""
