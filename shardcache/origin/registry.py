@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -253,8 +254,15 @@ class Origins:
             await asyncio.to_thread(_load_s3)
 
     async def prepare(self) -> None:
-        """Start a transport worker before the first url comes."""
-        with contextlib.suppress(errors.CacheError):  # raised again when a worker is needed
+        """Before the first url comes, obtain credentials for S3, if it is configured, and start transport workers.
+
+        What fails is reported where it is needed. Unconfigured, the SDK would ask for an instance's credentials.
+        """
+        urls = [table.match for table in self._tables if table.match.startswith("s3://")]
+        for url in ["s3://", *urls] if any(name.startswith("AWS_") for name in os.environ) else urls:
+            with contextlib.suppress(errors.ShardcacheError):
+                await self.origin(url).credentials(url)
+        with contextlib.suppress(errors.CacheError):
             await self._workers.prepare()
 
     async def close(self) -> None:

@@ -19,11 +19,11 @@ from urllib.parse import parse_qs, urlsplit
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import ClientError, ParamValidationError
+from botocore.exceptions import ClientError, NoCredentialsError, ParamValidationError
 from botocore.httpsession import get_cert_path
 from botocore.utils import percent_encode
 
-from shardcache.errors import AccessDeniedError, NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin import http_semantics
 from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
@@ -55,14 +55,6 @@ SIGNED_FOR_S = 600
 _HOUR_S = 3600
 
 _SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
-_NO_CREDENTIALS = (
-    "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
-    "~/.aws/credentials and config, the container's role, the instance's role"
-)
-_GIVE_CREDENTIALS = (
-    "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
-)
-
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
@@ -98,6 +90,13 @@ _BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
 class RefusedError(Exception):
     """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
+
+
+class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
+    fmt = (
+        "none found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
+        "config, the container's role, the instance's role"
+    )
 
 
 class S3Origin(Origin):
@@ -145,7 +144,7 @@ class S3Origin(Origin):
             if fs.key:
                 return "storage_options of the [[origin]] table"
             if (found := await fs.session.get_credentials()) is None:
-                raise AccessDeniedError(_NO_CREDENTIALS, url=url, remedy=_GIVE_CREDENTIALS)
+                raise _NoneFoundError
             is_temporary = (await found.get_frozen_credentials()).token
             profile = fs.session.get_config_variable("profile")
         source = _SOURCES.get(found.method, found.method.replace("-", " "))

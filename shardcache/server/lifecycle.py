@@ -159,9 +159,6 @@ class Drain:
         self._idle.set()
         self._used_s = time.monotonic()  # end of the latest session or request
 
-    def __repr__(self) -> str:
-        return f"Drain(began={self.began}, sessions={len(self.sessions)}, errands={len(self._errands)})"
-
     @contextmanager
     def errand(self) -> Iterator[None]:
         """Track a request that shutdown waits for. Raises StoppingError if the daemon is already stopping."""

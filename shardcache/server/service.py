@@ -40,9 +40,6 @@ class Service:
         self.writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
-    def __repr__(self) -> str:
-        return f"Service({self.cache!r}, {self.drain!r})"
-
     def status(self, peer: Peer) -> Json:
         """Return the status page, but for the figures of the process."""
         return {

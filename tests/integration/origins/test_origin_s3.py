@@ -25,6 +25,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.transport import workers
 from shardcache.transport.workers import Flow, nothing
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
@@ -215,6 +216,27 @@ async def test_expired_credentials_are_read_again(
         await read(origins, obj, 0, 10)
     file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
     assert await read(origins, obj, 0, 10) == DATA[:10]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the daemon's start", "after it"])
+async def test_credentials_are_obtained_before_the_first_url(
+    early: bool, faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are there, with the SDK's client, when it comes; and those that were not there at the start serve it too."""
+    url, config = faulty.put("a.tar", DATA), tmp_path / "AWS_CONFIG_FILE"
+    env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
+    use_aws(monkeypatch, tmp_path, env | {"AWS_EC2_METADATA_DISABLED": "true"})
+    monkeypatch.setattr(workers, "_OTHERS_AFTER_S", 0.0)
+    issued, asked = tmp_path / "issued", tmp_path / "asked"
+    issued.write_text('{"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret"}')
+    process = f"[default]\ncredential_process = sh -c 'echo asked >> {asked}; cat {issued}'\n"
+    if early:
+        config.write_text(process)
+    await origins.prepare()
+    assert asked.exists() is early
+    config.write_text(process)
+    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
+    assert asked.read_text() == "asked\n"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "aws-chunked", None])
