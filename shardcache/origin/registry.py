@@ -260,7 +260,7 @@ class Origins:
         """
         urls = [table.match for table in self._tables if table.match.startswith("s3://")]
         for url in ["s3://", *urls] if any(name.startswith("AWS_") for name in os.environ) else urls:
-            with contextlib.suppress(errors.ShardcacheError):
+            with contextlib.suppress(Exception):  # anything: a profile may even prompt for a code, where nobody is
                 await self.origin(url).credentials(url)
         with contextlib.suppress(errors.CacheError):
             await self._workers.prepare()
