@@ -258,8 +258,9 @@ class Origins:
 
         What fails is reported where it is needed. Unconfigured, the SDK would ask for an instance's credentials.
         """
-        urls = [table.match for table in self._tables if table.match.startswith("s3://")]
-        for url in ["s3://", *urls] if any(name.startswith("AWS_") for name in os.environ) else urls:
+        urls = {table.match for table in self._tables if table.match and row_of(protocol_of(table.match)) is S3}
+        urls |= {"s3://" for name in os.environ if name.startswith("AWS_")}
+        for url in urls:
             with contextlib.suppress(Exception):  # anything: a profile may even prompt for a code, where nobody is
                 await self.origin(url).credentials(url)
         with contextlib.suppress(errors.CacheError):

@@ -55,6 +55,7 @@ SIGNED_FOR_S = 600
 _HOUR_S = 3600
 
 _SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
+
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
@@ -94,8 +95,8 @@ class RefusedError(Exception):
 
 class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
     fmt = (
-        "none found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
-        "config, the container's role, the instance's role"
+        "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
+        "~/.aws/credentials and config, the container's role, the instance's role"
     )
 
 

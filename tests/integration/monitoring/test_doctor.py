@@ -320,7 +320,7 @@ async def test_missing_credentials_name_the_chain(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
     found = (await stores(tmp_path, url))["origin.credentials"]
-    assert found.state == "failed" and "none found in the chain" in found.found
+    assert found.state == "failed" and "no credentials found in the chain" in found.found
     assert "anon = true" in found.remedy
     found = (await stores(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))[
         "origin.credentials"
