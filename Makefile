@@ -43,7 +43,7 @@ ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml  ## run o
 	PYTHONPATH=$(abspath $(VENV))/mosaicml $(BIN)/python -m pytest -m slow -rs tests/e2e/docs/test_docs_scripts.py -k before_and_after
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 
-lint: $(VENV)/.installed-dev  ## check style, types, which module may import which, and the size of the house
+lint: $(VENV)/.installed-dev  ## check style, types, which module may import which, and the shape of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
