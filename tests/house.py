@@ -1,9 +1,9 @@
-"""The shape of the house: measures the source, prints a table, and fails where a measure of its shape is above its limit.
+"""The shape of the house: measures the source, prints a table, and fails where a measure is above its limit.
 
     python tests/house.py [--json]
 
-Sizes (lines, files, words) are printed and have no limit: code and docs take the room that a reader needs. The number of
-files that one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
+Sizes (lines, files, words) are printed and have no limit: code and docs take the room that a reader needs. The number
+of files that one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
 """
 
 import ast
