@@ -81,6 +81,17 @@ def one_of(*choices: object) -> Accepts:
     return Accepts(f"{', '.join(first)} or {last}", converted)
 
 
+def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
+    """Return values by their names, which are texts: the number 1 is "1". Raises ConfigError if two have the same."""
+    found: dict[str, U] = {}
+    for key, value in pairs:
+        name = str(key)
+        if name in found:
+            raise ConfigError(f"{what} has two entries named {name!r}", remedy="give each a name of its own, as text")
+        found[name] = value
+    return found
+
+
 def instance(what: str, *kinds: Any) -> Accepts:
     """Accept instances of these types as they are."""
 

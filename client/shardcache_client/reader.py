@@ -288,7 +288,7 @@ def _handover(zero_copy: bool | str | Collection[str]) -> Handover | None:
 
 def _named(sources: Any) -> dict[str, ShardReader[Any]]:
     named = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
-    found = {str(name): source for name, source in named}
+    found = arguments.by_name(named, "sources")
     if isinstance(sources, ShardReader) or not all(isinstance(source, ShardReader) for source in found.values()):
         raise TypeError
     return found

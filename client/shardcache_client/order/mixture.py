@@ -23,7 +23,7 @@ from operator import add, sub
 from typing import Any, Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import plain
+from shardcache_client.arguments import by_name, plain, whole
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
 from shardcache_client.order.lanes import Interleaved, Mix, Proportions, Share
 from shardcache_client.order.manifest import Manifest
@@ -35,6 +35,7 @@ Weights = SourceWeights | Mapping[int, SourceWeights]
 
 
 _WEIGHTS = 'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
+_EPOCHS = whole(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,20 @@ def _by_epoch(weights: Any) -> dict[int, Any]:
     """Return weights by the epoch from which they hold."""
     if not isinstance(weights, Mapping) or not any(map(_is_several, weights.values())):
         return {0: weights}
-    for key, value in weights.items():
-        if isinstance(key, str) or not _is_several(value) or key < 0:
-            raise ConfigError(f"weights has {key!r}: {value!r}", remedy=_WEIGHTS)
-    if 0 not in weights:
+    found = {_epoch(key, value): value for key, value in weights.items()}
+    if 0 not in found:
         raise ConfigError("weights has none for epoch 0", remedy="give the weights of the first epoch under 0")
-    return {int(epoch): each for epoch, each in weights.items()}
+    return found
+
+
+def _epoch(key: object, value: object) -> int:
+    """Return the epoch from which weights hold. Raises ConfigError unless `key` is one and `value` weights."""
+    try:
+        if _is_several(value):
+            return int(_EPOCHS.converted(plain(key)))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"weights has {key!r}: {value!r}", remedy=_WEIGHTS)
 
 
 def _is_several(value: object) -> bool:
@@ -150,7 +159,7 @@ def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
         raise ConfigError(f"weights is {weights!r}", remedy=_WEIGHTS)
     if not isinstance(weights, Mapping):
         weights = dict(zip(names, weights, strict=True)) if len(weights) == len(names) else dict(enumerate(weights))
-    numbers = {str(name): plain(weight) for name, weight in weights.items()}
+    numbers = {name: plain(weight) for name, weight in by_name(weights.items(), "weights").items()}
     if set(numbers) != set(names):
         raise ConfigError(
             f"weights are for {', '.join(map(repr, numbers))}; the sources are {', '.join(map(repr, names))}",

@@ -127,6 +127,22 @@ def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, in
     assert "write weights" in refusal(kind, [source], probabilities=[1])
 
 
+@pytest.mark.parametrize("kind", [Mixture, MixtureReader])
+def test_two_sources_of_one_name_are_refused(kind: type, daemon: Daemon, index: str) -> None:
+    """Names are texts, in which 1 and "1" are the same: one source, or its weight, would be lost."""
+    source = ShardDataset(index, socket=daemon.socket)
+    assert "sources has two entries named '1'" in refusal(kind, {1: source, "1": source})
+    assert "weights has two entries named '1'" in refusal(kind, [source, source], weights={0: 1, 1: 2, "1": 3})
+
+
+@pytest.mark.parametrize("epoch", [1.5, True, "1", -1, None])
+def test_weights_from_what_is_no_epoch_are_refused(epoch: Any, daemon: Daemon, index: str) -> None:
+    """Neither rounded nor taken for a number: the error shows what was given."""
+    source = ShardDataset(index, socket=daemon.socket)
+    text = refusal(Mixture, [source, source], weights={0: [1, 1], epoch: [1, 3]})
+    assert f"weights has {epoch!r}" in text
+
+
 def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: str) -> None:
     """With weights as a list, an array or a dict by number; by epoch, too; as a dict of names would."""
     source = ShardDataset(index, socket=daemon.socket)
