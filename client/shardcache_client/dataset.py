@@ -65,7 +65,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
             extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
             leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
-            a DecodeError. `help("shardcache_client.decoding")` lists the names.
+            a DecodeError. `help("shardcache_client.decoders")` lists the names.
         members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means the
             first of the two that a sample has, as "jpg". Default: all.
         missing: for a sample without a member that `members` or the table of `decode` names: "error", a

@@ -1,274 +1,15 @@
-"""From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order.
+"""From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order."""
 
-Images are decoded by pillow, or by simplejpeg for JPEG where it is installed: both call libjpeg-turbo with its default
-settings and return the same pixels; simplejpeg takes a third less time. Video and sound are decoded by torchcodec.
-
-================================================  =========================================================
-name                                              value
-================================================  =========================================================
-`rgb8`, `rgb`                                     numpy array, height × width × 3: uint8; float32, 0 to 1
-`torchrgb8`, `torchrgb` or `torch`                tensor, 3 × height × width: uint8; float32, 0 to 1
-`pilrgb` or `pil`                                 PIL image
-`l8`, `l`, `torchl8`, `torchl`, `pill`, `rgba8`   the same in grey, height × width; and with alpha
-`int`, `float`, `text`, `bytes`                   the Python types, which can be given themselves, too
-`json`, `msgpack`                                 the value
-`npy` or `numpy`, `npz`                           array; dict of arrays. Without pickle
-`tensor`                                          `torch.load(…, weights_only=True)`
-`video`, `audio`                                  torchcodec's `VideoDecoder`; its `AudioSamples`
-`torch_video`, `torch_audio`                      (frames, t × h × w × 3, sound, rates); (sound, its rate)
-`pickle`                                          the object: code from the shard runs in your process
-================================================  =========================================================
-"""
-
-import io
-import json
-import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache, partial
 from typing import Any, Literal
 
-from shardcache.errors import ConfigError, DecodeError, MissingMemberError, did_you_mean
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
+from shardcache_client.decoders import Decoder, DecoderOf, Spec, by_extension, by_table
 from shardcache_client.files import Sample, TokenBlocks, View
-
-Decoder = Callable[[Any], Any]
-"""Returns the value of a member, given its bytes, or a Buffer of them."""
-
-Spec = str | type | Decoder
-"""A decoder, its name, or one of the types int, float, str and bytes."""
-
-_IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff"})
-_MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
-_JPEG = b"\xff\xd8\xff"
-
-
-def _text(data: Any) -> str:
-    return bytes(data).decode()
-
-
-def _json(data: Any) -> Any:
-    return json.loads(bytes(data))
-
-
-def _npy(data: Any) -> Any:
-    import numpy as np
-
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-def _npz(data: Any) -> dict[str, Any]:
-    import numpy as np
-
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _msgpack(data: Any) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(bytes(data))
-
-
-def _tensor(data: Any) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageDecoder:
-    """Decodes an image file."""
-
-    color: str  # "l", "rgb" or "rgba"
-    container: str  # "numpy" (height x width, or height x width x colors), "torch" (colors first) or "pil"
-    is_uint8: bool  # True for values from 0 to 255, False for floats from 0 to 1
-
-    def __call__(self, data: Any) -> Any:
-        """Return the image in a file with these bytes."""
-        if self.container == "pil":
-            return _pillow(data, _MODES[self.color])
-        import numpy as np
-
-        pixels = _fast_rgb(data) if self.color == "rgb" and bytes(data[:3]) == _JPEG else None
-        if pixels is None:
-            pixels = np.array(_pillow(data, _MODES[self.color]))  # which owns its memory
-        if not self.is_uint8:
-            pixels = pixels.astype("float32") / 255
-        if self.container == "numpy":
-            return pixels
-        import torch
-
-        tensor = torch.from_numpy(pixels)
-        return tensor if tensor.ndim == 2 else tensor.permute(2, 0, 1).contiguous()
-
-
-def _pillow(data: Any, mode: str) -> Any:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        return image.convert(mode)  # reads the whole file, which `open` alone does not
-
-
-def _fast_rgb(data: Any) -> Any:
-    """Return the pixels of a JPEG by simplejpeg; None if it is not installed, or would return others than pillow."""
-    with suppress(ImportError, ValueError):  # the latter if it is damaged, which pillow describes or tolerates
-        import simplejpeg
-
-        if simplejpeg.decode_jpeg_header(data)[2] == "YCbCr":  # of CMYK it makes slightly different RGB
-            return simplejpeg.decode_jpeg(data)
-    return None
-
-
-def _video(data: Any) -> Any:
-    return _movable_decoder()(bytes(data))
-
-
-@cache
-def _movable_decoder() -> Callable[[bytes], Any]:
-    from torchcodec.decoders import VideoDecoder
-
-    class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]
-        """A VideoDecoder that passes to other processes as the encoded video; torchcodec's own would crash them."""
-
-        def __init__(self, encoded: bytes) -> None:
-            super().__init__(encoded)
-            self._encoded = encoded
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _video, (self._encoded,)
-
-    return MovableVideoDecoder
-
-
-def _audio(data: Any) -> Any:
-    from torchcodec.decoders import AudioDecoder
-
-    return AudioDecoder(bytes(data)).get_all_samples()
-
-
-def _torch_audio(data: Any) -> tuple[Any, int]:
-    samples = _audio(data)
-    return samples.data, samples.sample_rate
-
-
-def _torch_video(data: Any) -> tuple[Any, Any, dict[str, float]]:
-    """Return frames (time x height x width x 3), sound (empty if there is none) and their rates."""
-    import torch
-    from torchcodec.decoders import AudioDecoder, VideoDecoder
-
-    encoded = bytes(data)
-    video = VideoDecoder(encoded, dimension_order="NHWC")
-    frames, rates = video[:], {"video_fps": video.metadata.average_fps}
-    try:
-        sound = AudioDecoder(encoded)
-    except ValueError:  # no sound, as the video could be opened
-        return frames, torch.empty(1, 0), rates
-    samples = sound.get_all_samples()
-    return frames, samples.data, rates | {"audio_fps": samples.sample_rate}
-
-
-_PLAIN: dict[str, Decoder] = {
-    "bytes": bytes,
-    "float": float,
-    "int": int,
-    "json": _json,
-    "msgpack": _msgpack,
-    "npy": _npy,
-    "npz": _npz,
-    "numpy": _npy,
-    "pickle": pickle.loads,
-    "tensor": _tensor,
-    "text": _text,
-}
-_TYPES: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: _text}
-_OF_IMAGES: dict[str, Decoder] = {
-    f"{'' if container == 'numpy' else container}{color}{depth}": ImageDecoder(color, container, depth == "8")
-    for color in _MODES
-    for container in ("numpy", "torch")
-    for depth in ("", "8")
-}
-_OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", True) for color in _MODES}
-_OF_IMAGES |= {"torch": _OF_IMAGES["torchrgb"], "torch8": _OF_IMAGES["torchrgb8"], "pil": _OF_IMAGES["pilrgb"]}
-_OF_MEDIA = {"video": _video, "audio": _audio, "torch_video": _torch_video, "torch_audio": _torch_audio}
-
-_BY_EXTENSION: dict[str, Decoder] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
-    **dict.fromkeys(("json", "jsn"), _json),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
-    "npy": _npy,
-    "npz": _npz,
-    "pth": _tensor,
-}
-"""webdataset's decoders by extension, but for those that unpickle."""
-
-
-def decoder(spec: Spec) -> Decoder:
-    """Return a decoder. Raises ConfigError if its name is unknown, or a library that it needs is not installed."""
-    if not isinstance(spec, str):
-        if callable(spec):
-            return _TYPES.get(spec, spec)
-        remedy = "give a name, a function of the member's bytes, or a type"
-        raise ConfigError(f"{spec!r} is not a decoder", remedy=remedy)
-    if spec in _OF_IMAGES:
-        _check_pillow()
-    if spec in _OF_MEDIA:
-        _check_torchcodec()
-    known: dict[str, Decoder] = _PLAIN | _OF_IMAGES | _OF_MEDIA
-    if spec in known:
-        return known[spec]
-    raise ConfigError(
-        f"unknown decoder {spec!r}{did_you_mean(spec, sorted(known))}",
-        remedy=f"choose one of {', '.join(sorted(known))}; or pass a function of the member's bytes",
-    )
-
-
-def _check_pillow() -> None:
-    try:
-        import numpy  # noqa: F401
-        import PIL.Image  # noqa: F401
-    except ImportError as exn:
-        raise ConfigError(
-            f"decoding images needs the Python package {exn.name}", remedy="pip install pillow numpy"
-        ) from exn
-
-
-def _check_torchcodec() -> None:
-    try:
-        import torchcodec.decoders  # noqa: F401
-    except (ImportError, RuntimeError, OSError) as exn:  # without FFmpeg's libraries it is a RuntimeError
-        raise ConfigError(
-            f"decoding video and audio needs torchcodec: {str(exn).splitlines()[0] if str(exn) else exn!r}",
-            remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; without a GPU, "
-            "pip install 'torchcodec<0.14', or a later one from PyTorch's index of CPU wheels",  # PyPI's needs CUDA
-        ) from exn
-
-
-def by_extension(name: str) -> Callable[[str], Decoder | None]:
-    """Return a function from an extension to its decoder, or None: images by `name`, the rest as webdataset does."""
-    if name not in _OF_IMAGES:
-        raise ConfigError(
-            f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",
-            remedy=f"choose one of {', '.join(sorted(_OF_IMAGES))}; or name the members, as in {{'json': 'json'}}",
-        )
-    return partial(_by_extension, decoder(name))
-
-
-def _by_extension(image: Decoder, extension: str) -> Decoder | None:
-    last = extension.rpartition(".")[2]
-    return image if last in _IMAGES else _BY_EXTENSION.get(last)
-
-
-def _decoder_of(extension: str, spec: Spec) -> Decoder:
-    try:
-        return decoder(spec)
-    except ConfigError as exn:
-        raise ConfigError(f"decode[{extension!r}]: {exn.message}", remedy=exn.remedy) from None
-
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
 Missing = Literal["error", "skip"] | Mapping[str, Any]
@@ -302,14 +43,19 @@ class Members:
             self.unread.add(extension)
         return reads
 
-    def choose(self, sample: Sample) -> Sample:
-        """Return a sample with the first of its alternatives only, under their common name, in the tar's order."""
+    def choose(self, sample: Sample) -> tuple[Sample, Mapping[str, str]]:
+        """Return a sample with the first of its alternatives only, under their common name, in the tar's order.
+
+        With it, the extension in the tar of each member that has got another name.
+        """
         if not self._alternatives:
-            return sample
+            return sample, {}
         lost: set[str] = set()
         for group in self._alternatives:
             lost.update([extension for extension in group if extension in sample][1:])
-        return {self._names.get(name, name): value for name, value in sample.items() if name not in lost}
+        names = {extension: self._names.get(extension, extension) for extension in sample if extension not in lost}
+        chosen = {name: sample[extension] for extension, name in names.items()}
+        return chosen, {name: extension for extension, name in names.items() if name != extension}
 
 
 class Dropped(Enum):
@@ -325,7 +71,7 @@ class Pipeline:
 
     required: tuple[str, ...] = ()  # members that each sample must have
     missing: Missing = "error"  # for those that one lacks: raise, skip the sample, or take the value from this mapping
-    decoder_of: Callable[[str], Decoder | None] | None = None  # by extension; None to leave a member as it is
+    decoder_of: DecoderOf | None = None  # None to leave all members as they are
     decode: Callable[[Sample], Any] | None = None
     stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()  # further functions; True for a filter
     members: Members | None = None  # the members to read; None for all
@@ -344,12 +90,12 @@ class Pipeline:
             raise ConfigError("blocks of tokens have no members to choose or decode by name", remedy=remedy)
         chosen = None if members is None else Members([members] if isinstance(members, str) else members)
         required = () if chosen is None else chosen.names
-        decoder_of: Callable[[str], Decoder | None] | None = None
+        decoder_of: DecoderOf | None = None
         if isinstance(decode, str):
             decoder_of = by_extension(decode)
         elif isinstance(decode, Mapping):
             named = Members(decode, others=True)
-            decoder_of = dict(zip(named.names, map(_decoder_of, decode, decode.values()), strict=True)).get
+            decoder_of = by_table(decode)
             if chosen is not None and (left_out := set(named.names) - set(required)):
                 raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
             required = required or named.names
@@ -384,8 +130,9 @@ class Pipeline:
 
     def __call__(self, sample: Sample) -> Any:
         """Return what becomes of a sample, or a `Dropped`. Raises MissingMemberError, DecodeError."""
+        extensions: Mapping[str, str] = {}
         if self.members is not None:
-            sample = self.members.choose(sample)
+            sample, extensions = self.members.choose(sample)
         absent = [name for name in self.required if name not in sample]
         if absent and self.missing == "skip":
             return Dropped.INCOMPLETE
@@ -394,9 +141,12 @@ class Pipeline:
             if name not in defaults:
                 raise MissingMemberError.of(name, sample, self.members.unread if self.members else ())
         if self.decoder_of is not None:
-            for extension in sample:
-                if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
-                    self._decode(sample, extension, decoder)
+            for name in sample:
+                if name.startswith("__"):
+                    continue
+                decoder = self.decoder_of(name, extensions.get(name, name))
+                if decoder is not None:
+                    self._decode(sample, name, decoder)
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return self._staged(sample, sample.get("__key__"), sample.get("__url__"))

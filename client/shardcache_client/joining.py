@@ -11,7 +11,8 @@ from shardcache.errors import ConfigError, NotFoundError
 from shardcache.tarindex.contents import IndexEntry
 from shardcache_client import arguments
 from shardcache_client.arguments import T_co
-from shardcache_client.decoding import Missing, Pipeline, Spec
+from shardcache_client.decoders import Spec
+from shardcache_client.decoding import Missing, Pipeline
 from shardcache_client.files import Sample
 from shardcache_client.indexed import select
 from shardcache_client.order.manifest import Column

@@ -18,7 +18,8 @@ from shardcache_client.arguments import T_co, U
 from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import SessionPool, resolve
-from shardcache_client.decoding import Missing, Pipeline, PipelineBySource, Spec
+from shardcache_client.decoders import Spec
+from shardcache_client.decoding import Missing, Pipeline, PipelineBySource
 from shardcache_client.files import Sample, TokenBlocks
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards, Selecting, row_of, tables_of

@@ -1,5 +1,6 @@
 """Members that a dataset reads and decodes, and its `map` and `filter`, against a real daemon."""
 
+import gzip
 import io
 from itertools import chain, islice
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import webdataset
 from PIL import Image
 
 from shardcache.errors import ConfigError, MissingMemberError
@@ -73,6 +75,30 @@ def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
     for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
         assert [bytes(sample["jpg"]) for sample in samples] == [b"photo"] * 3
         assert all("png" not in sample for sample in samples)
+
+
+@pytest.fixture(scope="module")
+def further(folder: Path) -> str:
+    """The url of an index of a shard with a compressed member and one of webdataset's tensors."""
+    source = folder / "further"
+    source.mkdir()
+    tensors = webdataset.tenbin.encode_buffer([np.arange(6.0).reshape(2, 3)])
+    members = {"json.gz": gzip.compress(b'{"a": 1}'), "ten": bytes(tensors)}
+    (source / "0.tar").write_bytes(make_tar([{"__key__": "0", **members}]))
+    return write_index(source, [1])
+
+
+@pytest.mark.parametrize("decode", ["rgb8", {"json.gz": "json", "ten": "tenbin"}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+def test_members_in_webdatasets_further_formats_are_decoded(
+    further: str, daemon: Daemon, decode: Any, options: dict[str, Any]
+) -> None:
+    """Compressed ones and its tensors, by extension and by name, wherever samples come from."""
+    dataset = ShardDataset(further, decode=decode, socket=daemon.socket, **options)
+    for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
+        (sample,) = samples
+        assert sample["json.gz"] == {"a": 1}
+        assert np.array_equal(sample["ten"], [[[0, 1, 2], [3, 4, 5]]])
 
 
 def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon: Daemon) -> None:

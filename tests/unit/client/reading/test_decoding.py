@@ -1,9 +1,11 @@
 """Decoders by name, the choice of members, and what becomes of samples that lack one."""
 
+import gzip
 import io
 import json
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,8 @@ import webdataset as wds
 from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client.decoding import Members, Pipeline, decoder
+from shardcache_client.decoders import decoder
+from shardcache_client.decoding import Members, Pipeline
 
 
 def picture(kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -127,6 +130,111 @@ def test_a_name_alone_decodes_by_extension() -> None:
     found = pipeline(sample(**members))
     assert found.pop("seg.png").shape == (12, 8, 3)
     assert found == sample(cls=3, json=[1], txt="x", pyd=unpickled, bin=b"\0")
+
+
+VALUES = {
+    **dict.fromkeys(("txt", "text", "transcript"), "ä".encode()),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), b"7"),
+    **dict.fromkeys(("json", "jsn"), b'{"a": [1]}'),
+    **dict.fromkeys(("ten", "tb"), wds.tenbin.encode_buffer([np.arange(6.0).reshape(2, 3), np.ones(3, np.uint8)])),
+    "npy": saved(lambda file: np.save(file, np.arange(3))),
+    "npz": saved(lambda file: np.savez(file, x=np.arange(3))),
+    "bin": bytes(range(256)),
+}
+"""A member of each extension that webdataset decodes without another package, and one that it does not know."""
+
+
+def webdatasets(**members: bytes) -> dict[str, Any]:
+    """Return what webdataset decodes members to by their extensions, keys in the tar's order."""
+    decoded: dict[str, Any] = wds.autodecode.Decoder([wds.autodecode.imagehandler("rgb8")])(sample(**members))
+    return decoded
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress])
+@pytest.mark.parametrize("extension", VALUES)
+def test_members_are_decoded_by_extension_as_webdataset_does(
+    extension: str, compress: Callable[[bytes], bytes] | None
+) -> None:
+    """Also behind a prefix, and compressed: of what it does not know, the decompressed bytes are left."""
+    data = bytes(VALUES[extension])
+    name = f"left.{extension}"
+    if compress is not None:
+        data, name = compress(data), f"{name}.gz"
+    np.testing.assert_equal(Pipeline.of("rgb8", None, "error")(sample(**{name: data})), webdatasets(**{name: data}))
+
+
+@pytest.mark.parametrize("kind", ["BMP", "ICO", "JPEG2000", "PCX", "TGA", "SGI", "DDS"])
+def test_images_of_rarer_formats_are_decoded_by_extension(kind: str) -> None:
+    """By each of the extensions that webdataset gives to its image decoder."""
+    data = picture(kind)
+    known = [extension for extension, each in Image.registered_extensions().items() if each == kind]
+    for extension in sorted({each.removeprefix(".") for each in known} & {*wds.autodecode.IMAGE_EXTENSIONS}):
+        ours = Pipeline.of("rgb8", None, "error")(sample(**{extension: data}))
+        np.testing.assert_equal(ours, webdatasets(**{extension: data}))
+
+
+def test_an_image_that_is_compressed_is_decoded() -> None:
+    """Its extension before `.gz` says that it is one; `.gz` alone says nothing, and is decompressed."""
+    members = {"png.gz": gzip.compress(picture()), "gz": gzip.compress(b"x")}
+    np.testing.assert_equal(Pipeline.of("rgb8", None, "error")(sample(**members)), webdatasets(**members))
+
+
+DAMAGED = {
+    "plain": b"plain",
+    "truncated gzip": gzip.compress(b"[1]" * 99)[:-9],
+    "truncated tensor": bytes(VALUES["ten"][:120]),
+    "truncated array": b"\x93NUMPY",
+}
+
+
+@pytest.mark.parametrize("extension", ["json.gz", "bin.gz", "ten", "tb", "npy"])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_members_are_errors_as_with_webdataset(extension: str, damage: str) -> None:
+    """Named with the member, whatever the decoder raised."""
+    with pytest.raises(wds.autodecode.DecodingError):
+        webdatasets(**{extension: DAMAGED[damage]})
+    with pytest.raises(DecodeError, match=f"the member '{extension}' of the sample 'a'"):
+        Pipeline.of("rgb8", None, "error")(sample(**{extension: DAMAGED[damage]}))
+
+
+def test_a_decoder_in_a_table_is_given_the_decompressed_member() -> None:
+    """If it is given by name; a type and a function get the bytes of the shard, as webdataset's handlers do not."""
+    data = gzip.compress(b"[1]")
+    for spec, value in (("json", [1]), ("text", "[1]"), (bytes, data), (gzip.decompress, b"[1]")):
+        assert Pipeline.of({"json.gz": spec}, None, "error")(sample(**{"json.gz": data}))["json.gz"] == value
+
+
+@pytest.mark.parametrize("members", [("json;json.gz",), ("json.gz;json",)])
+@pytest.mark.parametrize("extension", ["json", "json.gz"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_alternative_is_decoded_by_the_extension_that_the_sample_has(
+    members: tuple[str, ...], extension: str, by_name: bool
+) -> None:
+    """Not by the name under which it comes: a dataset may have compressed members and plain ones."""
+    name = members[0].partition(";")[0]
+    data = gzip.compress(b"[1]") if extension == "json.gz" else b"[1]"
+    decode = {name: "json"} if by_name else "rgb8"
+    assert Pipeline.of(decode, members, "error")(sample(**{extension: data}))[name] == [1]
+
+
+def test_a_tensor_of_a_gpu_is_loaded_into_memory() -> None:
+    """As webdataset does: a machine without one can read it, and loader workers leave it alone."""
+    file = io.BytesIO(saved(lambda file: torch.save(torch.arange(3), file)))
+    moved = io.BytesIO()
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(moved, "w") as changed:
+        for each in archive.infolist():
+            content = archive.read(each)
+            changed.writestr(each, content.replace(b"\x03\0\0\0cpu", b"\x06\0\0\0cuda:0"))
+    assert b"cuda:0" in moved.getvalue()
+    found = Pipeline.of("rgb8", None, "error")(sample(pth=moved.getvalue()))
+    assert torch.equal(found["pth"], torch.arange(3))
+
+
+def test_an_array_of_ten_bytes_can_be_changed() -> None:
+    """Like one of npy, it owns its memory."""
+    (array, _) = decoder("tenbin")(VALUES["ten"])
+    array += 1
+    assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_a_member_that_is_missing_is_an_error_that_names_it() -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from shardcache.errors import ConfigError, DecodeError
-from shardcache_client.decoding import Pipeline, decoder
+from shardcache_client.decoders import decoder
+from shardcache_client.decoding import Pipeline
 from support.programs.guard import GUARD_S
 
 FRAMES, FPS, WIDTH, HEIGHT = 20, 10, 64, 48
