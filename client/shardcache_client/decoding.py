@@ -203,8 +203,7 @@ class PipelineBySource(Pipeline):
 
 
 def _undecodable(what: str, fault: str, url: str | None, culprit: str) -> DecodeError:
-    remedy = f"fix the {culprit}; until then an on_error handler can skip the sample"
-    return DecodeError(f"the {what} could not be decoded ({fault})", url=url, remedy=remedy)
+    return DecodeError(f"the {what} could not be decoded ({fault})", url=url, remedy=f"fix the {culprit}")
 
 
 def _has(exn: Exception, item: object) -> str:

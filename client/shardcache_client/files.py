@@ -177,8 +177,7 @@ def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
     return SampleError(
         fault_of(tables, number) or "",
         url=url,
-        remedy="rewrite the shard with the members of each sample as plain files of different extensions; "
-        "until then an on_error handler can skip the sample",
+        remedy="rewrite the shard with the members of each sample as plain files of different extensions",
     )
 
 

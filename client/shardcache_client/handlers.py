@@ -3,18 +3,27 @@
 A handler is called with the error. It returns True to skip the shard or sample, False to end the epoch there as if it
 were complete, or raises. These handlers also work in WebDataset's stages, and WebDataset's work here. Each can be given
 by its name, such as `on_error="warn_and_continue"`; "warn", "ignore" and "raise" are short for the first ones.
+
+A dataset's reader that warns and continues does so for the first five errors of an epoch, and logs at its end how many
+there were.
 """
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from shardcache.errors import ShardcacheError
+from shardcache.errors import SampleError, ShardcacheError
 
 Handler = Callable[[Exception], bool]
 
+_MAX_WARNINGS = 5
+_ADVICE = 'on_error="warn" skips such samples'
+
 
 def reraise(exn: Exception) -> bool:
-    """Raise the error. The default."""
+    """Raise the error; that of a sample also says which handler would skip it. The default."""
+    if isinstance(exn, SampleError) and _ADVICE not in exn.remedy:
+        exn.remedy = f"{exn.remedy}; {_ADVICE}" if exn.remedy else _ADVICE
     raise exn
 
 
@@ -40,9 +49,31 @@ def warn_and_stop(exn: Exception) -> bool:
     return False
 
 
-def _warn(exn: Exception) -> None:
+def _warn(exn: Exception, further: str = "") -> None:
     # Only our own errors are sentences; the text of a KeyError is just a key, that of an AssertionError often empty.
-    warnings.warn(str(exn) if isinstance(exn, ShardcacheError) else repr(exn), stacklevel=3)
+    text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
+    warnings.warn(text + further, stacklevel=3)
+
+
+@dataclass(slots=True)
+class _FirstWarnings:
+    """`warn_and_continue` for a single epoch: silent after some errors, which whoever calls it counts."""
+
+    errors: int = 0
+
+    def __call__(self, exn: Exception) -> bool:
+        """Skip the shard or sample, and issue a warning for each of the first."""
+        self.errors += 1
+        if self.errors < _MAX_WARNINGS:
+            _warn(exn)
+        elif self.errors == _MAX_WARNINGS:
+            _warn(exn, "\n  No further warnings in this epoch: how many there were is logged at its end.")
+        return True
+
+
+def for_epoch(handler: Handler) -> Handler:
+    """Return the handler of one reader's epoch, which logs at its end how many shards and samples were skipped."""
+    return _FirstWarnings() if handler is warn_and_continue else handler
 
 
 _BY_NAME = {

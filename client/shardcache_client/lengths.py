@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, whole
 from shardcache_client.dataset import ShardDataset
-from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
+from shardcache_client.handlers import ANY_HANDLER, Handler, for_epoch, handler_of, reraise
 from shardcache_client.order.rounds import Topology, permutation
 from shardcache_client.position.state import search
 from shardcache_client.ranks.distributed import Agreement, MeetingPlace
@@ -180,6 +180,7 @@ class _Rounds:
         self._epoch = dataset.epoch  # definite, now that the dataset has begun the epoch
         self._is_over = False
         self._refused = self._repeated = 0
+        self._on_error = for_epoch(recipe.on_error)
         state = _find_state(loaded, self._reader, self._epoch) if dataset._resumed else None
         note = state["batch_by_length"] if state else {"round": 0, "given": 0}
         self._skip: int = note["given"]
@@ -233,14 +234,14 @@ class _Rounds:
             else:
                 buffer.refuse(position)
                 self._refused += 1
-                self._is_over = not self._recipe.on_error(self._too_long(sample, length))
+                self._is_over = not self._on_error(self._too_long(sample, length))
 
     def _too_long(self, sample: Any, length: int) -> SampleError:
         fields = sample if isinstance(sample, dict) else {}
         return SampleError(
             f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={self._recipe.max_tokens}",
             url=fields.get("__url__"),
-            remedy="raise max_tokens, or skip such samples with on_error=warn_and_continue",
+            remedy="raise max_tokens",
         )
 
 

@@ -21,7 +21,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
 from shardcache_client.decoding import Dropped, Pipeline
 from shardcache_client.files import Sample
-from shardcache_client.handlers import Handler
+from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.deal import Deal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest, Plan
@@ -309,7 +309,7 @@ class EpochStream:
         self._settings = settings
         self._reader = reader
         self._session: Session | None = None  # of the samples, once they are read
-        self._skipped = Skipped(on_error)
+        self._skipped = Skipped(for_epoch(on_error))
         self.share = self._share(0)  # the reader's own, from its beginning
         # Samples that a filter leaves out are not replaced: each of the others comes once.
         self._quota = None if settings.pipeline.filters else settings.deal.quota(reader.topology, self.share)

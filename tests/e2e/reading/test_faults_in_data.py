@@ -137,6 +137,40 @@ def test_bad_data_are_typed_errors_that_a_handler_may_skip(
         gc.enable()
 
 
+@pytest.mark.parametrize("lost", ["samples", "shards"])
+def test_warnings_end_after_five_errors_of_an_epoch_and_all_are_counted(
+    daemon: Daemon, tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In each epoch anew; and none advises the handler that is in use."""
+    url = write_indexed(tmp_path, [1] * 20)
+    if lost == "shards":
+        for number in range(1, 20):
+            (tmp_path / f"{number}.tar").unlink()
+    options: dict[str, Any] = {"on_error": "warn", "even": None, "epochs": 2, "socket": daemon.socket}
+    if lost == "samples":
+        options["decode"] = {"jpg": int}
+    dataset = ShardDataset(url, **options)
+    for epoch in range(2):
+        caplog.clear()
+        with pytest.warns(UserWarning) as caught:
+            list(dataset)
+        texts = [str(warning.message) for warning in caught]
+        assert len(texts) == 5
+        assert [text for text in texts if "on_error" in text] == []
+        assert ["No further warnings in this epoch" in text for text in texts] == [False] * 4 + [True]
+        counted = "0 shards, and 20 samples" if lost == "samples" else "19 shards, and 0 samples"
+        assert f"epoch {epoch}: skipped {counted}" in caplog.text
+
+
+def test_error_of_a_sample_names_the_handler_that_skips_it(daemon: Daemon, source: Path) -> None:
+    """Where a handler is called: samples by number go to none."""
+    dataset = ShardDataset(f"file://{source}/index.json", decode={"jpg": int}, socket=daemon.socket)
+    for samples, advice in ((dataset, 'on_error="warn" skips such samples'), (dataset.indexed(), "")):
+        with pytest.raises(DecodeError) as caught:
+            next(iter(samples))
+        assert caught.value.remedy == "; ".join(filter(None, ["fix the member or its decoder", advice]))
+
+
 @faults
 @orders
 def test_skipped_samples_are_replaced_by_others(

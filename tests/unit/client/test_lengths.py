@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
+from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue
 from shardcache_client.lengths import Agree, LengthBatches, Recipe, batch_by_length, batches, fewest
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Partition, Topology
@@ -271,6 +271,10 @@ def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "shardcache"):
         assert keys([list(stage(Numbered(sizes), on_error=ignore_and_continue))]) == [0, 1, 3]
     assert "skipped 1 samples longer than max_tokens" in caplog.text
+    with pytest.warns(UserWarning, match="more than max_tokens=60") as caught:
+        assert keys([list(stage(Numbered([5, *[61] * 8, 7]), on_error=warn_and_continue))]) == [0, 9]
+    assert len(caught) == 5
+    assert "skipped 8 samples longer than max_tokens" in caplog.text
     assert keys([list(stage(Numbered(sizes), on_error=ignore_and_stop))]) == [0, 1]
 
 
