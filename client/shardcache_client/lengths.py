@@ -222,8 +222,14 @@ class _Rounds:
         self._skip = 0
 
     def _fill(self, buffer: "SampleBuffer", size: int) -> None:
-        """Read on until the buffer has received `size` samples, or the dataset ends."""
-        while len(buffer.samples) + buffer.refused < size and not self._is_over:
+        """Read on until the buffer has received `size` samples, or the dataset ends.
+
+        One that has refused all of them reads on until it has a sample: an empty buffer means the end of the epoch.
+        """
+        while not self._is_over:
+            is_only_refused = buffer.refused > 0 and not buffer.samples
+            if len(buffer.samples) + buffer.refused >= size and not is_only_refused:
+                return
             sample = next(self._samples, _END)
             if sample is _END:
                 self._is_over = True

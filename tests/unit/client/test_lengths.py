@@ -263,6 +263,18 @@ def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:
     assert [key - 50 for key in epochs[0][-5:]] != epochs[0][:5]
 
 
+@pytest.mark.parametrize("taken", range(4))
+def test_run_of_too_long_samples_does_not_end_the_epoch(taken: int) -> None:
+    """Longer than the buffer, at the start or later; and a run that was stopped continues behind it."""
+    sizes = [61] * 25 + [40, 41] + [61] * 45 + [42, 43]
+    options: dict[str, Any] = {"on_error": ignore_and_continue}
+    begun = stage(Numbered(sizes), **options)
+    batches = list(islice(begun, taken))
+    resumed = stage(Numbered(sizes), **options)
+    resumed.load_state_dict(begun.state_dict())
+    assert keys([batches + list(resumed)]) == [25, 26, 72, 73]
+
+
 def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFixture) -> None:
     """It raises and names the sample, or is left out and counted, or ends the epoch, as `on_error` says."""
     sizes = [5, 6, MAX_TOKENS + 1, 7]
