@@ -1,7 +1,6 @@
 """Download of a shard: parts over several connections, retried where that may help, checked and written."""
 
 import asyncio
-import hashlib
 import os
 import random
 import time
@@ -27,7 +26,7 @@ from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.scheduler import Claim, Limit, Priority, Scheduler
 from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
-from shardcache.origin.base import MD5, SHA256, Origin, RemoteObject
+from shardcache.origin.base import DIGESTS, MD5, Origin, RemoteObject, digest_of
 from shardcache.redact import redact
 from shardcache.store.disk import disk_error
 from shardcache.store.partial import Partial
@@ -167,7 +166,7 @@ class Etags:
         """
         if obj.checksum is None or obj.checksum.algorithm != MD5 or store_of(obj.url) in self._other:
             return
-        self.judge(obj, obj.checksum.value, await asyncio.to_thread(_digest, path, MD5))
+        self.judge(obj, obj.checksum.value, await asyncio.to_thread(digest_of, path, MD5))
 
     def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
         """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
@@ -188,12 +187,6 @@ class Etags:
                 remedy="upload the shard again; if the origin's value is not meant to be it, set `verify_etag = false` "
                 "in its [[origin]] table",
             )
-
-
-def _digest(path: Path, algorithm: str) -> int:
-    with path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return int.from_bytes(digest.digest(), "big")
 
 
 class Downloader:
@@ -456,18 +449,16 @@ class _Download:
         Raises CorruptShardError; OSError if the file cannot be read.
         """
         algorithm, wanted = self.algorithm, self.obj.checksum
-        if wanted is None or (algorithm is None and wanted.algorithm != SHA256):
+        if wanted is None or (algorithm is None and wanted.algorithm not in DIGESTS):
             return
         if algorithm is None:
-            found = _digest(self.partial.path, SHA256)
+            found = digest_of(self.partial.path, wanted.algorithm)
         else:
             parts = (
                 self.partial.crcs() if algorithm == "crc32c" else self._with_earlier_parts(checksum_function(algorithm))
             )
             found = combined(algorithm, parts, self.partial.part_bytes, self.obj.size_bytes)
-        if found != wanted.value:
-            message = f"the {wanted.algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
-            raise CorruptShardError(message, url=self.obj.url)
+        wanted.check(found, self.obj.url)
 
     def _with_earlier_parts(self, checksum: Callable[[bytes, int], int]) -> list[int]:
         part_bytes = self.partial.part_bytes

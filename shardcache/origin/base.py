@@ -1,6 +1,7 @@
 """Interface between the cache and its origins."""
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -10,13 +11,17 @@ from typing import Protocol
 
 from shardcache.access import AllowList
 from shardcache.config import OriginTable
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, CorruptShardError
 from shardcache.transport.messages import Answer
-from shardcache.transport.parts import Data, Parts, PartSums, write_parts
+from shardcache.transport.parts import ALGORITHMS, Data, Parts, PartSums, combined, write_parts
 from shardcache.transport.workers import Commit, Flow, Received, Workers
 
 MD5 = "md5"
 SHA256 = "sha256"
+GIT_BLOB = "git blob"
+DIGESTS = frozenset({SHA256, GIT_BLOB})
+"""Algorithms of checksums that an origin states of a whole object, and that cannot be made of those of its parts."""
+
 _READ_BYTES = 4 * 1024**2
 
 OWNER = "x-shardcache-owner"
@@ -33,8 +38,26 @@ WRITABLE = "write to a folder, s3://, or another object store"
 class Checksum:
     """Checksum of a whole object, as reported by its origin."""
 
-    algorithm: str  # "crc32c", "crc32", "crc64nvme", "sha256", or `MD5`, which is presumed: an ETag does not say it
+    algorithm: str  # one of `ALGORITHMS` or `DIGESTS`, or `MD5`, which is presumed: an ETag does not say it
     value: int  # unsigned
+
+    def check(self, found: int, url: str) -> None:
+        """Raise CorruptShardError if another checksum was found."""
+        if found != self.value:
+            raise CorruptShardError(
+                f"the {self.algorithm} of the received bytes is {found:x}, the origin's is {self.value:x}", url=url
+            )
+
+
+def digest_of(path: Path, algorithm: str) -> int:
+    """Return the MD5 of a file, or its checksum by one of `DIGESTS`. Blocks. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        if algorithm == GIT_BLOB:
+            begun = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
+        else:
+            begun = hashlib.new(algorithm, usedforsecurity=False)
+        digest = hashlib.file_digest(file, lambda: begun)
+    return int.from_bytes(digest.digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +179,32 @@ async def commit_parts(parts: Parts, body: Data, commit: Commit | None) -> list[
 
 
 async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
-    """Return all bytes of a small object. Raises what `Origin.fetch` does."""
+    """Return all bytes of a small object, compared with its checksum, unless that is presumed.
+
+    Raises what `Origin.fetch` does; CorruptShardError if other bytes have arrived twice.
+    """
+    try:
+        return await _read_once(origin, obj, flow)
+    except CorruptShardError:  # a second request cures what was damaged on the way
+        return await _read_once(origin, obj, flow)
+
+
+async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
     fd = os.memfd_create("shardcache-object")
     try:
         path = f"/proc/{os.getpid()}/fd/{fd}"  # the transport workers run as the same user
         step_bytes = _READ_BYTES if obj.ranges else max(1, obj.size_bytes)
+        algorithm = obj.checksum.algorithm if obj.checksum and obj.checksum.algorithm in ALGORITHMS else None
+        sums: list[PartSums] = []
         for start in range(0, obj.size_bytes, step_bytes):
             size_bytes = min(step_bytes, obj.size_bytes - start)
-            await origin.fetch(obj, Parts(path, None, step_bytes, start, size_bytes), flow)
+            sums += await origin.fetch(obj, Parts(path, None, step_bytes, start, size_bytes, algorithm), flow) or ()
+
+        if obj.checksum is not None and algorithm is not None:
+            checksums = [each.checksum for each in sums]
+            obj.checksum.check(combined(algorithm, checksums, step_bytes, obj.size_bytes), obj.url)
+        elif obj.checksum is not None and obj.checksum.algorithm in DIGESTS:
+            obj.checksum.check(await asyncio.to_thread(digest_of, Path(path), obj.checksum.algorithm), obj.url)
         return await asyncio.to_thread(os.pread, fd, obj.size_bytes, 0)
     finally:
         os.close(fd)

@@ -22,7 +22,7 @@ from yarl import URL
 from shardcache.errors import NotAllowedError, NotFoundError, OriginError, ShardcacheError, ShardChangedError
 from shardcache.near import is_near
 from shardcache.origin import http_semantics
-from shardcache.origin.base import MD5, SHA256, Checksum, RemoteObject, Setup
+from shardcache.origin.base import GIT_BLOB, MD5, SHA256, Checksum, RemoteObject, Setup
 from shardcache.origin.fsspec import FsspecOrigin, translated
 from shardcache.origin.web import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.transport.messages import ECHOED, Answer, Body
@@ -37,6 +37,7 @@ _MAX_LOCATED = 10_000
 _EXPIRED = (400, 401, 403)
 _NO_CREDENTIALS = "none: anonymous"
 _AZURE_VERSION = "2023-11-03"
+_HUB_CHECKSUMS = {64: SHA256, 40: GIT_BLOB}  # by the number of digits
 
 # The class that gcsfs registers asks by gRPC of what type each bucket is.
 fsspec.register_implementation("gs", "gcsfs.core.GCSFileSystem", clobber=True)
@@ -291,7 +292,7 @@ class AzureOrigin(StoreOrigin):
 class HubOrigin(StoreOrigin):
     """Repositories of the Hugging Face Hub, which redirects to signed urls of other servers for files of git LFS.
 
-    The version is the SHA-256 of such a file, and git's SHA-1 of any other.
+    The version is the SHA-256 of such a file, and git's SHA-1 of any other: both are checksums as well.
     """
 
     versions = ("etag", "blob_id")
@@ -346,7 +347,10 @@ class HubOrigin(StoreOrigin):
 
     def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
         version = self._version(headers, "")
-        return Checksum(SHA256, int(version, 16)) if re.fullmatch("[0-9a-f]{64}", version) else None
+        algorithm = _HUB_CHECKSUMS.get(len(version))
+        if algorithm is None or not re.fullmatch("[0-9a-f]+", version):
+            return None
+        return Checksum(algorithm, int(version, 16))
 
     async def _prove(self, _was_refused: bool) -> Proof:
         from huggingface_hub.utils import build_hf_headers

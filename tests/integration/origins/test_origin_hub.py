@@ -1,7 +1,9 @@
 """The Hugging Face Hub: redirects to signed urls that expire, files of git LFS and of git, tokens that stay at home."""
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
+    CorruptShardError,
     NotAllowedError,
     NotFoundError,
     OriginBusyError,
@@ -18,8 +21,11 @@ from shardcache.errors import (
 from shardcache.origin.base import Checksum
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import nothing
+from shardcache_client import ShardDataset
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import read_range, read_whole
-from support.stores.object_servers import HubServer, Refusal
+from support.stores.object_servers import HubServer, Refusal, git_sha
 
 pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
 
@@ -84,7 +90,8 @@ async def test_file_in_git_is_read_from_the_hub_itself(hub: HubServer, origins: 
     url = "hf://datasets/org/set@v1/index.json"
     origin = origins.origin(url)
     obj = await origin.stat(url)
-    assert (obj.size_bytes, obj.checksum, len(obj.version)) == (1000, None, 40)
+    checksum = Checksum("git blob", int(git_sha(DATA[:1000]), 16))
+    assert (obj.size_bytes, obj.version, obj.checksum) == (1000, git_sha(DATA[:1000]), checksum)
     assert await read_range(origin, obj, 10, 900) == DATA[10:900]
     hub.put("/datasets/org/set/resolve/v1/index.json", DATA[1000:2000])
     with pytest.raises(ShardChangedError):
@@ -141,3 +148,52 @@ async def test_redirect_to_this_node_is_refused_and_the_token_stays(
     assert not hub.content.requests
     assert {headers["host"] for _, _, headers in hub.requests} == {"hub.example"}
     await origins.close()
+
+
+TAR_PATH = "/datasets/org/set/resolve/main/small.tar"
+SAMPLES = random_samples(10)
+RIGHT = make_tar(SAMPLES)
+WRONG = make_tar(random_samples(10, seed=1))
+
+
+@pytest.fixture
+def daemon(hub: HubServer, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that reads from the Hub, where a shard is in git."""
+    hub.put(TAR_PATH, RIGHT)
+    with Daemon(tmp_path, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}) as daemon:
+        yield daemon
+
+
+def samples_of(daemon: Daemon, url: str) -> list[bytes]:
+    """Return the values of a dataset's samples, read once all of a shard has been checked."""
+    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=False)
+    return [sample["jpg"] for sample in dataset]
+
+
+def test_file_in_git_is_fetched_again_if_its_bytes_are_of_another_version(hub: HubServer, daemon: Daemon) -> None:
+    """A CDN's server with the present ETag and other bytes gives no wrong sample."""
+    assert len(WRONG) == len(RIGHT)
+    hub.mixed[TAR_PATH] = [WRONG]
+    assert samples_of(daemon, "hf://datasets/org/set/small.tar") == [sample["jpg"] for sample in SAMPLES]
+    assert daemon.status()["counters"]["corrupt"] == 1
+
+
+def test_file_in_git_whose_bytes_stay_wrong_is_corrupt(hub: HubServer, daemon: Daemon) -> None:
+    """The error names the checksum that the bytes lack."""
+    hub.mixed[TAR_PATH] = [WRONG] * 10
+    with pytest.raises(CorruptShardError, match="git blob of the received bytes"):
+        samples_of(daemon, "hf://datasets/org/set/small.tar")
+
+
+def test_index_file_in_git_is_requested_again_if_its_bytes_are_of_another_version(
+    hub: HubServer, daemon: Daemon
+) -> None:
+    """An index of other shards under the present ETag is not taken for this one."""
+    index, other = (
+        json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [{"url": name, "nsamples": 10}]})
+        for name in ("small.tar", "other.tar")
+    )
+    path = "/datasets/org/set/resolve/main/index.json"
+    hub.put(path, index.encode())
+    hub.mixed[path] = [other.encode()]
+    assert samples_of(daemon, "hf://datasets/org/set/index.json") == [sample["jpg"] for sample in SAMPLES]

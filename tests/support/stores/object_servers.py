@@ -284,6 +284,7 @@ class HubServer(ObjectServer):
     Attributes:
         content: server of the LFS files, by SHA-256.
         lfs: paths of files in LFS; others are in git.
+        mixed: what other servers of a CDN send for files in git under the present ETag, by path: one body per GET.
         signed: number of signed urls; only the last one is valid.
         elsewhere: Location of all answers, in place of the right one.
         content_url: where the server of LFS files seems to be; set on entering.
@@ -295,6 +296,7 @@ class HubServer(ObjectServer):
         super().__init__()
         self.content = _Content()
         self.lfs: set[str] = set()
+        self.mixed: dict[str, list[bytes]] = {}
         self.elsewhere = self.content_url = ""
 
     def __enter__(self) -> Self:
@@ -321,7 +323,8 @@ class HubServer(ObjectServer):
         if (found := self.objects.get(path)) is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if path not in self.lfs:
-            return ranged(found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
+            others = self.mixed.get(path) if method == "GET" else None
+            return ranged(others.pop(0) if others else found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
         sha = hashlib.sha256(found).hexdigest()
         linked = {"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
         return 302, {"Location": self.content_url + self.content.sign(sha, found), **linked}, b""
