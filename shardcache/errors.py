@@ -388,6 +388,12 @@ class EpochMismatchError(RanksError, code="epoch_mismatch"):
     )
 
 
+def internal_error(exn: Exception, url: str | None = None) -> ShardcacheError:
+    """Return the error for one that nothing in the daemon expects, and that its log has in full."""
+    remedy = "this is a fault of shardcache; report it with what the daemon's log says of it"
+    return ShardcacheError(f"internal error in the daemon: {exn!r}", url=url, remedy=remedy)
+
+
 def codes(kind: type[ShardcacheError]) -> frozenset[str]:
     """Return the codes of a class and all its subclasses."""
     return frozenset(kind._subclasses())

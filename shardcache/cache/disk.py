@@ -26,6 +26,7 @@ _KIND = "scrub"  # of the row in the catalogue
 # Interval for saving the position: a restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
 _MIN_BYTES = 64 * 1024  # opening a file counts as reading this much
+_MAX_TIME_S = 2**40  # since the epoch
 
 
 class Health:
@@ -154,8 +155,14 @@ class ScrubProgress:
         """Return the progress saved in the catalogue; a fresh start if there is none or it is invalid."""
         match row:
             case [str(key), int() | float() as begun_s, int() | float() | None as ended_s] if key == "" or is_key(key):
-                return cls(key, begun_s, ended_s)
+                if _is_time(begun_s) and (ended_s is None or _is_time(ended_s)):
+                    return cls(key, begun_s, ended_s)
         return cls()
+
+
+def _is_time(value: float) -> bool:
+    """Return True for seconds that a clock may show: JSON also has larger numbers, infinity and NaN."""
+    return 0 <= value < _MAX_TIME_S and not isinstance(value, bool)
 
 
 class Scrubber:

@@ -51,7 +51,7 @@ class Cache:
         counters, ttl_s, max_transfers = downloader.counters, settings.listing_ttl_s, settings.max_transfers
         self.layout, self.bills, self.measures, self.turns = store.layout, counters.bills, counters.measures, Turns()
         self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
-        history, planner = History(store.catalogue), Planner(store.shards)
+        history, planner = History(store), Planner(store.shards)
         self.manifests = Manifests(origins, downloader, history, self._allow, ttl_s, settings.plan_memory // 2)
         self._pins = Pins(store, self.turns, settings.max_pinned)
         self._residency = Residency(store, planner, self._pins, counters)
@@ -69,7 +69,7 @@ class Cache:
 
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
-            "catalogue": lambda: history.rebuild(store),
+            "catalogue": history.rebuild,
             "health": self._health.run,
             "scrub": self._scrubber.run,
             "pins": self._pins.run,
@@ -275,4 +275,6 @@ async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:
             return await run()
         except (OSError, RuntimeError, ShardcacheError) as exn:
             log.error("background task failed; running it again", task=name, cause=str(exn))
-            await asyncio.sleep(_AGAIN_S)
+        except Exception:  # a top-level guard, as of transfers and sessions
+            log.exception("unexpected error in a background task; running it again", task=name)
+        await asyncio.sleep(_AGAIN_S)

@@ -11,7 +11,7 @@ import structlog
 
 from shardcache.access import INDEX_SUFFIX, AllowList, Peer, is_glob
 from shardcache.cache.planner import History, Listing
-from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
+from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand, expand_braces, glob_regex, named_by_braces
@@ -144,14 +144,16 @@ class Manifests:
         try:
             shards = await self._downloader.ask(pattern, request)
         except OriginUnavailableError as exn:
-            rows = None if _is_secret(pattern) else await self._history.catalogue.get(*row)
-            if rows is None:
+            known: Shards | None = None
+            if not _is_secret(pattern):
+                known = await self._history.catalogue.get(*row, parse=listing_of)
+            if known is None:
                 raise
             log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
-            return await asyncio.to_thread(lambda: Shards.unpack(b64decode(str(rows))))
-        rows = await asyncio.to_thread(_rows, pattern, shards)
-        if rows is not None:
-            await self._history.catalogue.put(rows, *row)
+            return known
+        packed = await asyncio.to_thread(_row_of, pattern, shards)
+        if packed is not None:
+            await self._history.catalogue.put(packed, *row)
         return shards
 
     def _forget(self, now_s: float) -> None:
@@ -183,7 +185,18 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     return lambda url: url in urls or url.startswith(prefixes) or any(glob.fullmatch(url) for glob in globs)
 
 
-def _rows(pattern: str, shards: Shards) -> str | None:
+def listing_of(row: object) -> Shards:
+    """Return the listing in a row of the catalogue. Blocks. Raises ValueError for any other value."""
+    try:
+        match row:
+            case str(text):
+                return Shards.unpack(b64decode(text, validate=True))
+    except ProtocolError as exn:
+        raise ValueError(exn.message) from exn
+    raise ValueError("the row is not a listing")
+
+
+def _row_of(pattern: str, shards: Shards) -> str | None:
     """Return a listing for the catalogue; None if a url is secret. Blocks."""
     if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
         return None

@@ -22,7 +22,6 @@ from shardcache.plan.schedule import Schedule
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shards import Shards
-from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import shard_key
 from shardcache.store.partial import place_of
 from shardcache.store.shard import Facts
@@ -38,6 +37,7 @@ _REMEMBERED = 200_000
 _GUESS_S = 5.0
 _NEWEST = 0.2
 _KIND = "shard"  # of rows in the catalogue
+_MAX_SAMPLES = 2**63  # what SQLite, and the columns of a list of shards, cannot hold
 _LIST_BYTES, _ROW_BYTES = 16_384, 168  # memory of a list, and of a shard in it, besides its texts: name and numbers
 _READ_AT_ONCE = 256  # sidecars
 _FILLED = 1_000  # shards whose sample counts are looked up at a time: more would block the event loop
@@ -193,18 +193,45 @@ class Planner:
                 del self._aliases[key]
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The version of a url that was fetched last: a row of the catalogue."""
+
+    version: str
+    samples: int | None
+
+    @classmethod
+    def from_row(cls, row: object) -> "Fetched":
+        """Build from a row's value. Raises ValueError for any other value."""
+        match row:
+            case [str(version), None | int() as samples] if not isinstance(samples, bool):
+                version.encode()  # JSON may hold half a surrogate pair, which is no text
+                if samples is None or 0 <= samples < _MAX_SAMPLES:
+                    return cls(version, samples)
+        raise ValueError("the row is not a version and a number of samples")
+
+    def to_row(self) -> list[object]:
+        """Return the row's value."""
+        return [self.version, self.samples]
+
+
 class History:
     """The last version fetched of each url and its sample count, which outlive the shard: rows of the catalogue."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.catalogue = catalogue
+    def __init__(self, store: Store) -> None:
+        self.catalogue = store.catalogue
         self.changes = 0  # number of versions and counts stored since the start
+        self._store = store
         self._rebuilding = asyncio.Lock()
 
-    async def rebuild(self, store: Store) -> None:
-        """Restore lost rows from the sidecars, of each url the version read last; lookups wait until this is done."""
+    async def rebuild(self, *, damaged: bool = False) -> None:
+        """Restore lost rows from the sidecars, of each url the version read last; lookups wait until this is done.
+
+        No-op if there are as many rows as shards, unless some of them are known to be `damaged`.
+        """
+        store = self._store
         async with self._rebuilding:
-            if await self.catalogue.count(_KIND) >= len(store.shards):
+            if not damaged and await self.catalogue.count(_KIND) >= len(store.shards):
                 return
             log.info("rebuilding sample counts from the sidecars", shards=len(store.shards))
             keys = list(reversed(store.shards))
@@ -212,34 +239,46 @@ class History:
                 some = [shard for key in keys[first : first + _READ_AT_ONCE] if (shard := store.shards.get(key))]
                 found = [facts for facts in await store.peek(some) if facts is not None]
                 found.sort(key=lambda facts: facts.samples is None)  # of a url's shard and file, the shard
-                await self.catalogue.add_many([((_KIND, each.url), [each.version, each.samples]) for each in found])
+                await self.catalogue.add_many(
+                    [((_KIND, each.url), Fetched(each.version, each.samples).to_row()) for each in found]
+                )
+            self.changes += 1
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
-        row = await self.catalogue.get(_KIND, facts.url) if facts.samples is None else None
-        if row is None or row[0] != facts.version:  # a tar fetched as a plain file keeps its count
-            await self.catalogue.put([facts.version, facts.samples], _KIND, facts.url)
+        known: Fetched | None = None
+        if facts.samples is None:  # a tar fetched as a plain file keeps its count
+            known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
+        if known is None or known.version != facts.version:
+            await self.catalogue.put(Fetched(facts.version, facts.samples).to_row(), _KIND, facts.url)
             self.changes += 1
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""
-        return [str(row[0]) if row else None for row in await self._rows(urls)]
+        return [None if known is None else known.version for known in await self._known(urls)]
 
     async def fill(self, shards: Shards) -> Shards:
         """Return the shards with known sample counts filled in; one without a version gets the last version's."""
         samples = array("q", shards.samples)
         unknown = [number for number, count in enumerate(samples) if count < 0]  # an index file gives every count
         for some in (unknown[first : first + _FILLED] for first in range(0, len(unknown), _FILLED)):
-            rows = await self._rows([shards.urls[number] for number in some])
-            for number, row in zip(some, rows, strict=True):
-                if row and isinstance(row[1], int) and shards.versions[number] in ("", row[0]):
-                    samples[number] = row[1]
+            found = await self._known([shards.urls[number] for number in some])
+            for number, known in zip(some, found, strict=True):
+                if known and known.samples is not None and shards.versions[number] in ("", known.version):
+                    samples[number] = known.samples
         return replace(shards, samples=samples)
 
-    async def _rows(self, urls: Sequence[str]) -> list[list[object] | None]:
+    async def _known(self, urls: Sequence[str]) -> list[Fetched | None]:
+        """Return what is known of each url; rows that turn out to be damaged are first restored from the sidecars."""
         async with self._rebuilding:
             pass
-        return await self.catalogue.get_many([(_KIND, redact(url)) for url in urls])
+        keys = [(_KIND, redact(url)) for url in urls]
+        losses = self.catalogue.losses
+        found = await self.catalogue.get_many(keys, Fetched.from_row)
+        if self.catalogue.losses != losses:
+            await self.rebuild(damaged=True)
+            found = await self.catalogue.get_many(keys, Fetched.from_row)
+        return found
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from shardcache.cache.disk import Health
 from shardcache.cache.planner import History, Revalidation, name_of
 from shardcache.cache.residency import LOOK_AGAIN_S, Residency
 from shardcache.cache.waits import Arrival, Class, JobKey, PostponedError, Stage, Transfer, Wait
-from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError
+from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError, internal_error
 from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import shard_key
@@ -160,7 +160,7 @@ class Transfers:
             self._fail(transfer, exn)
         except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
             log.exception("unexpected error in a transfer")
-            self._fail(transfer, ShardcacheError(f"internal error in the daemon: {exn!r}", url=transfer.ref.url))
+            self._fail(transfer, internal_error(exn, transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
             self._clients.pop(transfer.ref.url, None)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 
+import structlog
 from aiohttp import web
 
 from shardcache import errors
@@ -33,6 +34,8 @@ _STATUS: dict[type[ShardcacheError], int] = {
 }
 _BODY_S = 10.0
 
+log = structlog.get_logger()
+
 routes = web.RouteTableDef()
 
 
@@ -52,6 +55,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return web.Response()  # the client disconnected midway and receives no response
     except OSError as exn:  # the process's own: it has run out of descriptors, say
         return _failure(errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})"), 503)
+    except web.HTTPException:
+        raise
+    except Exception as exn:  # a top-level guard, as of sessions: the client is told what happened
+        if request.writer.output_size:  # a stream is under way, which can only be cut off
+            raise
+        log.exception("unexpected error in a request", path=request.path)
+        return _failure(errors.internal_error(exn), 500)
 
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:

@@ -11,7 +11,7 @@ from shardcache import __version__, protocol
 from shardcache.access import Peer
 from shardcache.cache.readers import Lease, Loader, Reader
 from shardcache.cache.waits import Arrival
-from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.logs import about
 from shardcache.protocol import REQUESTS, Json, take
 from shardcache.redact import redact
@@ -153,6 +153,9 @@ class Session:
                     answer = await self._answer(message, request_id or 0)
             except ShardcacheError as exn:
                 answer = {"type": "error", "error": exn.to_json()}
+            except Exception as exn:  # a top-level guard, as of transfers: the reader must not wait for nothing
+                log.exception("unexpected error in a reader's request")
+                answer = {"type": "error", "error": internal_error(exn).to_json()}
             if answer is not None:
                 await self._send({**answer, "id": request_id})
         finally:

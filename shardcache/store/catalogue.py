@@ -25,7 +25,18 @@ log = structlog.get_logger()
 _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
-_FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, zlib.error, ValueError, OSError)
+# What a row raises that has been damaged, and what diskcache does with a database in which anything may be.
+_DAMAGED = (
+    pickle.UnpicklingError,
+    zlib.error,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+_FAILURES = (*_DAMAGED, sqlite3.Error, diskcache.Timeout, OSError)
 # Primary result codes that indicate a problem with the disk, the process or concurrent access, not a damaged database.
 _NO_DAMAGE = (
     sqlite3.SQLITE_BUSY,
@@ -34,6 +45,10 @@ _NO_DAMAGE = (
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY,
 )
+
+
+Parse = Callable[[Any], Any]
+"""Returns what the JSON value of a row means. Raises ValueError for a value that has no meaning."""
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
@@ -78,19 +93,40 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
             con = self._local.con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
             for pragma in ("locking_mode = EXCLUSIVE", "mmap_size = 0", "journal_mode = WAL", "synchronous = NORMAL"):
                 con.execute(f"PRAGMA {pragma}").fetchall()
+            # diskcache sets attributes and pragmas by what is stored here, which may be damaged: it gets the defaults.
+            with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
+                con.execute("DELETE FROM Settings")
         return con
 
-    def get_rows(self, keys: Sequence[Sequence[str]]) -> list[Any]:
-        """Return the values of many rows, None for those that do not exist."""
+    def get_rows(self, keys: Sequence[Sequence[str]], parse: Parse) -> tuple[list[Any], list[str]]:
+        """Return what `parse` makes of the values of many rows, None for those that do not exist or are damaged.
+
+        Also returns the keys of the damaged ones.
+        """
         names = [json.dumps(list(key)) for key in keys]
-        rows = self._sql(_SELECT, [json.dumps(names)])
-        found = {key: self.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
-        return [found.get(name) for name in names]
+        found: dict[str, Any] = {}
+        damaged: list[str] = []
+        for name, mode, filename, value in self._sql(_SELECT, [json.dumps(names)]).fetchall():
+            try:
+                found[name] = parse(self.disk.fetch(mode, filename, value, False))
+            except (*_DAMAGED, FileNotFoundError) as exn:  # a large value has a file of its own
+                log.warning("catalogue row damaged; dropped", row=name, cause=str(exn))
+                damaged.append(name)
+        return [found.get(name) for name in names], damaged
+
+    def drop_rows(self, names: Sequence[str]) -> None:
+        """Delete rows by their keys."""
+        for name in names:
+            self.delete(json.loads(name))
 
     def count_rows(self, kind: str) -> int:
         """Return the number of rows of a kind."""
         begin = json.dumps([kind]).removesuffix("]")
         return int(self._sql(_COUNT, [begin, begin]).fetchall()[0][0])
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 class Catalogue:
@@ -100,6 +136,7 @@ class Catalogue:
         """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
         self._folder = folder
         self._database: _Database | None = None
+        self.losses = 0  # number of times that damaged rows, or all of them, were dropped
         self._thread = ThreadPoolExecutor(1, "catalogue")
         self._thread.submit(self._open).result()
 
@@ -118,13 +155,21 @@ class Catalogue:
         self._thread.submit(self._disconnect)
         self._thread.shutdown()
 
-    async def get(self, *key: str) -> Any:
-        """Return a row's value, or None if there is no such row."""
-        return await self._in_thread(lambda database: database.get(list(key)))
+    async def get(self, *key: str, parse: Parse = _unchanged) -> Any:
+        """Return what `parse` makes of a row's value, or None if there is no such row, or it was damaged."""
+        return (await self.get_many([key], parse))[0]
 
-    async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
-        """Return the values of many rows, None for those that do not exist."""
-        return await self._in_thread(lambda database: database.get_rows(keys)) or [None] * len(keys)
+    async def get_many(self, keys: Sequence[Sequence[str]], parse: Parse = _unchanged) -> list[Any]:
+        """Return what `parse` makes of the values of many rows, None for those that do not exist or were damaged."""
+
+        def read(database: _Database) -> list[Any]:
+            values, damaged = database.get_rows(keys, parse)
+            if damaged:
+                self.losses += 1
+                database.drop_rows(damaged)
+            return values
+
+        return await self._in_thread(read) or [None] * len(keys)
 
     async def count(self, kind: str) -> int:
         """Return the number of rows of a kind."""
@@ -153,7 +198,7 @@ class Catalogue:
             except _FAILURES as exn:
                 # A lost row costs a listing; an error for the reader would cost a training run.
                 log.warning("catalogue row lost", cause=str(exn))
-                if isinstance(exn, sqlite3.DatabaseError) and _is_damage(exn):
+                if _is_damage(exn):
                     self._renew(exn)
                 return None
 
@@ -179,17 +224,18 @@ class Catalogue:
             file.touch(0o600)
             file.chmod(0o600)  # SQLite gives its log the same mode
         database = _Database(self._folder)
-        database.get(["probe"])  # damage shows at the first read, not on opening
+        database.get_rows([["probe"]], _unchanged)  # damage shows at the first read, not on opening
         self._database = database
 
     def _disconnect(self) -> None:
         database, self._database = self._database, None
         if database is not None:
-            with contextlib.suppress(sqlite3.DatabaseError):
+            with contextlib.suppress(sqlite3.Error):
                 database.close()
 
     def _renew(self, cause: Exception) -> None:
         log.warning("catalogue damaged; creating a new one", folder=str(self._folder), cause=str(cause))
+        self.losses += 1
         self._disconnect()
         aside = self._folder.with_name(f"{self._folder.name}.damaged")
         try:
@@ -211,7 +257,7 @@ def _is_damage(exn: Exception) -> bool:
     code = getattr(exn, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF not in _NO_DAMAGE and (code != sqlite3.SQLITE_CANTOPEN or _can_open())
-    return isinstance(exn, (sqlite3.DatabaseError, ValueError, NotADirectoryError, FileExistsError))
+    return isinstance(exn, (*_DAMAGED, sqlite3.Error, NotADirectoryError, FileExistsError))
 
 
 def _can_open() -> bool:

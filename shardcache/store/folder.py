@@ -26,14 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from shardcache.errors import CacheDirError, CacheFormatError
 from shardcache.store.disk import ask_openness, disk_errors, replace_file, size_or_zero, unlink_quietly
 from shardcache.store.shard import Shard
+
+log = structlog.get_logger()
 
 # A release that changes names or formats in the folder increments the number: an older release then refuses the folder
 # instead of taking every shard in it for damaged.
 FORMAT = 1
 _UNMARKED = 0
+_FORMAT_TEXT = re.compile(r"[0-9]{1,9}\n?")
 KEY_CHARS = 32
 TAR, SIDECAR, PART, JOURNAL = ".tar", ".idx", ".part", ".journal"
 
@@ -93,7 +98,12 @@ class Layout:
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
         found = self._read_format()
-        if found > FORMAT:
+        if found is None and not self._is_cache():
+            raise CacheFormatError(
+                f"{self.format} does not contain a number, so the cache folder's format is unknown",
+                remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
+            )
+        if found is not None and found > FORMAT:
             raise CacheFormatError(
                 f"the cache folder {self.root} has format {found}, but this release supports formats up to {FORMAT}",
                 remedy="start the newer release that wrote it, or give this one another --cache-dir; to discard the "
@@ -103,19 +113,25 @@ class Layout:
     def mark_format(self) -> None:
         """Write the current format number to a locked folder, unless it is there already."""
         with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
-            if self._read_format() != FORMAT:
+            found = self._read_format()
+            if found is None:
+                log.warning(
+                    "the file with the cache folder's format is damaged; writing it again", file=str(self.format)
+                )
+            if found != FORMAT:
                 replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
 
-    def _read_format(self) -> int:
+    def _read_format(self) -> int | None:
+        """Return the format number, or None if its file is damaged."""
         try:
-            return int(self.format.read_text())
+            text = self.format.read_bytes().decode("ascii", "replace")
         except FileNotFoundError:
             return _UNMARKED
-        except ValueError:
-            raise CacheFormatError(
-                f"{self.format} does not contain a number, so the cache folder's format is unknown",
-                remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
-            ) from None
+        return int(text) if _FORMAT_TEXT.fullmatch(text) else None
+
+    def _is_cache(self) -> bool:
+        """Return True if the folder is a cache by everything else in it."""
+        return all(folder.is_dir() for folder in (self.shards, self.partial, self.quarantine))
 
 
 class CacheFolder:

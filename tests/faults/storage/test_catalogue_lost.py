@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
             assert daemon.status()["counters"]["origin_bytes"] == 0, lose
         names = {path.name for path in daemon.cache_dir.iterdir()}
         assert names == {"shards", "partial", "quarantine", "catalogue", "format"}, lose
+
+
+@pytest.mark.parametrize("row", ["5", '[1, {"a": 2}]', '{"0": "v"}', "[" * 10_000 + "]" * 10_000])
+def test_rows_of_another_form_cost_no_count_and_no_download(daemon: Daemon, urls: list[str], row: str) -> None:
+    """Readers of cached shards get every count and shard, at once; the listings are made again."""
+    with closing(sqlite3.connect(daemon.cache_dir / "catalogue" / "cache.db")) as database:
+        database.execute("UPDATE Cache SET value = ?", (zlib.compress(row.encode()),))
+        database.commit()
+    with daemon:
+        assert counts(daemon, urls) == [SAMPLES] * SHARDS
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        assert daemon.status()["counters"]["origin_bytes"] == 0
 
 
 def test_catalogue_lost_under_the_daemon_disturbs_no_reader(daemon: Daemon, urls: list[str]) -> None:

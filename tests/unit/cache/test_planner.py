@@ -1,22 +1,28 @@
 """Names of shards lead to keys, lists of shards are their users' own, and sample counts outlive their shards."""
 
+import math
+import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardcache.access import AllowList, Peer
-from shardcache.cache.manifests import Manifests
-from shardcache.cache.planner import History, Planner
+from shardcache.cache.disk import ScrubProgress
+from shardcache.cache.manifests import Manifests, listing_of
+from shardcache.cache.planner import Fetched, History, Planner
 from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ProtocolError
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards
-from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import shard_key
 from shardcache.store.shard import Facts
+from support.shards.stores import open_store, publish
 
 
 @pytest.mark.parametrize(
@@ -104,11 +110,11 @@ def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
 
 @pytest.fixture
 async def known(tmp_path: Path) -> AsyncIterator[History]:
-    catalogue = Catalogue(tmp_path)
-    found = History(catalogue)
+    store = open_store(tmp_path)
+    found = History(store)
     await found.remember(Facts("s3://b/a.tar", "v1", 2048, 2048, 1024, (1, 2), samples=10))
     yield found
-    catalogue.close()
+    store.close()
 
 
 async def test_a_count_belongs_to_its_version(known: History) -> None:
@@ -121,6 +127,61 @@ async def test_a_count_belongs_to_its_version(known: History) -> None:
         ShardRef("s3://b/b.tar", "v1"),
     ]
     assert [ref.samples for ref in await known.fill(Shards.of(refs))] == [10, 10, None, 7, None]
+
+
+@pytest.mark.parametrize(
+    "row", [None, {}, [], "row", 5, [1, 2], ["v1", "10"], ["v1", True], ["v1", -1], ["v1", 2**63], ["\ud800", 1]]
+)
+async def test_row_of_another_form_is_restored_from_the_sidecar(tmp_path: Path, row: object) -> None:
+    """What a cached shard's row said is known from its sidecar at once; that of any other shard is unknown."""
+    store = open_store(tmp_path)
+    await publish(store, "s3://b/a.tar", version="v1", samples=10)
+    urls = ["s3://b/a.tar", "s3://b/gone.tar"]
+    for url in urls:
+        await store.catalogue.put(row, "shard", url)
+    history = History(store)
+    found = await history.fill(Shards.of(map(ShardRef, urls)))
+    assert [ref.samples for ref in found] == [10, None]
+    assert await history.versions(urls) == ["v1", None]
+    store.close()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(2**70),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=6,
+)
+listings = st.text(alphabet="eJxAB+/=\u00e9", max_size=40) | st.binary(max_size=80).map(
+    lambda data: b64encode(zlib.compress(data)).decode()
+)
+
+
+@given(values | st.tuples(values, values).map(list))
+def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None:
+    """What comes of it fits the columns of a list of shards, and is text."""
+    try:
+        found = Fetched.from_row(row)
+    except ValueError:
+        return
+    assert found.version.encode() is not None
+    assert Shards.of([ShardRef("s3://b/a.tar", found.version, None, found.samples)])[0].samples == found.samples
+
+
+@given(values | listings)
+def test_any_row_is_a_listing_or_a_value_error(row: object) -> None:
+    """Only a whole list of shards, with one shard or more, is taken for one."""
+    try:
+        found = listing_of(row)
+    except ValueError:
+        return
+    assert len(found) > 0
+
+
+@given(st.tuples(st.just("") | st.just("a" * 32) | values, values, values).map(list) | values)
+def test_any_row_is_a_position_of_the_scrubber_that_a_status_can_show(row: object) -> None:
+    """Its times are numbers of JSON, and a pause can be reckoned from them."""
+    found = ScrubProgress.from_row(row)
+    assert math.isfinite(found.begun_s + (found.ended_s or 0.0))
 
 
 async def test_a_manifest_of_any_length_is_one_question(known: History) -> None:

@@ -3,9 +3,12 @@
 import pickle
 import sqlite3
 import stat
+import zlib
+from contextlib import closing
 from pathlib import Path
 
 import diskcache
+import pytest
 
 from shardcache.store.catalogue import Catalogue
 
@@ -50,6 +53,72 @@ async def test_catalogue_is_readable_by_the_daemon_alone(tmp_path: Path) -> None
         catalogue.close()
         folder.chmod(0o755)
         (folder / "cache.db").chmod(0o644)
+
+
+DEEP = zlib.compress(b"[" * 100_000 + b"]" * 100_000)
+DAMAGES = [
+    "UPDATE Cache SET value = NULL",
+    "UPDATE Cache SET value = 5",
+    "UPDATE Cache SET value = 'text'",
+    "UPDATE Cache SET mode = NULL",
+    "UPDATE Cache SET mode = 'x'",
+    "UPDATE Cache SET mode = 2, filename = 7",
+    "UPDATE Cache SET mode = 2, filename = 'missing'",
+    "UPDATE Cache SET mode = 2, filename = NULL",
+    f"UPDATE Cache SET value = x'{DEEP.hex()}'",
+    "UPDATE Cache SET expire_time = 'soon', access_time = 'never', size = 'large', tag = 1.5",
+    "UPDATE Settings SET key = key || '_' WHERE key LIKE '%size%'",
+    "UPDATE Settings SET key = 'disk_' || key",
+    "UPDATE Settings SET key = 'close' WHERE key = 'hits'",
+    "UPDATE Settings SET key = 'sqlite_' || key",
+    "UPDATE Settings SET value = 'text'",
+    "UPDATE Settings SET value = NULL",
+    "DELETE FROM Settings",
+    "DROP TABLE Settings; CREATE TABLE Settings (key, value); INSERT INTO Settings VALUES (1, 2), (NULL, 3)",
+    "DROP TABLE Cache; CREATE TABLE Cache (key, value)",
+    "DROP TABLE Cache; CREATE VIEW Cache AS SELECT * FROM Settings",
+    "CREATE TRIGGER t BEFORE INSERT ON Cache BEGIN SELECT RAISE(ABORT, 'no'); END",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_damaged_tables_cost_rows_and_no_more(tmp_path: Path, damage: str) -> None:
+    """Whatever the cells hold, the catalogue opens, reads what is sound, and can be written again."""
+    catalogue = Catalogue(tmp_path / "catalogue")
+    await catalogue.put("here", "shard", "url")
+    await catalogue.put("here", "probe")
+    catalogue.close()
+    with closing(sqlite3.connect(tmp_path / "catalogue" / "cache.db")) as database:
+        database.executescript(damage)
+        database.commit()
+
+    again = Catalogue(tmp_path / "catalogue")
+    assert await again.get("shard", "url") in ("here", None)
+    await again.put("lost with the damage", "shard", "first")
+    await again.put("written", "shard", "url")
+    await again.put("x" * 100_000, "shard", "long")
+    assert await again.get_many([("shard", "url"), ("shard", "other")]) == ["written", None]
+    assert await again.get("shard", "long") == "x" * 100_000
+    assert await again.count("shard") >= 2
+    again.close()
+
+
+async def test_damaged_row_is_dropped_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    """One row of a manifest that makes no sense costs none of the others, and is gone when it is next read."""
+    catalogue = Catalogue(tmp_path)
+    keys = [("shard", str(number)) for number in range(3)]
+    for number, key in enumerate(keys):
+        await catalogue.put(number, *key)
+    assert await catalogue.get_many(keys, _odd) == [None, 1, None]
+    assert catalogue.losses == 1
+    assert await catalogue.get_many(keys) == [None, 1, None]
+    catalogue.close()
+
+
+def _odd(value: int) -> int:
+    if value % 2 == 0:
+        raise ValueError("even")
+    return value
 
 
 class _Bomb:

@@ -235,6 +235,17 @@ def test_a_newer_folder_is_left_alone(tmp_path: Path, content: bytes, message: s
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"one", b"1_0", b"1\n1\n", b"-1", b"\0" * 4096])
+async def test_damaged_format_file_of_a_cache_is_written_again(
+    store: Store, reopen: Callable[[], Store], content: bytes
+) -> None:
+    """A folder that is a cache by everything else in it has its shards served, and its number restored."""
+    shard = await publish(store, URL)
+    store.layout.format.write_bytes(content)
+    assert shard.key in reopen().shards
+    assert store.layout.format.read_text() == f"{FORMAT}\n"
+
+
 MOUNTS = (
     "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw",
     "30 22 0:40 / /data rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2",
