@@ -17,9 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from shardcache.errors import ConfigError, NotAllowedError, ShardcacheError, did_you_mean
 from shardcache.near import is_near
-
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-INDEX_SUFFIX = ".json"
+from shardcache.url_names import path_of
 
 
 class PlaceKind(enum.Enum):
@@ -141,7 +139,7 @@ def join(base: str, relative: str) -> str:
     """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
     if "://" in relative:
         return relative
-    head, separator, path = base.rpartition("://")
+    head, separator, path = path_of(base).rpartition("://")
     if separator and protocol_of(base) != "file":
         authority, _, path = path.partition("/")
         head = f"{head}{separator}{authority}"

@@ -39,7 +39,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
-            these.
+            these. A url that exists as it is written is no glob; braces in a name are written `\\{` and `\\}`.
         shuffle: read shards and samples in a different order each epoch, determined by `seed` and the epoch alone.
         shuffle_window: number of shards whose samples are mixed; a reader holds that many shards, and no shuffle
             buffer. 0: only the order of the shards changes; samples come in file order.

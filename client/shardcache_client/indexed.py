@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
+from shardcache.url_names import beside_index, is_index
 from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, T_co, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
@@ -24,7 +25,6 @@ from shardcache_client.ranks.group import MeshRanks, replicas_of_sampler_asking_
 from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
 from shardcache_client.reading.stream import StreamSettings
 
-_INDEX = ".json"
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
 
@@ -111,13 +111,13 @@ class Selecting(Divisible):
 def tables_of(patterns: Sequence[str]) -> list[str]:
     """Return the urls of the sample tables beside index files. Raises ConfigError for a url of anything else."""
     for pattern in patterns:
-        if not pattern.endswith(_INDEX):
+        if not is_index(pattern):
             raise ConfigError(
                 "select() needs a table of the samples, next to an index file",
                 url=pattern,
                 remedy="write both: shardcache index URL... -o index.json --samples; then use index.json as the url",
             )
-    return [pattern.removesuffix(_INDEX) + SUFFIX for pattern in patterns]
+    return [beside_index(pattern, SUFFIX) for pattern in patterns]
 
 
 def row_of(sample: Sample) -> tuple[str, Row]:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.tarindex.contents import IndexEntry
+from shardcache.url_names import is_index
 from shardcache_client import arguments
 from shardcache_client.arguments import T_co
 from shardcache_client.decoders import Spec
@@ -119,9 +120,7 @@ def _pairs(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[tuple[int,
     Raises ConfigError if there are not as many, and the tables of samples, which have the keys, are missing.
     """
     own, others = first.manifest.shards, other.manifest.shards
-    counted = (
-        all(url.endswith(".json") for url in (*first._urls, *other._urls)) and -1 not in own.samples + others.samples
-    )
+    counted = all(map(is_index, (*first._urls, *other._urls))) and -1 not in own.samples + others.samples
     if len(own) == len(others) and (not counted or own.samples == others.samples):
         return None
     alone = {url: (number,) for number, url in enumerate(others.urls)}

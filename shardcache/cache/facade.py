@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from shardcache.access import INDEX_SUFFIX, AllowList, Peer
+from shardcache.access import AllowList, Peer
 from shardcache.cache.disk import Health, Scrubber
 from shardcache.cache.fetcher import Fetcher
 from shardcache.cache.manifests import Manifests, matcher
@@ -29,6 +29,7 @@ from shardcache.store.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store, footprint_bytes
 from shardcache.tarindex.contents import TokenMember
+from shardcache.url_names import INDEX_SUFFIX
 
 log = structlog.get_logger()
 

@@ -9,18 +9,19 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access import INDEX_SUFFIX, AllowList, Peer, is_glob
+from shardcache.access import AllowList, Peer, is_glob
 from shardcache.cache.planner import History, Listing
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
-from shardcache.origin.listing import expand, expand_braces, glob_regex, named_by_braces
+from shardcache.origin.listing import expand, expand_braces, glob_regex, in_braces, named_by_braces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
 from shardcache.transport.workers import Received
+from shardcache.url_names import is_index
 
 log = structlog.get_logger()
 
@@ -109,7 +110,8 @@ class Manifests:
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
-            head = pattern[: pattern.find("/", pattern.find("://") + 3)]
+            braced = in_braces(pattern)
+            head = braced[: braced.find("/", braced.find("://") + 3)]
             # A brace before the path expands to several hosts: each of them must be allowed.
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
@@ -161,7 +163,7 @@ class Manifests:
         total_bytes = 0
         for key, (listed_s, listing, _) in reversed(list(self._listed.items())):
             # An index file costs one request, and may just have been updated for the job that asks.
-            ttl_s = min(self._ttl_s, _INDEX_TTL_S) if any(each.endswith(INDEX_SUFFIX) for each in key) else self._ttl_s
+            ttl_s = min(self._ttl_s, _INDEX_TTL_S) if any(map(is_index, key)) else self._ttl_s
             total_bytes += listing.memory_bytes
             if now_s - listed_s >= ttl_s or total_bytes > self._memory_bytes:
                 del self._listed[key]
@@ -181,7 +183,7 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
-    urls = frozenset(text for text in texts if not is_glob(text))
+    urls = frozenset(texts)  # a url may have the characters of a glob in its name
     return lambda url: url in urls or url.startswith(prefixes) or any(glob.fullmatch(url) for glob in globs)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from shardcache.access import SHARD_SUFFIXES, store_of
+from shardcache.access import store_of
 from shardcache.cache.waits import Holder
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
 from shardcache.metrics import Counters
@@ -26,6 +26,7 @@ from shardcache.store.folder import shard_key
 from shardcache.store.partial import place_of
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store
+from shardcache.url_names import is_shard
 
 log = structlog.get_logger()
 
@@ -69,7 +70,7 @@ class Listing:
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + len(shards.urls.text) + len(shards.versions.text)
 
     def _is_file(self, url: str) -> bool:
-        return self._wanted in ("files", "objects") or (self._wanted == "either" and not url.endswith(SHARD_SUFFIXES))
+        return self._wanted in ("files", "objects") or (self._wanted == "either" and not is_shard(url))
 
     def ref(self, number: int) -> ShardRef:
         """Return a shard by its number, or a file if that is wanted."""

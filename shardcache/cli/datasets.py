@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardcache import shardlist
-from shardcache.access import INDEX_SUFFIX
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.units import size
+from shardcache.url_names import INDEX_SUFFIX, beside_index, is_index
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import MetadataMember, TokenMember
@@ -37,7 +37,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     """Reject an output early that could not be written, or not be recognized as an index."""
     if output == _STDOUT:
         return output
-    if not output.endswith(INDEX_SUFFIX):
+    if not is_index(output):
         raise click.BadParameter(f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}")
     place = from_here(output)
     if (path := local_path(place)) and not os.access(folder := Path(path).parent, os.W_OK | os.X_OK):
@@ -131,7 +131,7 @@ def index(
             click.echo(file.read_text(), nl=False)
             return
         if listed is not None:
-            to = output.removesuffix(INDEX_SUFFIX) + SUFFIX
+            to = beside_index(output, SUFFIX)
             asyncio.run(_at(to, lambda place, name: place.store_file(table, name)))
         asyncio.run(_at(output, lambda place, name: place.store_file(file, name, before)))
 

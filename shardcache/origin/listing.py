@@ -6,10 +6,11 @@ from collections.abc import MutableMapping, Sequence
 from itertools import islice
 from math import prod
 
+import structlog
 from braceexpand import braceexpand
 
 from shardcache import shardlist
-from shardcache.access import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, checked, glob_prefix, is_glob, join, protocol_of
+from shardcache.access import WEB, checked, glob_prefix, is_glob, join, protocol_of
 from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
@@ -18,12 +19,21 @@ from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Columns, Shards
 from shardcache.transport.workers import Flow, Received, nothing
 from shardcache.units import size
+from shardcache.url_names import SHARD_SUFFIXES, is_index, is_shard
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024  # an index of a million shards with long urls takes 250 MB
+
+log = structlog.get_logger()
 
 Indexes = MutableMapping[tuple[str, str], Shards]
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+# NeMo's other spellings of braces: a range in brackets, which no glob means, and `_OP_` and `_CL_`.
+_BRACKETED = re.compile(r"\[(-?\d+\.\.-?\d+(?:\.\.-?\d+)?|[A-Za-z]\.\.[A-Za-z])\]")
+_WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
+# Escaped braces and commas, and what stands for them meanwhile: characters that no url has.
+_ESCAPED = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
+_BRACES_REMEDY = r"write {000..099} or {a,b}; a brace in a name is written \{ or \}"
 _MAX_DIGITS = 18
 # Expansion takes more than linear time in the number of braces, their depth, and the number of words that they list.
 _MAX_BRACES = 32
@@ -41,7 +51,8 @@ async def expand(
 
     Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`, `**`; sorted by url), a
     prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its own order)
-    or a shard's url. Sizes and versions are set where a listing states them.
+    or a shard's url. A glob that is an object's own url is that object. Sizes and versions are set where a listing
+    states them.
 
     With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
     wanted, only if there is no shard; if "entries" are, for the files and folders that lie directly below it.
@@ -63,11 +74,26 @@ def named_by_braces(pattern: str) -> Shards | None:
 
 def asks_store(pattern: str) -> bool:
     """Return whether a pattern needs a request to the origin; otherwise braces alone determine its shards. Blocks."""
-    if pattern.endswith(("/", INDEX_SUFFIX)) or is_glob(pattern):
+    braced = in_braces(pattern)
+    if _is_asked_for(braced):
         return True
-    if "{" not in pattern or pattern.endswith(SHARD_SUFFIXES):
+    if "{" not in braced or braced.endswith(SHARD_SUFFIXES):
         return False
-    return any(map(asks_store, expand_braces(pattern)))
+    return any(map(_is_asked_for, expand_braces(pattern)))
+
+
+def _is_asked_for(url: str) -> bool:
+    return url.endswith("/") or is_index(url) or is_glob(url)
+
+
+def in_braces(pattern: str) -> str:
+    """Return a pattern with braces for NeMo's `[0..9]`, `_OP_0..9_CL_` and `_OP_a,b_CL_`."""
+    return _WORDED.sub(_braces_of_words, _BRACKETED.sub(r"{\1}", pattern))
+
+
+def _braces_of_words(found: re.Match[str]) -> str:
+    listed = found[1]
+    return f"{{{listed}}}" if ".." in listed or "," in listed else found[0]
 
 
 def _check_number(shards: int, pattern: str) -> None:
@@ -79,32 +105,47 @@ def _check_number(shards: int, pattern: str) -> None:
 def expand_braces(pattern: str) -> list[str]:
     """Return the urls that a brace pattern expands to, as in bash and in its order.
 
-    Raises ConfigError for braces that are unbalanced or do not expand, and for a range beyond `MAX_SHARDS`.
+    Braces after a backslash are characters of the url. Raises ConfigError for braces that are unbalanced or do not
+    expand, and for a range beyond `MAX_SHARDS`.
     """
     checked(pattern)
-    if "{" not in pattern and "}" not in pattern:
+    braced = in_braces(pattern)
+    if "{" not in braced and "}" not in braced:
         return [pattern]
-    if pattern.count("{") > _MAX_BRACES:
+    for escaped, stand_in in _ESCAPED.items():
+        braced = braced.replace(escaped, stand_in)
+    return [*map(_unescaped, _expanded(braced, pattern))]
+
+
+def _unescaped(url: str) -> str:
+    for escaped, stand_in in _ESCAPED.items():
+        url = url.replace(stand_in, escaped[1])
+    return url
+
+
+def _expanded(braced: str, pattern: str) -> list[str]:
+    """Return what unescaped braces expand to; errors name the user's own pattern."""
+    if braced.count("{") > _MAX_BRACES:
         raise ConfigError(
             f"the pattern has more than {_MAX_BRACES} braces", url=pattern, remedy="split it into several"
         )
-    _check_count(pattern)
+    _check_count(braced, pattern)
     try:
-        urls = list(islice(braceexpand(pattern), MAX_SHARDS + 1))
+        urls = list(islice(braceexpand(braced, escape=False), MAX_SHARDS + 1))
     except ValueError:
-        raise ConfigError("unbalanced braces", url=pattern, remedy="write {000..099} or {a,b}") from None
+        raise ConfigError("unbalanced braces", url=pattern, remedy=_BRACES_REMEDY) from None
     _check_number(len(urls), pattern)
     if any("{" in url or "}" in url for url in urls):
-        raise ConfigError("the braces do not expand", url=pattern, remedy="write {000..099} or {a,b}")
+        raise ConfigError("the braces do not expand", url=pattern, remedy=_BRACES_REMEDY)
     return urls
 
 
-def _check_count(pattern: str) -> None:
+def _check_count(braced: str, pattern: str) -> None:
     """Raise ConfigError for a pattern that would take minutes to expand, judged by its outermost braces."""
-    ranges, lists, depth = _RANGE.findall(pattern), [1], 0
+    ranges, lists, depth = _RANGE.findall(braced), [1], 0
     if any(len(number) > _MAX_DIGITS for numbers in ranges for number in numbers):
         raise ConfigError("a number in the pattern is too long", url=pattern)
-    for char in pattern:
+    for char in braced:
         depth = max(0, depth + (char == "{") - (char == "}"))
         if char == "{" and depth == 1:
             lists.append(1)
@@ -117,20 +158,13 @@ def _check_count(pattern: str) -> None:
 
 async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes, wanted: Wanted) -> Shards:
     if is_glob(url):
-        match = glob_regex(url).fullmatch
-        prefix = glob_prefix(url)
-        flat = "/" not in url.removeprefix(prefix) and "**" not in url
-        found = await origins.origin(url).list_prefix(prefix, received, flat=flat)
-        return _some(url, Shards.of(_ref(obj) for obj in found if match(obj.url)), wanted)
+        return _some(url, await _matching(url, origins, received), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received, flat=wanted == "entries")
         if wanted == "entries":
             return _some(url, Shards.of(_ref(obj) for obj in found if obj.url != url), wanted)
-        below = [obj for obj in found if obj.url.endswith(SHARD_SUFFIXES)]
-        if wanted == "files" or (wanted == "either" and not below):
-            below = [obj for obj in found if not obj.url.endswith("/")]
-        return _some(url, Shards.of(map(_ref, below)), wanted)
-    if url.endswith(INDEX_SUFFIX):
+        return _some(url, Shards.of(map(_ref, _below(url, found, wanted))), wanted)
+    if is_index(url):
         obj = await origins.origin(url).stat(url)
         if (url, obj.version) in indexes:
             return indexes[url, obj.version]
@@ -147,12 +181,37 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
     return Shards.of([ShardRef(url)])
 
 
-def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
-    if not shards:
-        what = "shard" if wanted == "samples" else "file"
-        only = f"; a prefix matches only {', '.join(SHARD_SUFFIXES)}" if wanted == "samples" else ""
-        raise NotFoundError(f"no {what} matches", url=pattern, remedy=f"check it for typos{only}")
+async def _matching(glob: str, origins: Origins, received: Received) -> Shards:
+    """Return the object whose own url this is, else all that the glob matches."""
+    match = glob_regex(glob).fullmatch
+    prefix = glob_prefix(glob)
+    flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
+    found = await origins.origin(glob).list_prefix(prefix, received, flat=flat)
+    literal = [obj for obj in found if obj.url == glob]
+    return Shards.of(map(_ref, literal or [obj for obj in found if match(obj.url)]))
+
+
+def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
+    """Return the shards or files among what lies below a prefix."""
+    files = [obj for obj in found if not obj.url.endswith("/")]
+    shards = [obj for obj in files if is_shard(obj.url)]
+    if wanted == "files" or (wanted == "either" and not shards):
+        return files
+    if left_out := [obj.url for obj in files if not is_shard(obj.url)]:
+        text = "files below the prefix that have no shard's name are left out"
+        log.info(text, url=prefix, files=len(left_out), first=left_out[0])
     return shards
+
+
+def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
+    if shards:
+        return shards
+    remedy = "check it for typos"
+    if is_glob(pattern):
+        remedy += "; in a name, `[` is written `[[]`, `*` is `[*]`, and `?` is `[?]`"
+    elif wanted == "samples":
+        remedy += f"; a prefix matches only {', '.join(SHARD_SUFFIXES)}"
+    raise NotFoundError(f"no {'shard' if wanted == 'samples' else 'file'} matches", url=pattern, remedy=remedy)
 
 
 def _ref(obj: RemoteObject) -> ShardRef:

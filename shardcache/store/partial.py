@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
-from urllib.parse import urlsplit
 
-from shardcache.access import WEB, protocol_of
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
@@ -31,6 +29,7 @@ from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_k
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums, crc32c
 from shardcache.units import size
+from shardcache.url_names import compression_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -70,19 +69,10 @@ class Codec(enum.Enum):
                 return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
 
 
-_SUFFIXES = {
-    ".tar.gz": Codec.GZIP,
-    ".tgz": Codec.GZIP,
-    ".tar.zst": Codec.ZSTD,
-    ".tar.bz2": Codec.BZIP2,
-    ".tar.xz": Codec.XZ,
-}
-
-
 def codec_of(url: str) -> Codec | None:
     """Return the compression by the suffix of a url, without the query of an http url; None for a plain tar."""
-    name = (urlsplit(url).path if protocol_of(url) in WEB else url).lower()
-    return next((codec for suffix, codec in _SUFFIXES.items() if name.endswith(suffix)), None)
+    compression = compression_of(url)
+    return Codec(compression) if compression else None
 
 
 def place_of(url: str, *, is_file: bool) -> str:

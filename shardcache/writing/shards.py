@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from shardcache.access import SHARD_SUFFIXES
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.contents import Row
 from shardcache.tarindex.grouping import split_name
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
+from shardcache.url_names import is_shard
 
 END = 2 * ZERO_BLOCK
 """The end of an archive."""
@@ -225,7 +225,7 @@ class ShardNames:
 
     def foreign(self, names: Iterable[str]) -> list[str]:
         """Return the names of shards, or of what readers take for one, that the pattern cannot have produced."""
-        return sorted(name for name in names if name.endswith(SHARD_SUFFIXES) and not self._is_own(name))
+        return sorted(name for name in names if is_shard(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:
         head, tail = _NUMBER.split(self.pattern)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from shardcache import errors, shardlist
-from shardcache.access import INDEX_SUFFIX, LOCAL, SHARD_SUFFIXES, WEB, checked, protocol_of
+from shardcache.access import LOCAL, WEB, checked, protocol_of
 from shardcache.config import MIB, OriginTable, Settings
 from shardcache.fetch.download import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject, read_object
@@ -21,12 +21,13 @@ from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.contents import SUFFIX, TokenMember, rows_of, tokens_in
 from shardcache.tarindex.grouping import Grouping
 from shardcache.transport.workers import Flow, nothing
+from shardcache.url_names import beside_index, is_shard
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, as_table, sample_of, shown, utf8
 
 INDEX = "index.json"
 """Name of the index in the destination."""
 
-TABLE = INDEX.removesuffix(INDEX_SUFFIX) + SUFFIX
+TABLE = beside_index(INDEX, SUFFIX)
 """Name of the table of samples there, which `select()` reads."""
 
 T = TypeVar("T")
@@ -214,7 +215,7 @@ class Destination:
 
 def check_empty(objects: Iterable[str], url: str) -> None:
     """Raise ConfigError if a new dataset would mix with shards that are there already."""
-    taken = [name for name in objects if name == INDEX or name.endswith(SHARD_SUFFIXES)]
+    taken = [name for name in objects if name == INDEX or is_shard(name)]
     if taken:
         raise errors.ConfigError(
             f"the destination already holds other shards or their index, such as {min(taken)}",

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from shardcache.access import INDEX_SUFFIX, SHARD_SUFFIXES, STORES, WEB, AllowList, Peer, protocol_of, store_of
+from shardcache.access import STORES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS
@@ -28,6 +28,7 @@ from shardcache.redact import HIDDEN
 from shardcache.transport.parts import Parts
 from shardcache.transport.workers import Flow
 from shardcache.units import duration, size, user_name
+from shardcache.url_names import is_index, is_shard
 
 _LIMIT_S = 20.0
 _MAX_CACHED = 10_000
@@ -93,7 +94,7 @@ def _place(match: str) -> str | None:
     """Return the listable part of a table's prefix; None for a whole protocol, and for http, which has no listings."""
     _, separator, path = match.partition("://")
     if not separator or not path.strip("/") or protocol_of(match) in WEB:
-        return match if match.endswith((*SHARD_SUFFIXES, INDEX_SUFFIX)) else None
+        return match if is_shard(match) or is_index(match) else None
     return match + "/" if "/" not in path else match[: match.rindex("/") + 1]
 
 
