@@ -320,9 +320,10 @@ class RankPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the states of all workers, and the worker whose turn is next, as a JSON object."""
-        over = self.is_read and self._ends_together()
+        ended = self.is_read
+        over = ended and self._ends_together()
         in_step = self.in_order or len(self._states) == 1
-        states = [replace(state, over=over, in_step=in_step and state.in_step) for state in self._states]
+        states = [replace(state, over=over, in_step=in_step and state.in_step, ended=ended) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
     @property

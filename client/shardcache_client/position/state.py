@@ -69,6 +69,7 @@ class ReaderState:
     # False if other ranks may have come further, or less far: its workers did not take turns, or this one has reached
     # its end, and loaders drop short batches, which not all ranks have.
     in_step: bool = True
+    ended: bool = False  # True if this reader's rank has no further batch in the epoch; others may have
 
     @property
     def epoch(self) -> int:
@@ -80,6 +81,8 @@ class ReaderState:
         fields = {name: value for name, value in asdict(self).items() if value or name not in ("sources", "seeds")}
         if self.in_step:
             del fields["in_step"]
+        if not self.ended:
+            del fields["ended"]
         place = fields.pop("position")
         whole = {"epoch": place.pop("epoch"), "phases": place.pop("phases")}
         place["nth"] = self.position.nth
@@ -108,6 +111,7 @@ class ReaderState:
                 },
                 seeds={_text(name): _count(seed) for name, seed in data.get("seeds", {}).items()},
                 in_step=_flag(data.get("in_step", True)),
+                ended=_flag(data.get("ended", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn
@@ -240,6 +244,12 @@ def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, sa
         taken = same  # the usual case: no rank has skipped anything
     phase = Phase(first.cut, tuple(taken), beyond if any(beyond) else ())
     return Position(first.epoch, (*first.position.phases, phase))
+
+
+def have_ended(states: Sequence[ReaderState]) -> bool:
+    """Return True if these are the states of all readers of their job, and none has a further batch in the epoch."""
+    is_whole = {state.reader for state in states} == set(range(states[0].cut.readers))
+    return is_whole and all(state.ended for state in states)
 
 
 def is_read(states: Sequence[ReaderState], samples: int) -> bool:

@@ -18,6 +18,7 @@ from shardcache_client.position.state import (
     Position,
     ReaderState,
     find_states,
+    have_ended,
     in_batches,
     is_read,
     resume,
@@ -296,10 +297,12 @@ class EpochReader(Generic[T_co]):
     def _is_read(self, states: Sequence[ReaderState]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
         first, deal = states[0], self._settings.deal
-        if not deal.counted or first.dataset != self._settings.datasets.get(True):
-            return False
         if isinstance(deal, ElasticDeal):
             return batches_before(first.position.phases) >= deal.batches
+        if have_ended(states):
+            return True
+        if not deal.counted or first.dataset != self._settings.datasets.get(True):
+            return False
         return deal.epoch_samples is not None and is_read(states, deal.epoch_samples)
 
     # Ranks and workers

@@ -402,6 +402,7 @@ class EpochStream:
             sources=deal.sources_after(*sources) if isinstance(deal, SpanDeal) else {},
             seeds=self._settings.seeds,
             in_step=over or not self._ends_sooner(),
+            ended=self._has_ended(),
         )
 
     def state_in_loader(self) -> ReaderState:
@@ -411,9 +412,12 @@ class EpochStream:
     @property
     def is_over(self) -> bool:
         """True if the epoch has no more batches on any rank, but for short ones that the loader drops."""
+        return self._has_ended() and self.ranks_end_together()
+
+    def _has_ended(self) -> bool:
+        """Return True if this reader has no further batch, but for a short one that the loader drops."""
         size, drop_last = self._settings.batching or (1, False)
-        read = self.read or (self.counted and self.samples_left < (size if drop_last else 1))
-        return read and self.ranks_end_together()
+        return self.read or (self.counted and self.samples_left < (size if drop_last else 1))
 
     def ranks_end_together(self) -> bool:
         """Return True if the epoch is known to end after the same number of batches on all ranks."""
@@ -432,11 +436,17 @@ class EpochStream:
     # Samples
 
     def _share(self, time: int) -> Share:
-        return self._settings.deal.share(self.position.epoch, time, self.topology, self.position.phases)
+        """Return the reader's own share, or for `time` above 0 another's, that makes up for skipped samples.
+
+        The rest of a resumed epoch may have no good sample: after all shares of it come those of the whole epoch.
+        """
+        phases = self.position.phases if time < self.topology.readers else ()
+        return self._settings.deal.share(self.position.epoch, time, self.topology, phases)
 
     def _samples(self, session: Session) -> Iterator[Sample | None]:
         """Yield the share's samples, None for skipped ones; then replacements of these from other readers' shares."""
         position, fruitless = self.position, 0
+        shares = self.topology.readers * (2 if position.phases else 1)  # different ones; see `_share`
         while True:
             before, whole = position.given, position.taken == 0
             share = self._share(position.time) if position.time else self.share
@@ -444,7 +454,7 @@ class EpochStream:
             if self._quota is None:
                 return
             fruitless = fruitless + whole if position.given == before else 0
-            if fruitless >= self.topology.readers:
+            if fruitless >= shares:
                 raise ShardError(
                     f"rank {self.topology.rank}, worker {self.topology.worker} cannot read any sample in epoch "
                     f"{position.epoch}, neither of its own share nor of others'",

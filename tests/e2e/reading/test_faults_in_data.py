@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,30 @@ def test_run_over_bad_data_resumes_from_any_sample(
         assert keys_of(resumed) == read[taken:]
     resumed.load_state_dict(states[-1])
     assert resumed.epoch == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_state_with_only_bad_samples_left_resumes_on_any_ranks(daemon: Daemon, source: Path, world_size: int) -> None:
+    """Each rank gets good samples of the epoch in place of those that are left, as many on all, then the next epoch."""
+    (source / f"{SHARDS - 1}.tar").write_bytes(b"<html>404</html>" * 1000)
+
+    def make(rank: int, world_size: int) -> ShardDataset:
+        url = f"file://{source}/index.json"
+        topology = {"rank": rank, "world_size": world_size}
+        return ShardDataset(url, on_error=ignore_and_continue, socket=daemon.socket, **topology)
+
+    before = make(0, 1)
+    samples = iter(before)
+    good = keys_of(islice(samples, (SHARDS - 1) * SAMPLES))
+    state = before.state_dict()
+
+    for rank in range(world_size):
+        resumed = make(rank, world_size)
+        resumed.load_state_dict(state)
+        rest = keys_of(resumed)
+        assert len(rest) == SAMPLES // world_size
+        assert set(rest) <= set(good)
+        assert resumed.epoch == 1
 
 
 def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> None:

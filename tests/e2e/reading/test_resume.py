@@ -1,8 +1,10 @@
 """A state of any moment, loaded by whoever goes on: exactly the rest of the epoch, against a real daemon."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
-from support.shards.tars import BATCH, KEYS, Make
+from support.programs.daemon import Daemon
+from support.shards.tars import BATCH, KEYS, Make, write_shards
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -167,3 +170,46 @@ def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(mak
             list(resumed)
         resumed.load_state_dict([state, state_of_other])
         assert list(resumed) == expected
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_end_states_of_all_ranks_resume_with_the_next_epoch(
+    make: Make, workers: int, drop_last: bool, world_size: int
+) -> None:
+    """Where ranks have 23 and 24 samples, too: one of them ends sooner, and its loader may drop a short batch."""
+    loaders = [own(make(rank=rank, world_size=2, even=None), workers, drop_last=drop_last) for rank in range(2)]
+    for loader in loaders:
+        list(loader)
+    states = through_json([loader.state_dict() for loader in loaders])
+
+    resumed = [
+        own(make(rank=rank, world_size=world_size, even=None), workers, drop_last=drop_last)
+        for rank in range(world_size)
+    ]
+    for loader in resumed:
+        loader.load_state_dict(states)
+        assert loader.epoch == 1
+        assert len(list(loader)) == len(loader)
+
+
+def test_end_states_of_all_ranks_resume_without_counts(tmp_path: Path, folder: Path) -> None:
+    """Each rank knows of its own end alone, and all states together say that the epoch is over."""
+    write_shards(tmp_path, 4, 5)
+    pattern = f"file://{tmp_path}/shard-{{000000..000003}}.tar"
+
+    def rank(number: int, socket: str) -> Any:
+        return own(ShardDataset(pattern, rank=number, world_size=2, even=None, batch_size=2, socket=socket), 0)
+
+    with tempfile.TemporaryDirectory(dir=folder) as first, Daemon(Path(first)) as fresh:
+        loaders = [rank(number, fresh.socket) for number in range(2)]
+        for loader in loaders:
+            list(loader)
+        states = through_json([loader.state_dict() for loader in loaders])
+    with tempfile.TemporaryDirectory(dir=folder) as second, Daemon(Path(second)) as fresh:
+        for number in range(2):
+            resumed = rank(number, fresh.socket)
+            resumed.load_state_dict(states)
+            assert resumed.epoch == 1
+            assert len(keys_of(list(resumed))) == 10
