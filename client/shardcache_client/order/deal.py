@@ -107,7 +107,7 @@ class SampleDeal(SpanDeal):
         """Return the order in which the reader of a span of the epoch reads it."""
         begin = epoch * self.epoch_samples
         pieces = self._order.pieces(begin + span[0], begin + span[1])
-        return Mix([*pieces], self.shuffle.window if self.shuffle else 0)
+        return Mix(pieces, self.shuffle.window if self.shuffle else 0)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,8 @@ class ShardDeal:
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
-        mix = Mix([rounds.Piece(shard, key) for shard in mine], self.shuffle.window if self.shuffle else 0)
+        pieces = rounds.ListedPieces(rounds.Piece(shard, key) for shard in mine)
+        mix = Mix(pieces, self.shuffle.window if self.shuffle else 0)
         return Share((Segment(mix),) if mine else (), None)
 
     def quota(self, topology: Topology, share: Share) -> int | None:

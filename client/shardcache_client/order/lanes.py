@@ -19,10 +19,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from heapq import merge
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import Self, TypeAlias
 
-from shardcache_client.order.rounds import Piece, permutation
+from shardcache_client.order.rounds import Pieces, permutation
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ Turns: TypeAlias = Proportions | Blocks
 class Mix:
     """A mixed order of pieces, each of which takes part in `window` steps; 0 and 1 do not mix, 0 is in file order."""
 
-    pieces: Sequence[Piece]
+    pieces: Pieces
     window: int = 0
 
     @property
@@ -187,13 +189,8 @@ class Mix:
 
     # For pieces whose sizes are known
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        """Number of samples before each piece, and before the end."""
-        return list(accumulate(((piece.stop or 0) - piece.start for piece in self.pieces), initial=0))
-
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.pieces.before(len(self.pieces))
 
     def between(self, start: int, stop: int) -> "Segment":
         """Return the part from one place of the order to a later one."""
@@ -205,7 +202,11 @@ class Mix:
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the step that contains a place of the whole order, and the place's index in that step."""
-        step = bisect_right(range(self.steps), place, key=self._come)
+        # No sample of a piece comes before the step in which it enters, and none after it has left.
+        first = self.pieces.holding(place)
+        steps = range(min(self._stay, self.steps - first))
+        later = bisect_right(steps, place, key=lambda nth: self._come(first + nth))
+        step = first + later
         return step, place - (self._come(step - 1) if step else 0)
 
     def enters(self, piece: int) -> int:
@@ -214,9 +215,13 @@ class Mix:
 
     def _come(self, step: int) -> int:
         """Return the number of samples up to the end of a step: all of pieces that have left, parts of the others."""
-        pieces, starts = self.pieces_at(step), self._starts
-        parts = (self._part(starts[piece + 1] - starts[piece], step - piece)[1] for piece in pieces)
-        return starts[pieces.start] + sum(parts)
+        held, before = self.pieces_at(step), self.pieces.before
+        starts = list(map(before, range(held.start, held.stop + 1)))
+        parts = (
+            self._part(stop - start, step - piece)[1]
+            for piece, (start, stop) in zip(held, pairwise(starts), strict=True)
+        )
+        return starts[0] + sum(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +243,13 @@ class Segment:
         """True if the samples of several shards are mixed, or those of one permuted."""
         return self.mix.window > 0
 
+    def between(self, start: int, stop: int) -> "Segment":
+        """Return the part from one of these places, counted from 0, to a later one, if samples are counted."""
+        return self.mix.between(self.span[0] + start, self.span[0] + stop)
+
     def after(self, passed: int) -> "Segment":
         """Return the rest after `passed` samples, fewer than all."""
-        return self.mix.between(self.span[0] + passed, self.span[1]) if passed else self
+        return self.between(passed, self.samples) if passed else self
 
     def steps(self) -> Iterator[tuple[int, int, int | None]]:
         """Yield each step with the range of its samples to read: (step, start, stop), where stop None means the end."""
@@ -257,14 +266,19 @@ class Segment:
             return range(0)
         return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
 
-    def shards(self) -> list[int]:
-        """Return the shards of these pieces, by their numbers in the manifest."""
-        return [self.mix.pieces[piece].shard for piece in self.pieces]
+    @property
+    def reads(self) -> int:
+        """Number of shards that are read, each as often as it comes."""
+        return len(self.pieces)
+
+    def shards(self) -> Iterator[int]:
+        """Yield the shards of these pieces, by their numbers in the manifest."""
+        return self.mix.pieces.shards(self.pieces.start, self.pieces.stop)
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
-        for piece in self.pieces:
-            yield max(0, self.mix.enters(piece) - self.span[0]), self.mix.pieces[piece].shard
+        for piece, shard in zip(self.pieces, self.shards(), strict=True):
+            yield max(0, self.mix.enters(piece) - self.span[0]), shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,13 +306,18 @@ class Slice(ABC):
     def mixed(self) -> bool:
         """True if samples of several shards are mixed, or those of one permuted."""
 
+    @property
+    @abstractmethod
+    def reads(self) -> int:
+        """Number of shards that are read, each as often as it comes."""
+
     @abstractmethod
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
 
-    def shards(self) -> list[int]:
-        """Return the shards by their numbers in the manifest, in the order in which they are needed."""
-        return [shard for _, shard in self.entries()]
+    def shards(self) -> Iterator[int]:
+        """Yield the shards by their numbers in the manifest, in the order in which they are needed."""
+        return (shard for _, shard in self.entries())
 
 
 Part: TypeAlias = Segment | Slice
@@ -320,6 +339,11 @@ class Interleaved(Slice):
         """True if some lane mixes the samples of several shards."""
         return any(part.mixed for part in self.parts().values())
 
+    @property
+    def reads(self) -> int:
+        """Number of shards that are read, each as often as it comes."""
+        return sum(part.reads for part in self.parts().values())
+
     def counts(self) -> list[int]:
         """Return the number of samples of each lane."""
         return [stop - start for start, stop in self._spans()]
@@ -340,13 +364,13 @@ class Interleaved(Slice):
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
         before = self.turns.before(self.start)
-        entries = [
-            (self.turns.place(lane, before[lane] + number) - self.start, shard)
-            for lane, part in self.parts().items()
-            for number, shard in part.entries()
-        ]
+        lanes = (self._entries_of(lane, before[lane], part) for lane, part in self.parts().items())
         # Two lanes never share a place; a lane's own shards keep their order.
-        return iter(sorted(entries, key=lambda entry: entry[0]))
+        return merge(*lanes, key=itemgetter(0))
+
+    def _entries_of(self, lane: int, before: int, part: Part) -> Iterator[tuple[int, int]]:
+        for number, shard in part.entries():
+            yield self.turns.place(lane, before + number) - self.start, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +386,11 @@ class Strided(Slice):
     def mixed(self) -> bool:
         """True: samples are read by number, from whole shards."""
         return True
+
+    @property
+    def reads(self) -> int:
+        """Number of shards that are read, each as often as it comes."""
+        return self.passing().reads
 
     def _place(self, number: int) -> int:
         turn, nth = divmod(number, self.width)
@@ -391,9 +420,9 @@ class Share:
     segments: tuple[Part, ...]
     samples: int | None
 
-    def shards(self) -> list[int]:
-        """Return the shards by their numbers in the manifest, in reading order."""
-        return [shard for segment in self.segments for shard in segment.shards()]
+    def shards(self) -> Iterator[int]:
+        """Yield the shards by their numbers in the manifest, in reading order."""
+        return chain.from_iterable(segment.shards() for segment in self.segments)
 
     def behind(self, taken: int, step: int = 0, nth: int = 0) -> "Share":
         """Return the rest of this share after `taken` samples, or by step and sample in it, if they are not counted."""
@@ -406,3 +435,29 @@ class Share:
                 segments.append(segment.after(passed))
             passed = max(0, passed - segment.samples)
         return Share(tuple(segments), max(0, self.samples - taken))
+
+    def until(self, taken: int) -> "Share":
+        """Return the first `taken` samples of this share, at least 1, if they are counted."""
+        segments, left = [], taken
+        for segment in self.segments:
+            if left > 0:
+                segments.append(segment.between(0, min(left, segment.samples)))
+            left -= segment.samples
+        return Share(tuple(segments), taken)
+
+    def in_parts(self, shards: int) -> Iterator["Share"]:
+        """Yield this share in parts that need about this number of shards each; whole if it needs up to twice as many.
+
+        The next part is made when it is asked for, so that a share of any length takes the time and memory of a part.
+        """
+        left = self
+        while left.samples is not None and left.reads > 2 * shards:
+            taken = max(1, left.samples * shards // left.reads)
+            yield left.until(taken)
+            left = left.behind(taken)
+        yield left
+
+    @property
+    def reads(self) -> int:
+        """Number of shards that are read, each as often as it comes."""
+        return sum(segment.reads for segment in self.segments)

@@ -196,10 +196,8 @@ class MixtureDeal(SpanDeal):
         spans = zip(turns.before(span[0]), turns.before(span[1]), strict=True)
         lanes, first = [], 0
         for source, order, begin, (low, high) in zip(self.sources, self._orders, begins, spans, strict=True):
-            pieces = (
-                replace(each, shard=first + each.shard, first=first) for each in order.pieces(begin + low, begin + high)
-            )
-            lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
+            pieces = order.pieces(begin + low, begin + high, first)
+            lanes.append(Mix(pieces, source.shuffle.window if source.shuffle else 0))
             first += len(source.manifest)
         return Interleaved(*span, turns, tuple(lanes), span[0], self._names())
 

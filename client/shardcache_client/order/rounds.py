@@ -9,12 +9,14 @@ Permutations depend on their key alone: they are the same for every machine, Pyt
 import hashlib
 import math
 import random
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from shardcache.errors import ConfigError
 
@@ -25,8 +27,11 @@ except ImportError:
 else:
     _MIN_FOR_NUMPY = 1000  # numpy is slower for few numbers, and takes a third of the time for many
 
-# Rounds kept: this epoch's and the next one's. Epochs of small datasets may span more, which are then recomputed.
-_ROUNDS = 2
+# Rounds kept: this epoch's and the next one's, and more where they are small, since several spans or sources of an
+# epoch are in different rounds. Others are computed again.
+_MIN_ROUNDS = 2
+_MAX_ROUNDS = 64
+_MAX_KEPT_SHARDS = 2_000_000  # of 12 bytes each
 
 
 def permutation(size: int, key: str) -> Sequence[int]:
@@ -108,6 +113,11 @@ class Piece:
     first: int = 0  # number in the manifest of the first shard of this shard's dataset; not 0 if several are mixed
 
     @property
+    def samples(self) -> int:
+        """Number of these samples, if the shard is counted."""
+        return (self.stop or 0) - self.start
+
+    @property
     def own_key(self) -> str:
         """Determines the order of the shard's samples; the same whether or not its dataset is mixed with others."""
         return f"{self.key}/{self.shard - self.first}"
@@ -118,49 +128,184 @@ class Piece:
         return order[self.start : self.stop]
 
 
+class Pieces(Sequence[Piece]):
+    """Pieces that follow each other, found by number, or by the place of a sample."""
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]  # no slices
+        """Return a piece. Raises IndexError."""
+
+    @abstractmethod
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece; of all, before the one after the last."""
+
+    @abstractmethod
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place, the number of pieces if none has it."""
+
+    @abstractmethod
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+
+
+class ListedPieces(Pieces):
+    """Pieces in a list."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces = list(pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
+        return self._pieces[number]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(accumulate((piece.samples for piece in self._pieces), initial=0))
+
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece."""
+        return self._starts[number]
+
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place."""
+        if place >= self._starts[-1]:
+            return len(self)
+        return bisect_right(self._starts, place) - 1
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+        return (piece.shard for piece in self._pieces[start:stop])
+
+
+class _Round(NamedTuple):
+    """One round of a dataset, without its empty shards."""
+
+    key: str
+    shards: Sequence[int]  # in order
+    ends: Sequence[int]  # position in the round at which each of them ends
+
+    def start(self, nth: int) -> int:
+        """Return the position at which the nth shard begins."""
+        return self.ends[nth - 1] if nth else 0
+
+
 class Order:
-    """The endless sequence of a dataset with `counts` samples in its shards; without shuffle, in their order."""
+    """The endless sequence of a dataset with `counts` samples in its shards; without shuffle, in their order.
+
+    Each round has the same shards, so that any piece of the sequence is found without those before it.
+    """
 
     def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
         self.samples = sum(counts)
         self._counts = array("Q", counts)
+        self._filled = len(counts) - counts.count(0)
         self._shuffle = shuffle
-        self._rounds: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        few = min(_MAX_ROUNDS, _MAX_KEPT_SHARDS // max(1, len(counts)))
+        self._kept_rounds = max(_MIN_ROUNDS, few)
+        self._rounds: dict[int, _Round] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
 
-    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
-        """Yield the pieces between two positions of the endless sequence, in order."""
-        while start < stop and self.samples:
-            number, begin = divmod(start, self.samples)
-            end = min(self.samples, begin + stop - start)
-            yield from self._pieces_of_round(number, begin, end)
-            start += end - begin
+    def pieces(self, start: int, stop: int, first: int = 0) -> Pieces:
+        """Return the pieces between two positions of the endless sequence, in order.
 
-    def _pieces_of_round(self, number: int, begin: int, end: int) -> Iterator[Piece]:
-        shards, ends = self._round(number)
-        key = round_key(self._shuffle, number)
-        at = bisect_right(ends, begin)
-        while begin < end:
-            shard, first = shards[at], ends[at] - self._counts[shards[at]]
-            stop = min(ends[at], end)
-            if stop > begin:
-                yield Piece(shard, key, begin - first, stop - first)
-            begin, at = stop, at + 1
+        Takes the same time and memory for any number of them. `first` is the number of the first shard in the manifest.
+        """
+        return _Stretch(self, start, stop if self.samples else start, first)
 
-    def _round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the shards of a round in order, and the position in the round at which each one ends."""
-        if number not in self._rounds:
-            while len(self._rounds) >= _ROUNDS:
+    def number_at(self, position: int) -> int:
+        """Return the number, in the endless sequence, of the shard that has the sample at a position."""
+        number, begin = divmod(position, self.samples)
+        return number * self._filled + bisect_right(self._round(number).ends, begin)
+
+    def start_of(self, number: int) -> int:
+        """Return the position at which the shard of this number in the endless sequence begins."""
+        round_number, nth = divmod(number, self._filled)
+        return round_number * self.samples + self._round(round_number).start(nth)
+
+    def shard_of(self, number: int) -> tuple[int, str]:
+        """Return the shard of this number in the endless sequence, and the key of its round."""
+        round_number, nth = divmod(number, self._filled)
+        found = self._round(round_number)
+        return found.shards[nth], found.key
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards from one number in the endless sequence to another."""
+        while start < stop:
+            round_number, nth = divmod(start, self._filled)
+            some = self._round(round_number).shards[nth : nth + stop - start]
+            yield from some
+            start += len(some)
+
+    def size_of(self, shard: int) -> int:
+        """Return the number of samples of a shard."""
+        return self._counts[shard]
+
+    def _round(self, number: int) -> _Round:
+        found = self._rounds.get(number)
+        if found is None:
+            while len(self._rounds) >= self._kept_rounds:
                 del self._rounds[next(iter(self._rounds))]
-            shards = array("I", shard_order(self._counts, self._shuffle, round_key(self._shuffle, number)))
-            if len(shards) < _MIN_FOR_NUMPY:
-                ends = array("Q", accumulate(map(self._counts.__getitem__, shards)))
-            else:
-                ends = array("Q", np.take(self._counts, shards).cumsum().tobytes())
-            self._rounds[number] = shards, ends
-        return self._rounds[number]
+            found = self._rounds[number] = self._new_round(number)
+        return found
+
+    def _new_round(self, number: int) -> _Round:
+        key = round_key(self._shuffle, number)
+        shards = array("I", shard_order(self._counts, self._shuffle, key))
+        if self._filled < len(shards):
+            shards = array("I", filter(self._counts.__getitem__, shards))
+        if len(shards) < _MIN_FOR_NUMPY:
+            ends = array("Q", accumulate(map(self._counts.__getitem__, shards)))
+        else:
+            ends = array("Q", np.take(self._counts, shards).cumsum().tobytes())
+        return _Round(key, shards, ends)
+
+
+class _Stretch(Pieces):
+    """The pieces between two positions of an order, made when they are asked for."""
+
+    def __init__(self, order: Order, start: int, stop: int, first: int) -> None:
+        self._order = order
+        self._start = start
+        self._stop = stop
+        self._first = first
+        is_empty = start >= stop
+        self._begin = 0 if is_empty else order.number_at(start)
+        self._end = 0 if is_empty else order.number_at(stop - 1) + 1
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        shard, key = self._order.shard_of(self._begin + number)
+        begin = self._order.start_of(self._begin + number)
+        start = max(0, self._start - begin)
+        stop = min(self._order.size_of(shard), self._stop - begin)
+        return Piece(self._first + shard, key, start, stop, self._first)
+
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece."""
+        if number == 0:
+            return 0
+        if number == len(self):
+            return self._stop - self._start
+        return self._order.start_of(self._begin + number) - self._start
+
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place."""
+        if place >= self._stop - self._start:
+            return len(self)
+        return self._order.number_at(self._start + place) - self._begin
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+        numbers = self._order.shards(self._begin + start, self._begin + stop)
+        return (self._first + number for number in numbers) if self._first else numbers
 
 
 def round_key(shuffle: Shuffle | None, *numbers: int) -> str:

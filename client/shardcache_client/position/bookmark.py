@@ -323,8 +323,11 @@ class RankPosition:
         ended = self.is_read
         over = ended and self._ends_together()
         in_step = self.in_order or len(self._states) == 1
-        states = [replace(state, over=over, in_step=in_step and state.in_step, ended=ended) for state in self._states]
-        return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
+        workers = []
+        for state in self._states:
+            marked = replace(state, over=over, in_step=in_step and state.in_step, ended=ended)
+            workers.append(marked.to_json())
+        return {"workers": workers, "turn": 0 if over else self._next_worker}
 
     @property
     def is_read(self) -> bool:

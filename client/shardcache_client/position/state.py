@@ -149,9 +149,9 @@ def _cut(data: Mapping[str, Any]) -> Partition:
     cut = Partition(**data)
     if cut.even not in ("pad", "drop", None):
         raise ValueError("unknown value of even")
-    for value in (cut.world_size, cut.workers, cut.batch_size):
+    for value in (cut.world_size, cut.workers, cut.readers):
         _count(value, 1, _MAX_READERS)
-    _count(cut.readers, 1, _MAX_READERS)
+    _count(cut.batch_size, 1)
     return cut
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +42,10 @@ _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTim
 
 # Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
 _MAX_AT_ONCE = 8
+
+# A plan has about this number of shards, or as many as the dataset; of a longer epoch, it is a part.
+# The daemon keeps it in memory, and knows the next part while it serves this one.
+_MIN_PLANNED = 4_000
 
 
 class StoppedError(Exception):
@@ -462,17 +466,31 @@ class EpochStream:
                 )
             position.begin_share()
 
-    def _shards_after(self) -> Callable[[], Sequence[int]]:
-        """Return a function that returns the shards of the reader's next epoch; none after the last."""
-        after, epochs = self.position.epoch + 1, self._settings.epochs
-        deal, topology = self._settings.deal, self.topology
-        if epochs is not None and after >= epochs:
-            return tuple
-        return lambda: deal.share(after, 0, topology).shards()
-
     def _once(self, session: Session, share: Share) -> Iterator[Sample | None]:
+        """Read a share, part by part, so that its plan stays short in an epoch of any number of rounds."""
+        shards = max(_MIN_PLANNED, len(self._settings.manifest))
+        parts = share.in_parts(shards)
+        part: Share | None = next(parts)
+        while part is not None:
+            following = next(parts, None)
+            yield from self._part(session, part, partial(self._shards_after, following, shards))
+            part = following
+
+    def _shards_after(self, following: Share | None, shards: int) -> Iterator[int]:
+        """Yield the shards of the next part, or else of the first one of the reader's next epoch, if there is any."""
+        if following is not None:
+            return following.shards()
+        after, epochs = self.position.epoch + 1, self._settings.epochs
+        if epochs is not None and after >= epochs:
+            return iter(())
+        share = self._settings.deal.share(after, 0, self.topology)
+        return next(share.in_parts(shards)).shards()
+
+    def _part(
+        self, session: Session, share: Share, shards_after: Callable[[], Iterable[int]]
+    ) -> Iterator[Sample | None]:
         manifest, view_of = self._settings.manifest, self._settings.pipeline.view
-        plan = Plan.of(manifest, self.position.epoch, share.shards(), self._shards_after())
+        plan = Plan.of(manifest, self.position.epoch, share.shards(), shards_after)
         session.declare(plan)
         drawn = manifest.choices is not None or any(segment.mixed for segment in share.segments)
         early, handover = False if drawn else None, self._settings.handover

@@ -51,7 +51,7 @@ def apart(served: Served) -> float:
 def ours(shards: int) -> Served:
     """The first epoch of a dataset, read by a single reader."""
     order = Order([SHARD_SAMPLES] * shards, Shuffle(_SEED, WINDOW))
-    mix = Mix([*order.pieces(0, order.samples)], WINDOW)
+    mix = Mix(order.pieces(0, order.samples), WINDOW)
     return np.fromiter(_mixed(mix), np.int64, order.samples)
 
 

@@ -1,5 +1,7 @@
 """Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
+import tracemalloc
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client import Mixture, ShardDataset
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Even, Shuffle, Topology
 from support.programs.daemon import Daemon, eventually
@@ -100,3 +102,68 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     is_over = then.epoch == epoch + 1
     assert taken + keys_of(samples) == dealt
     assert (taken, keys_of(then)) == ((dealt, dealt_next) if is_over else (taken, dealt[step:]))
+
+
+@pytest.mark.parametrize("window", [3, pytest.param(None, marks=pytest.mark.slow)])
+def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
+    daemon: Daemon, tmp_path: Path, window: int | None
+) -> None:
+    """A plan is a part of it; the samples are those of the deal, beyond the first part as well."""
+    counts, epoch_samples, taken = [1] * 6, 50_000, 4_500
+    index = write_indexed(tmp_path / "single", counts)
+    deal = SampleDeal(counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples)
+    share = deal.share(0, 0, Topology()).until(taken + 500)
+    dealt = [f"{shard:06d}" for shard, _ in walk(share, counts)]
+
+    options: dict[str, Any] = {"samples_per_epoch": epoch_samples, "socket": daemon.socket}
+    if window is not None:
+        options |= {"shuffle": True, "shuffle_window": window}
+    first, then = (ShardDataset(index, **options) for _ in range(2))
+    samples = iter(first)
+    assert keys_of(islice(samples, taken)) == dealt[:taken]
+    then.load_state_dict(first.state_dict())
+    assert keys_of(islice(then, 500)) == dealt[taken:]
+    assert keys_of(islice(samples, 500)) == dealt[taken:]
+
+
+ENDLESS = 10**7
+Make = Callable[[str, str, int], ShardDataset]
+
+
+def mixed(url: str, socket: str, samples: int) -> ShardDataset:
+    """Return a mixture of two datasets."""
+    sources = [ShardDataset(url, shuffle=True, seed=seed, socket=socket) for seed in range(2)]
+    return Mixture(sources, weights=[0.9, 0.1], samples_per_epoch=samples)
+
+
+def of_batches(url: str, socket: str, samples: int) -> ShardDataset:
+    """Return a dataset with global batches."""
+    options = {"samples_per_epoch": samples, "global_batch_size": 8, "canonical_nodes": 1}
+    return ShardDataset(url, shuffle=True, socket=socket, **options)
+
+
+def of_one_batch(url: str, socket: str, samples: int) -> ShardDataset:
+    """Return a dataset with a global batch of many times its samples."""
+    return ShardDataset(url, shuffle=True, global_batch_size=samples, socket=socket)
+
+
+def plain(url: str, socket: str, samples: int) -> ShardDataset:
+    """Return the second rank's part of a dataset."""
+    return ShardDataset(url, shuffle=True, samples_per_epoch=samples, rank=1, world_size=3, socket=socket)
+
+
+@pytest.mark.parametrize("make", [plain, mixed, of_batches, of_one_batch])
+def test_endless_epoch_takes_little_memory(daemon: Daemon, uneven: str, make: Make) -> None:
+    """Its order is not written out: neither for the first sample, nor to resume."""
+    keys_of(islice(iter(make(uneven, daemon.socket, 100)), 1))  # imports what is imported once
+    tracemalloc.start()
+    try:
+        dataset, resumed = make(uneven, daemon.socket, ENDLESS), make(uneven, daemon.socket, ENDLESS)
+        samples = iter(dataset)
+        next(samples)
+        resumed.load_state_dict(dataset.state_dict())
+        assert next(iter(resumed))["__key__"] == next(samples)["__key__"]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10 * 2**20

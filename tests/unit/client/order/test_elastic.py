@@ -106,7 +106,7 @@ def test_a_plan_has_the_shards_in_the_order_of_need(deal: SpanDeal, job: tuple[i
     for reader in crew(Partition(*job)):
         share = deal.share(1, 0, reader)
         rest = share.behind(min(taken, share.samples or 0))
-        assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
+        assert [*rest.shards()] == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
 
 
 def state(reader: int, given: int, cut: Partition) -> ReaderState:

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardcache_client.order.lanes import Mix
-from shardcache_client.order.rounds import Piece
+from shardcache_client.order.rounds import ListedPieces, Piece
 
 sizes = st.lists(st.integers(0, 50), max_size=12)
 windows = st.integers(0, 10)
@@ -12,7 +12,7 @@ windows = st.integers(0, 10)
 
 def mix_of(sizes: list[int], window: int, key: str = "7/0") -> Mix:
     """Return a mix of whole shards."""
-    return Mix([Piece(shard, key, 0, size) for shard, size in enumerate(sizes)], window)
+    return Mix(ListedPieces(Piece(shard, key, 0, size) for shard, size in enumerate(sizes)), window)
 
 
 def numbers_of(mix: Mix, piece: int) -> list[int]:
