@@ -9,10 +9,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -42,8 +43,6 @@ _THREADS = 32
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
-# At first, a daemon that is started for a job has other things to do; what a shard needs before is started for it.
-_PREPARE_AFTER_S = 1.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
@@ -128,6 +127,8 @@ class DaemonRun:
             async with asyncio.TaskGroup() as group:
                 cache = Cache(settings, store, origins, downloader, indexers, group)
                 drain = await serve_with(cache)
+                # Before the first connection is handled: a private daemon's reader is there already.
+                tasks = [group.create_task(_prepare(origins, indexers))]
                 with _stop_signals() as stop:
                     log.info(
                         "ready",
@@ -140,7 +141,7 @@ class DaemonRun:
                     await manager.tell(READY=1)
                     self._on_ready(store)
                     watch = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
-                    tasks = [group.create_task(watch, name="manager"), group.create_task(_prepare(origins, indexers))]
+                    tasks.append(group.create_task(watch, name="manager"))
                     if settings.idle_exit_s is not None:
                         tasks.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
                     await stop.wait()
@@ -159,12 +160,29 @@ class DaemonRun:
 
 
 async def _prepare(origins: Origins, indexers: Indexers) -> None:
-    """Start processes and load the SDK before the first reader waits for them; freeze its many objects, too."""
-    await asyncio.sleep(_PREPARE_AFTER_S)
-    await indexers.prepare()
+    """Start processes and load the SDK before the first reader waits for them, side by side.
+
+    Nothing that fails here ends the daemon: the request that needs it fails again, and tells its reader.
+    """
+    await asyncio.gather(
+        _attempt("transport workers", origins.start_workers()),
+        _attempt("indexer", indexers.prepare()),
+        _attempt("S3", _prepare_s3(origins)),
+    )
+
+
+async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
+    # Not by type: SDKs raise what they like over the user's files.
+    for outcome in await asyncio.gather(preparation, return_exceptions=True):
+        if outcome is not None:
+            log.debug("preparation failed", what=what, cause=repr(outcome))
+
+
+async def _prepare_s3(origins: Origins) -> None:
+    """Load the SDK and freeze its many objects; then obtain credentials."""
     with building():
         await Origins.load()
-    await origins.prepare()
+    await origins.prepare_credentials()
 
 
 async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:

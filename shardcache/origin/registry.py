@@ -249,22 +249,26 @@ class Origins:
 
     @staticmethod
     async def load() -> None:
-        """Import what S3 needs before the first url comes: it takes a second, and most urls are S3's."""
-        with contextlib.suppress(ImportError):
-            await asyncio.to_thread(_load_s3)
+        """Import what S3 needs before the first url comes: it takes a second, and most urls are S3's.
 
-    async def prepare(self) -> None:
-        """Before the first url comes, obtain credentials for S3, if it is configured, and start transport workers.
+        Raises what an import raises. The request that needs the packages reports it.
+        """
+        await asyncio.to_thread(_load_s3)
+
+    async def start_workers(self) -> None:
+        """Start transport workers before the first request needs them. Raises CacheError."""
+        await self._workers.prepare()
+
+    async def prepare_credentials(self) -> None:
+        """Obtain credentials for S3, if it is configured, before the first url comes.
 
         What fails is reported where it is needed. Unconfigured, the SDK would ask for an instance's credentials.
         """
         urls = {table.match for table in self._tables if table.match and row_of(protocol_of(table.match)) is S3}
         urls |= {"s3://" for name in os.environ if name.startswith("AWS_")}
-        for url in urls:
-            with contextlib.suppress(Exception):  # anything: a profile may even prompt for a code, where nobody is
-                await self.origin(url).credentials(url)
-        with contextlib.suppress(errors.CacheError):
-            await self._workers.prepare()
+        asking = (self.origin(url).credentials(url) for url in urls)
+        # Side by side, each with its own failure: a profile may even prompt for a code, where nobody is.
+        await asyncio.gather(*asking, return_exceptions=True)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import os
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -142,10 +144,19 @@ class SdkSessions:
             self._present = None
 
 
-@cache
+_describing = threading.Lock()
+
+
 def descriptions() -> Loader:
     """Return botocore's descriptions of S3, loaded once for all sessions. Blocks for some 0.3 s the first time."""
-    loader: Loader = create_loader(aiobotocore.session.AioSession().get_config_variable("data_path"))
+    with _describing:  # else two threads that need them at the same time would both load them
+        return _descriptions()
+
+
+@cache
+def _descriptions() -> Loader:
+    # Not by a session's own setting: that of a profile which does not exist would raise, and descriptions need none.
+    loader: Loader = create_loader(os.environ.get("AWS_DATA_PATH"))
     for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", description)
     for name in ("endpoints", "partitions", "sdk-default-configuration"):
@@ -295,6 +306,8 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if isinstance(exn, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
         return errors.ConfigError(str(exn), url=url, remedy=remedy)
+    if isinstance(exn, boto.ConfigParseError):
+        return errors.ConfigError(str(exn), url=url, remedy="correct that file, or set AWS_CONFIG_FILE to another")
     if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
         return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
     if isinstance(exn, LedAwayError):

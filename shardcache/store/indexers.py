@@ -72,9 +72,8 @@ class Indexers:
         return await start(indexing.__name__, url)
 
     async def prepare(self) -> None:
-        """Start one process before the first shard needs it."""
-        with contextlib.suppress(CacheError):  # `index` will report it
-            self._idle.append(await start(indexing.__name__))
+        """Start one process before the first shard needs it. Raises CacheError."""
+        self._idle.append(await start(indexing.__name__))
 
     async def close(self) -> None:
         """Kill the idle processes; a busy one is killed with the task that waits for it."""

@@ -25,7 +25,6 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport import workers
 from shardcache.transport.workers import Flow, nothing
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
@@ -226,13 +225,12 @@ async def test_credentials_are_obtained_before_the_first_url(
     url, config = faulty.put("a.tar", DATA), tmp_path / "AWS_CONFIG_FILE"
     env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
     use_aws(monkeypatch, tmp_path, env | {"AWS_EC2_METADATA_DISABLED": "true"})
-    monkeypatch.setattr(workers, "_OTHERS_AFTER_S", 0.0)
     issued, asked = tmp_path / "issued", tmp_path / "asked"
     issued.write_text('{"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret"}')
     process = f"[default]\ncredential_process = sh -c 'echo asked >> {asked}; cat {issued}'\n"
     if early:
         config.write_text(process)
-    await origins.prepare()
+    await origins.prepare_credentials()
     assert asked.exists() is early
     config.write_text(process)
     assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)

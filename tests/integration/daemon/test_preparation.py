@@ -1,0 +1,90 @@
+"""A daemon that has just started: what it prepares for its first reader, and that nothing in it can end the daemon."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardReader
+from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.guard import GUARD_S
+from support.programs.processes import running, transport_workers
+from support.shards.tars import write_shards
+
+INDEXER = "shardcache.store.indexing"
+SHARDS, SAMPLES = 2, 3
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a short path, with shards in `data` and room for a daemon in `d`."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-s-") as folder:
+        for name in ("data", "d"):
+            Path(folder, name).mkdir()
+        write_shards(Path(folder, "data"), SHARDS, SAMPLES, {"bin": 100})
+        yield Path(folder)
+
+
+def aws(root: Path, config: str, **more: str) -> Mapping[str, str]:
+    """Return the variables of a user whose AWS config file holds `config`, and who has nothing else of AWS."""
+    (root / "config").write_text(config)
+    files = {"AWS_CONFIG_FILE": str(root / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(root / "none")}
+    return {"AWS_EC2_METADATA_DISABLED": "true", **files, **more}
+
+
+def samples(url: str | Path, daemon: Daemon) -> int:
+    """Read all samples of a url."""
+    return sum(1 for _ in ShardReader(str(url), socket=daemon.socket, timeout_s=GUARD_S))
+
+
+def test_processes_are_started_before_the_first_connection_is_handled(root: Path) -> None:
+    """The first answer of a daemon comes after the start of its transport worker and its indexer."""
+    with Daemon(root / "d", spawn=spawn) as daemon:
+        found = [len(transport_workers(daemon.pid)), len(running(daemon.pid, INDEXER))]
+    assert found == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "cause"),
+    [
+        ("", {"AWS_PROFILE": "long-gone"}, "long-gone"),
+        ("[default\nregion", {}, "config file"),
+    ],
+    ids=["stale profile", "malformed file"],
+)
+def test_broken_aws_config_reaches_the_readers_of_s3_alone(
+    config: str, more: dict[str, str], cause: str, root: Path
+) -> None:
+    """The reader of an s3:// url gets the error with its remedy; those of local urls read on, and the daemon lives."""
+    with Daemon(root / "d", env=aws(root, config, **more), spawn=spawn) as daemon:
+        eventually(lambda: bool(transport_workers(daemon.pid)))
+        with pytest.raises(ConfigError, match=cause) as told:
+            samples("s3://bucket/a.tar", daemon)
+        assert "AWS_" in told.value.remedy
+        assert samples(f"{root}/data/", daemon) == SHARDS * SAMPLES
+        assert daemon.stop() == 0
+
+
+def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
+    """A credential process that never answers keeps neither a worker nor an indexer from starting."""
+    os.mkfifo(root / "silent")
+    config = f"[default]\ncredential_process = cat {root}/silent\n"
+    with Daemon(root / "d", env=aws(root, config), spawn=spawn) as daemon:
+        eventually(lambda: bool(running(daemon.pid, f"{root}/silent")))
+        started = [len(transport_workers(daemon.pid)), len(running(daemon.pid, INDEXER))]
+    assert started == [1, 1]
+
+
+def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
+    """Whatever the SDK raises while it is loaded, here over a description that is no JSON, local urls are read."""
+    description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
+    description.parent.mkdir(parents=True)
+    description.write_text("{")
+    env = aws(root, "", AWS_DATA_PATH=str(root / "models"))
+    with Daemon(root / "d", "--log-level", "debug", env=env, spawn=spawn) as daemon:
+        eventually(lambda: "preparation failed" in daemon.log.read_text())
+        assert samples(f"{root}/data/", daemon) == SHARDS * SAMPLES
+        assert daemon.stop() == 0
