@@ -23,9 +23,10 @@ _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
-    Links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of samples
-    (`split_lines`). A sample with two members of the same extension, for which WebDataset raises, and one with a sparse
-    member, whose content is not contiguous, are recorded as faults; the other samples stay usable.
+    Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of
+    samples (`split_lines`). A hard link, which WebDataset skips, has the content of the file that it is linked to. A
+    sample with two members of the same extension, for which WebDataset raises, and one with a member whose content is
+    not contiguous or not in the tar, are recorded as faults; the other samples stay usable.
 
     Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` with these options raises.
     """
@@ -66,7 +67,7 @@ class Grouping:
         """Add the members that follow in the tar."""
         samples, extensions, current = self.samples, self._extensions, self._current
         starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
-        for name, start_byte, end_byte, sparse in members:
+        for name, start_byte, end_byte, flaw in members:
             key, extension = split_name(name)
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
@@ -74,7 +75,7 @@ class Grouping:
                 samples.begin(key)
                 current = key
             number = extensions.number(extension)
-            fault = extensions.fault(number, len(key_ends), sparse)
+            fault = extensions.fault(number, len(key_ends), flaw)
             if fault is None:
                 starts.append(start_byte)
                 ends.append(end_byte)
@@ -133,13 +134,16 @@ class _Extensions:
         self._ids[extension] = number
         return number
 
-    def fault(self, number: int, sample: int, sparse: bool) -> Fault | None:
-        """Record the extension for the sample, in the order of members; return the fault that it causes, if any."""
+    def fault(self, number: int, sample: int, flaw: Fault | None) -> Fault | None:
+        """Record the extension for the sample, in the order of members; return the fault that it causes, if any.
+
+        `flaw` is what is wrong with the member itself.
+        """
         if self._last_seen[number] == sample:
             return Fault.DUPLICATE
         self._last_seen[number] = sample
-        if sparse:
-            return Fault.SPARSE
+        if flaw is not None:
+            return flaw
         return Fault.RESERVED if number in self._reserved else None
 
 
@@ -157,15 +161,23 @@ def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int 
     """Yield the members of a tar, with each that holds lines replaced by its lines, without their line feeds.
 
     Keys count on from the member's own; an empty line is counted, and left out. Raises UnsupportedShardError for more
-    lines, and what `members` and `read`, the source of the tar's bytes, raise.
+    lines, or lines in a hard link, and what `members` and `read`, the source of the tar's bytes, raise.
     """
     count = 0
+    lines_end = 0
     for member in members:
-        name, start, end, sparse = member
-        found = _LINES_NAME.fullmatch(name) if name.startswith(b"__lines__/") and not sparse else None
+        name, start, end, flaw = member
+        found = _LINES_NAME.fullmatch(name) if name.startswith(b"__lines__/") and flaw is None else None
         if found is None:
             yield member
             continue
+        if start < lines_end:  # many links to one large member would take hours
+            raise UnsupportedShardError(
+                f"the member {name.decode()!r} is a hard link to other lines",
+                url=url,
+                remedy="write the shard with `tar --hard-dereference`",
+            )
+        lines_end = end
         digits, extension = found.groups()
         for number, first, stop in _lines(read, start, end):
             count += 1
@@ -175,7 +187,7 @@ def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int 
                     url=url,
                     remedy="write smaller shards",
                 )
-            yield b"%0*d.%s" % (len(digits), int(digits) + number, extension), first, stop, False
+            yield b"%0*d.%s" % (len(digits), int(digits) + number, extension), first, stop, None
 
 
 def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -8,13 +8,16 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from posixpath import normpath
 from zlib import adler32
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
+from shardcache.tarindex.tables import Fault
 
 BLOCK_BYTES = 512
 ZERO_BLOCK = bytes(BLOCK_BYTES)
 
+HARD_LINK = b"1"
 DIRECTORY = b"5"
 GNU_SPARSE = b"S"
 GNU_LONG = {b"L": b"path", b"K": b"linkpath"}  # equivalent PAX records
@@ -22,10 +25,11 @@ PAX_GLOBAL = b"g"
 EXTENSIONS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})  # describe the members that follow
 REGULAR = frozenset({b"0", b"\0", b"7", GNU_SPARSE})
 # Links, devices, directories and fifos: no data follows, whatever the size field.
-DATALESS = frozenset({b"1", b"2", b"3", b"4", DIRECTORY, b"6"})
+DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
 
 _WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})  # use that field for other data
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")  # name, size, checksum, type, prefix
+_LINK_NAME = slice(157, 257)  # of a header block
 _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
 
 
@@ -102,7 +106,7 @@ _SHOWN_BYTES = 200
 
 _SPARSE = b"GNU.sparse."
 _SPARSE_NAME = _SPARSE + b"name"
-_USED = frozenset({b"path", b"size", _SPARSE_NAME})
+_USED = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
 
 _MAGIC = {
     b"\x1f\x8b": ("gzip", ".tar.gz"),
@@ -113,10 +117,12 @@ _MAGIC = {
 
 Records = dict[bytes, bytes]
 
-Member = tuple[bytes, int, int, bool]
-"""A regular file in a tar: its name, as stored; the offsets in the tar of its start and end (exclusive); and True if it
-is stored sparse, so that this span is not its content."""
+Member = tuple[bytes, int, int, Fault | None]
+"""A file in a tar: its name, as stored; the offsets in the tar of its start and end (exclusive); and the reason why
+this span is not its content, if it is not. A hard link has the span of the file that it is linked to."""
 
+Content = tuple[int, int, Fault | None]
+"""A member without its name."""
 
 Read = Callable[[int, int, int], bytes]
 """`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar from an
@@ -127,7 +133,7 @@ offset on; fewer only at the end of the tar."""
 class Tar:
     """A tar of known size, not necessarily complete yet.
 
-    Iterating yields its members in order. As in tarfile, the first block of zeros ends the archive; unlike in tarfile,
+    Iterating yields its files in order. As in tarfile, the first block of zeros ends the archive; unlike in tarfile,
     the rest of the file must be zeros, and nothing else ends the archive. A member is yielded as soon as its header has
     been read, and until the archive ends, `read` is never required to return more than the next header.
     """
@@ -140,9 +146,10 @@ class Tar:
     ignore_trailing_data: bool = False  # do not read beyond the first block of zeros
     _window: bytes = field(default=b"", init=False)
     _window_start: int = field(default=0, init=False)
+    _contents: dict[bytes, Content] | None = field(default=None, init=False)  # by path, from the first hard link on
 
     def __iter__(self) -> Iterator[Member]:
-        """Yield each regular file.
+        """Yield each regular file and each hard link, which shares the content of a file before it.
 
         Raises NotATarError if the file does not begin with a tar header, TruncatedShardError if it ends early,
         TrailingDataError if data follows its end, CorruptShardError if a header is damaged.
@@ -151,6 +158,7 @@ class Tar:
         own: Records = {}
         announced = False
         at = 0
+        begin = 0  # of the next member, with the headers that belong to it
         while (header := self._header(at)) is not None:
             kind = header[2]
             if kind in EXTENSIONS:
@@ -163,9 +171,16 @@ class Tar:
                     announced = True
                 at = behind
                 continue
-            member, at = self._member(header, at, (shared | own) if shared else own)
+            records = (shared | own) if shared else own
+            member, behind = self._member(header, at, records)
+            if header[2] == HARD_LINK:
+                member = self._hard_link(header, at, begin, records)
+            at = behind
             if member is not None:
+                if self._contents is not None:
+                    self._contents[_path(member[0])] = member[1:]
                 yield member
+            begin = at
             if announced:
                 own, announced = {}, False
         if announced:
@@ -253,7 +268,32 @@ class Tar:
         if next_header > self._size_bytes:
             shown = name[:_SHOWN_BYTES].decode(errors="replace")
             raise self._truncated(f"inside the member {shown!r}, which spans bytes {start} to {end}")
-        return (name, start, end, sparse) if kind in REGULAR else None, next_header
+        fault = Fault.SPARSE if sparse else None
+        return (name, start, end, fault) if kind in REGULAR else None, next_header
+
+    def _hard_link(self, header: Header, at: int, begin: int, records: Records) -> Member:
+        """Return the member that is a hard link; `begin` is the offset of the first header that belongs to it.
+
+        As in tarfile, the last file of that path before it counts.
+        """
+        if self._contents is None:
+            self._contents = self._contents_before(begin)
+        name = records.get(b"path", header[0])
+        target = records.get(b"linkpath")
+        if target is None:
+            target = self._read(at, BLOCK_BYTES)[_LINK_NAME].partition(b"\0")[0]
+        return (name, *self._contents.get(_path(target), (0, 0, Fault.LINK)))
+
+    def _contents_before(self, stop: int) -> dict[bytes, Content]:
+        """Walk again to the first hard link, whose headers begin at `stop`: other tars need not remember names."""
+
+        def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+            return self._source(at, min(min_bytes, stop - at), min(max_bytes, stop - at)) if at < stop else b""
+
+        if not stop:
+            return {}
+        before = Tar(read, self._size_bytes, self._url, require_end=False)
+        return {_path(name): (start, end, fault) for name, start, end, fault in before}
 
     def _pax_size(self, records: Records, at: int, size_bytes: int) -> int:
         digits = records.get(b"size")
@@ -297,6 +337,11 @@ class Tar:
         if len(block) < BLOCK_BYTES:
             return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
         return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)
+
+
+def _path(name: bytes) -> bytes:
+    """Return a name as hard links are compared with it: GNU tar writes `./a` and `a` for the same file."""
+    return normpath(name).lstrip(b"/")
 
 
 def _used(records: Records) -> Records:

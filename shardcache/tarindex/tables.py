@@ -47,12 +47,14 @@ class Fault(enum.IntEnum):
     DUPLICATE = 1
     RESERVED = 2
     SPARSE = 3
+    LINK = 4
 
 
 _FAULTS = {
     Fault.DUPLICATE: "the sample {!r} has two members with the extension {!r}",
     Fault.RESERVED: "the sample {!r} has a member with the reserved extension {!r}",
     Fault.SPARSE: "the member {1!r} of the sample {0!r} is stored as a sparse file, which cannot be mapped",
+    Fault.LINK: "the member {1!r} of the sample {0!r} is a hard link to a file that is not in the tar before it",
 }
 
 

@@ -76,7 +76,7 @@ class ShardFile:
             self._file.writelines(sample.tar())
         for extension, data in sample.members:
             self.members[extension.lower()] += sample.count
-            self._grouping.add([(utf8(f"{sample.key}.{extension}"), 0, len(data), False)])
+            self._grouping.add([(utf8(f"{sample.key}.{extension}"), 0, len(data), None)])
         self.samples += sample.count
 
     def finish(self) -> None:

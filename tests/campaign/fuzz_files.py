@@ -19,7 +19,7 @@ from shardcache.protocol import Arriving
 from shardcache.store.shard import Facts
 from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
-from shardcache.tarindex.tables import Samples, TarIndex, fault_of, key_of, read_header
+from shardcache.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
 from shardcache_client.files import Sample, as_bytes, cut
 from shardcache_client.reading.shards import ArrivingShard
 
@@ -55,7 +55,7 @@ def whole(data: bytes) -> None:
     expected = _by_tarfile(data)
     if expected is not None:
         regular, tail = expected
-        found = [(name, sparse or (start, end - start)) for name, start, end, sparse in members]
+        found = [(name, bool(fault) or (start, end - start)) for name, start, end, fault in _files(members)]
         assert found == regular, f"tarfile has {regular}, the index {found}"
         assert (strict is None) == bool(tail.strip(b"\0")), f"behind the end: {tail[:1000]!r}"
 
@@ -92,11 +92,25 @@ def _members(data: bytes, *, require_end: bool = True, ignore_trailing_data: boo
         return None
 
 
-def _check_spans(members: list[Member], size_bytes: int) -> None:
+def _files(members: list[Member]) -> Iterator[Member]:
+    """Yield the members that are no hard links: those to an earlier file lie before the member in front of them."""
     behind = 0
-    for _, start, end, _ in members:
-        assert behind + BLOCK_BYTES <= start <= end <= size_bytes, f"a member from {start} to {end} of {size_bytes}"
-        behind = end
+    for each in members:
+        _, start, end, fault = each
+        if fault is not Fault.LINK and start >= behind + BLOCK_BYTES:
+            yield each
+            behind = end
+
+
+def _check_spans(members: list[Member], size_bytes: int) -> None:
+    spans = {(0, 0)}
+    behind = 0
+    for _, start, end, fault in members:
+        is_link = (start, end) in spans or fault is Fault.LINK
+        assert is_link or behind + BLOCK_BYTES <= start, f"a member at {start}, behind {behind}"
+        assert start <= end <= size_bytes, f"a member from {start} to {end} of {size_bytes}"
+        spans.add((start, end))
+        behind = max(behind, end)
 
 
 def _check_size(samples: Samples, tar_bytes: int) -> None:

@@ -37,7 +37,7 @@ def split(data: bytes, step_bytes: int, max_lines: int = 1000) -> list[tuple[byt
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
         return data[at : at + max(min_bytes, min(max_bytes, step_bytes))]
 
-    members: Iterator[Member] = iter([(b"__lines__/0098.txt", 0, len(data), False)])
+    members: Iterator[Member] = iter([(b"__lines__/0098.txt", 0, len(data), None)])
     return [(name, data[start:end]) for name, start, end, _ in split_lines(members, read, URL, max_lines)]
 
 

@@ -185,6 +185,15 @@ def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path
 # Read where webdataset does not:
 
 
+def test_a_hard_link_is_read_where_webdataset_skips_it(path: Path) -> None:
+    """Its sample lacks the member with webdataset; here it has the content of the linked file."""
+    path.write_bytes(archive(A, header(b"b.jpg", 0, b"1", fields={157: b"a.jpg"}), B_CLS))
+    expected = by_webdataset(path)
+    assert bare(expected.samples) == [OF_A, {"__key__": "b", "cls": b"3" * 700}, LAST]
+    found = by_index(path)
+    assert (bare(found.samples), found.error) == ([OF_A, OF_A | {"__key__": "b", "cls": b"3" * 700}, LAST], None)
+
+
 def test_unneeded_fields_may_hold_anything_where_webdataset_stops_silently(path: Path) -> None:
     """An owner that is no number ends the shard for webdataset; names and sizes are in order, so all of it is given."""
     path.write_bytes(archive(A, header(b"b.jpg", 700, fields={108: b"nobody\0\0"}) + padded(b"2" * 700)))
