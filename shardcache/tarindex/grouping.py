@@ -15,6 +15,9 @@ from shardcache.tarindex.members import Member, Read, Tar
 from shardcache.tarindex.tables import Fault, Samples
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
+_SLASH = ord("/")
+_MACOS_FOLDER = b"__MACOSX"
+_MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 
 # Keys that every sample has, or that have a meaning in WebDataset: no member may replace them.
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
@@ -24,9 +27,10 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     """Walk the tar at `path` and return its samples. Blocks.
 
     Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of
-    samples (`split_lines`). A hard link, which WebDataset skips, has the content of the file that it is linked to. A
-    sample with two members of the same extension, for which WebDataset raises, and one with a member whose content is
-    not contiguous or not in the tar, are recorded as faults; the other samples stay usable.
+    samples (`split_lines`); so is what macOS adds (`is_of_macos`). A hard link, which WebDataset skips, has the content
+    of the file that it is linked to. A sample with two members of the same extension, for which WebDataset raises, and
+    one with a member whose content is not contiguous or not in the tar, are recorded as faults; the other samples stay
+    usable.
 
     Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` with these options raises.
     """
@@ -66,14 +70,20 @@ class Grouping:
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
         samples, extensions, current = self.samples, self._extensions, self._current
+        hidden = current.endswith(b"/")  # the member before is a hidden file
         starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
         for name, start_byte, end_byte, flaw in members:
             key, extension = split_name(name)
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
-            if key != current:
-                samples.begin(key)
-                current = key
+            if key != current or hidden:
+                # Of the names that macOS adds, those of files are hidden: their key is the folder with its slash.
+                hidden = key[-1] == _SLASH
+                if (hidden or _MACOS_FOLDER in key) and is_of_macos(name):
+                    continue
+                if key != current:
+                    samples.begin(key)
+                    current = key
             number = extensions.number(extension)
             fault = extensions.fault(number, len(key_ends), flaw)
             if fault is None:
@@ -88,6 +98,16 @@ class Grouping:
         """Complete the last sample at the end of the tar; return all samples."""
         self.samples.end()
         return self.samples
+
+
+def is_of_macos(name: bytes) -> bool:
+    """Return True for what macOS leaves beside files: AppleDouble (`._NAME`), `.DS_Store`, and folders `__MACOSX`.
+
+    WebDataset takes these members for samples, some of them between two members of one.
+    """
+    if _MACOS_FOLDER in name and _MACOS_FOLDER in name.split(b"/"):
+        return True
+    return _MACOS_FILE.search(name) is not None
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:

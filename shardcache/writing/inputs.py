@@ -102,7 +102,7 @@ def _files_of(name: str) -> list[str]:
     if name.startswith(sources.HUB) or not path.is_dir():
         return [name]
     try:
-        inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+        inside = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
     except OSError as exn:
         raise sources.unreadable(exn, path) from exn
     is_files = any(

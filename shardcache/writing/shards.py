@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.contents import Row
-from shardcache.tarindex.grouping import split_name
+from shardcache.tarindex.grouping import is_of_macos, split_name
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 from shardcache.url_names import is_shard
 
@@ -88,6 +88,9 @@ def checked(sample: Sample) -> Sample:
     if _METADATA.match(key):
         raise SampleError(f"readers skip keys such as {shown(key)}, which mark metadata", remedy="rename the sample")
     for extension, _ in sample.members:
+        if is_of_macos(utf8(f"{key}.{extension}")):
+            name = shown(f"{key}.{extension}")
+            raise SampleError(f"readers skip members such as {name}, which macOS adds", remedy="rename the sample")
         if not extension or split_name(utf8(f"{key}.{extension}")) != (utf8(key), utf8(extension)):
             raise SampleError(
                 f"readers would not find key {shown(key)} and extension {shown(extension)} in a member's name",

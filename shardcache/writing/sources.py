@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
 from shardcache.protocol import Json
 from shardcache.store.partial import Codec, codec_errors
-from shardcache.tarindex.grouping import FOLDER, split_name
+from shardcache.tarindex.grouping import FOLDER, is_of_macos, split_name
 from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8
 
 HUB = "hf:"
@@ -136,9 +136,9 @@ def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, clas
 
     A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
     folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;
-    hidden files and folders are left out. With `classes`, each sample gets a member `cls`: the number of its folder
-    among all first-level folders, sorted. The listing, in the folder `scratch`, has to stay. Memory: 16 bytes per
-    sample.
+    hidden files and folders, and what macOS adds, are left out. With `classes`, each sample gets a member `cls`: the
+    number of its folder among all first-level folders with samples, sorted. The listing, in the folder `scratch`, has
+    to stay. Memory: 16 bytes per sample.
 
     Raises ConfigError for folders of one name, a sample below no class, a loop of links; InputError.
     """
@@ -182,7 +182,7 @@ def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozense
         if (here.st_dev, here.st_ino) in above:
             raise ConfigError("this folder contains a link to itself", url=str(folder), remedy="remove the link")
         above |= {(here.st_dev, here.st_ino)}
-        entries = [(entry.is_dir(), entry.name) for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        entries = [(entry.is_dir(), entry.name) for entry in os.scandir(folder) if not is_left_out(entry.name)]
         for is_folder, name in sorted(entries, key=lambda entry: (entry[1].partition(".")[0], entry)):
             if is_folder:
                 yield from _walk(folder / name, f"{below}{name}/", above)
@@ -192,6 +192,11 @@ def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozense
         raise unreadable(exn, Path(exn.filename or folder)) from exn
 
 
+def is_left_out(name: str) -> bool:
+    """Return True for a file or folder of an input that is no data: hidden, or added by macOS."""
+    return name.startswith(".") or is_of_macos(os.fsencode(name))
+
+
 def _key(path: str) -> str:
     """Return the key that readers will find in a member's name; empty if they will find none."""
     key = split_name(os.fsencode(path))[0]
@@ -199,11 +204,16 @@ def _key(path: str) -> str:
 
 
 def _class_names(roots: Sequence[Path]) -> list[str]:
+    """Return the names of the first-level folders with samples, sorted."""
     try:
-        found = {entry.name for root in roots for entry in os.scandir(root) if entry.is_dir()}
+        folders = [entry for root in roots for entry in os.scandir(root) if entry.is_dir()]
     except OSError as exn:
         raise unreadable(exn, Path(exn.filename)) from exn
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted({entry.name for entry in folders if not is_left_out(entry.name) and _has_samples(entry)})
+
+
+def _has_samples(folder: os.DirEntry[str]) -> bool:
+    return any(_key(file) for file, _ in _walk(Path(folder.path), f"{folder.name}/"))
 
 
 def _label(key: str, labels: dict[str, int], root: Path) -> int:

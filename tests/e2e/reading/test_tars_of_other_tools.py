@@ -35,3 +35,13 @@ def test_hard_link_has_the_content_of_its_file(daemon: Daemon, tmp_path: Path) -
     assert [(sample["jpg"], sample["cls"]) for sample in samples] == [(b"one image", b"0"), (b"one image", b"1")]
     indexed = ShardDataset(url, socket=daemon.socket).indexed()
     assert indexed[1]["jpg"] == b"one image"
+
+
+def test_members_of_macos_are_no_samples(daemon: Daemon, tmp_path: Path) -> None:
+    """AppleDouble files between the members of a sample, as macOS packs them, leave it whole; so do its folders."""
+    names = ["d/.DS_Store", "d/._0.cls", "d/0.cls", "d/._0.jpg", "d/0.jpg", "__MACOSX/d/._0.jpg", "__MACOSX/d/1.jpg"]
+    folder = make_files(tmp_path / "files", dict.fromkeys(names, b"1"))
+    url = run_tar(folder, tmp_path / "mac.tar", "-c", *names)
+    samples = list(ShardReader(url, socket=daemon.socket))
+    assert [set(sample) for sample in samples] == [{"__key__", "__url__", "cls", "jpg"}]
+    assert samples[0]["__key__"] == "d/0"

@@ -91,6 +91,19 @@ def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
     }
 
 
+def test_only_folders_with_samples_are_classes(photos: Path, tmp_path: Path) -> None:
+    """Those that macOS adds, empty ones and those of other files get no number, which would shift all labels."""
+    for name in ("__MACOSX/cat/._000.jpg", "__MACOSX/copy.jpg", "cat/._000.jpg", "cow/empty/.hidden", "deer/README"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_text("no sample")
+    ran = shardcache("write", photos, tmp_path / "out", "--classes", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
+    found = samples(tmp_path / "out")
+    assert {key.partition("/")[0] for key in found} == {"cat", "dog"}
+    assert found["dog/001"]["cls"] == b"1"
+
+
 @pytest.mark.slow
 def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Path) -> None:
     """Not on the number of workers, the place or the time; a seed shuffles, and does so the same way again."""

@@ -337,6 +337,7 @@ names = (
     st.builds("{}{}.{}".format, st.sampled_from(_FOLDERS), st.sampled_from(_KEYS), st.sampled_from(_EXTENSIONS))
     | st.text("ab._/é\nJ", min_size=1, max_size=12)
     | st.sampled_from(["__meta__", "__index__.json", "a.jpg", "a.cls", "b.jpg", "x" * 300])
+    | st.sampled_from(["d/._a.jpg", "d/.DS_Store", "__MACOSX/a.jpg", "d/__MACOSX/a.cls", "__MACOSX.jpg"])
 )
 kinds = st.sampled_from([tarfile.REGTYPE] * 5 + [tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE])
 formats = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -350,6 +351,12 @@ def pack_rows(rows: list[Row], format_: int) -> bytes:
     return pack(
         [(special(name, kind), b"" if name.endswith("/") else value) for name, kind, value in fits], format=format_
     )
+
+
+def is_of_macos(row: Row) -> bool:
+    """Return True for a row that shardcache leaves out, and webdataset does not."""
+    *folders, file = row[0].rstrip("/").split("/")
+    return file.startswith("._") or file == ".DS_Store" or "__MACOSX" in [*folders, file]
 
 
 Items = list[tuple[str, Any]]

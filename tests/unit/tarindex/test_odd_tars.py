@@ -115,6 +115,15 @@ def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_the
     assert isinstance(by_index(path).error, TruncatedShardError)
 
 
+def test_members_of_macos_are_left_out_where_webdataset_takes_them_for_samples(path: Path) -> None:
+    """It finds a sample of theirs between the members of one, which it thereby tears in two."""
+    image, label = member(b"d/b.jpg", b"2" * 700), member(b"d/b.cls", b"3" * 700)
+    path.write_bytes(archive(image, member(b"d/._b.cls", b"AppleDouble"), label))
+    assert [sample["__key__"] for sample in bare(by_webdataset(path).samples)] == ["d/b", "d/", "d/b", "last"]
+    assert bare(by_index(path).samples) == [OF_B | {"__key__": "d/b", "cls": b"3" * 700}, LAST]
+    assert bare(by_arrival(path).samples) == [OF_B | {"__key__": "d/b", "cls": b"3" * 700}]
+
+
 # Errors where webdataset loses data in silence, or reads what shardcache does not: the tar, webdataset's samples, the
 # error and a part of its text
 
