@@ -200,7 +200,9 @@ class TrailingDataError(ShardError, code="trailing_data"):
 class CorruptShardError(ShardError, code="corrupt"):
     """Data does not match the checksum recorded by the object store or the cache."""
 
-    default_remedy = "run `shardcache verify`; if the copy in the object store is damaged, upload the shard again"
+    default_remedy = (
+        "upload the shard again; if its copy in the object store is right, check the disk of the node's cache (dmesg)"
+    )
 
 
 class UnsupportedShardError(ShardError, code="unsupported_shard"):

@@ -17,7 +17,9 @@ lease does not protect a shard: until it is needed, a `leased` shard may be evic
 nothing to read. `need` says that the reader has reached the shard of the request `of`, and has nothing to read until it
 arrives. From then on, or from its grant if that comes later, the shard is in use and stays in place until `release`. A
 reader that finds no file, because the shard was evicted before it was needed, releases the lease with `read` false and
-requests it again. Samples that could not be joined with those of other shards are counted as `unmatched`.
+requests it again. Samples that could not be joined with those of other shards are counted as `unmatched`. A reader that
+finds a published file damaged releases the lease with `damage`, the error's message, and requests it again: before the
+daemon grants that shard to anybody, it checks it, and makes its index again or fetches it.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
 first `ready_bytes` are valid, each part verified. `more` waits until there are more than `beyond` bytes, or the shard
@@ -274,7 +276,7 @@ REQUESTS = {
     "need": Message({"of": int}),
     "more": Message({"id": int, "lease": int, "beyond": int}, {"start": int}, answers=_GRANTS),
     "explain": Message({"id": int, "of": int}, answers=("waiting",)),
-    "release": Message({"lease": int}, {"read": bool, "unmatched": int}),
+    "release": Message({"lease": int}, {"read": bool, "unmatched": int, "damage": str}),
 }
 """Messages of the client. Numbers in an order are checked as they are used: there may be millions."""
 

@@ -12,7 +12,7 @@ from operator import add
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from shardcache.errors import CacheDirError, ConfigError, CorruptShardError, SampleError
+from shardcache.errors import CacheDirError, ConfigError, CorruptShardError, SampleError, TokensError
 from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
 from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of
 from shardcache_client.arguments import converted, flag, whole
@@ -20,6 +20,8 @@ from shardcache_client.arguments import converted, flag, whole
 Sample = dict[str, Any]
 
 _OWN_FILES = Path("/proc/self/fd")
+# Errors that say that a file, or the disk under it, is damaged, and nothing about this process.
+_DAMAGE = (errno.EIO, errno.EISDIR, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA, errno.EREMOTEIO)
 
 
 class Slices(Protocol):
@@ -45,16 +47,23 @@ class ShardGoneError(CacheDirError, code="shard_gone"):
     """A file named by the daemon does not exist: it was evicted again, or this process cannot see the cache."""
 
 
-def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
-    """Map a file for reading. Raises CorruptShardError for another size, OSError if unreadable or of another inode."""
+def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
+    """Open a file for reading; return its descriptor. Raises as `map_file` does."""
     # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_nameless(path) else os.O_NOFOLLOW))
+    stat = os.fstat(fd)
+    if inode in (None, stat.st_ino) and stat.st_size == size_bytes:
+        return fd
+    os.close(fd)
+    if inode not in (None, stat.st_ino):
+        raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
+    raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
+
+
+def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
+    """Map a file for reading. Raises CorruptShardError for another size, OSError if unreadable or of another inode."""
+    fd = open_file(path, size_bytes, inode)
     try:
-        stat = os.fstat(fd)
-        if inode not in (None, stat.st_ino):
-            raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
-        if stat.st_size != size_bytes:
-            raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
@@ -63,13 +72,20 @@ def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order:
     return mapped
 
 
+def damage_of(exn: Exception) -> str:
+    """Return what an error of reading a published file says is wrong with it; empty if it says nothing of the file."""
+    return exn.message if isinstance(exn, CorruptShardError | TokensError) else ""
+
+
 def is_nameless(path: Path) -> bool:
     """Return True for an open file of this process that no other process can find."""
     return path.parent == _OWN_FILES
 
 
-def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
+def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptShardError:
     """Return the error for a cached file that cannot be opened or mapped."""
+    if exn.errno in _DAMAGE:
+        return CorruptShardError(f"the cached file {exn.filename or path} cannot be read ({exn.strerror})", url=url)
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
     message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
     if exn.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

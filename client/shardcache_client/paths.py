@@ -1,6 +1,5 @@
 """Any file through the cache: `cached_paths` and `open_cached`, for libraries that read files themselves."""
 
-import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -70,12 +69,12 @@ class CachedFile:
             grant = self._granted(start, stop)
             try:
                 self._open(grant)
-            except (CacheDirError, CorruptShardError):
+            except (CacheDirError, CorruptShardError) as exn:
                 if not tries_left:
                     raise
                 assert self._lease is not None
                 if grant["type"] == "leased":
-                    self._session.release(self._lease, read=False)
+                    self._session.release(self._lease, read=False, damage=files.damage_of(exn))
                     self._lease = None
                 else:  # published or given up since: the daemon knows which
                     self._session.more(self._lease, grant["size_bytes"])
@@ -113,15 +112,13 @@ class CachedFile:
         path, version = Path(grant["path"]), grant["version"]
         if self._partial and self._grant is not None and self._grant["version"] != version:
             raise ShardChangedError("the file was replaced in the object store while being read", url=grant["url"])
+        inode: int | None = grant.get("inode")  # type: ignore[assignment]  # of an arriving file
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = files.open_file(path, grant["size_bytes"], inode)
+        except CorruptShardError as exn:
+            raise CorruptShardError(exn.message, url=grant["url"]) from exn
         except OSError as exn:
             raise files.unreadable(exn, path, grant["url"]) from exn
-        stat, inode = os.fstat(fd), grant.get("inode")
-        if inode not in (None, stat.st_ino) or stat.st_size != grant["size_bytes"]:
-            os.close(fd)
-            gone = FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
-            raise files.unreadable(gone, path, grant["url"])
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._grant = fd, grant

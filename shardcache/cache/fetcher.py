@@ -67,6 +67,13 @@ class Fetcher:
 
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard:
+        known = self._planner.key(transfer.name)
+        if known in self._store.shards:  # it lacks an index, for which the origin need not be asked
+            async with self._claimed(known, transfer) as claim:
+                shard = await self._cached(transfer, claim, known)
+                if shard is not None:
+                    return shard
+
         url = transfer.ref.url
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
@@ -75,14 +82,34 @@ class Fetcher:
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
         async with self._claimed(key, transfer) as claim:
-            present = self._store.shards.get(key)
-            if present is None:
-                self._health.check(obj.url)
-                transfer.begin(obj.size_bytes)
-                return await self._into(transfer, claim, origin, obj, key)
-            if present.facts is not None and present.facts.samples is None and claim.wants_samples:
-                await self._index_present(transfer, claim, present, present.facts)
-            return present
+            shard = await self._cached(transfer, claim, key)
+            if shard is not None:
+                return shard
+            self._health.check(obj.url)
+            transfer.begin(obj.size_bytes)
+            return await self._into(transfer, claim, origin, obj, key)
+
+    async def _cached(self, transfer: Transfer, claim: KeyClaim, key: str) -> Shard | None:
+        """Return the cached shard, indexed if samples are wanted; None if there is none, or it proves damaged.
+
+        Raises ShardError if it cannot be indexed: it stays a file.
+        """
+        shard = self._store.shards.get(key)
+        if shard is None:
+            return None
+        facts = shard.facts
+        if facts is not None and facts.samples is None and claim.wants_samples:
+            transfer.stages.enter(Stage.DISK)
+            with self._residency.retained(shard):
+                try:
+                    await self._store.check_tar(shard, facts)  # an index of damaged bytes would look sound
+                except CorruptShardError as exn:
+                    if await self._health.found(shard, exn):
+                        return None
+                    self._health.check(facts.url)
+                    raise
+                await self._index_present(transfer, claim, shard, facts)
+        return shard
 
     def _first_bytes(self, transfer: Transfer) -> int:
         """Return how much of a shard to request before its version is known: of one that a reader already needs."""
@@ -217,18 +244,17 @@ class Fetcher:
         return shard, refused
 
     async def _index_present(self, transfer: Transfer, claim: KeyClaim, shard: Shard, facts: Facts) -> None:
-        """Index a cached shard that was fetched as a plain file. Raises ShardError: it stays a file."""
+        """Index a cached shard that was fetched as a plain file, or has lost its index. Raises ShardError."""
         layout = self._store.layout
         sidecar = layout.in_progress(shard.key, SIDECAR)
         reservation = claim.reservation = Reservation(self._store.space)
         try:
-            with self._residency.retained(shard):
-                obj = RemoteObject(transfer.ref.url, facts.version, facts.size_bytes)
-                await self._reserve(claim, transfer, shard.key, footprint_bytes(obj.size_bytes) - obj.size_bytes)
-                transfer.stages.enter(Stage.DISK)
-                facts = await self._indexed(layout.tar(shard.key), sidecar, facts, obj, claim)
-                await self._history.remember(facts)
-                await self._store.add_index(shard, sidecar, facts)
+            obj = RemoteObject(transfer.ref.url, facts.version, facts.size_bytes)
+            await self._reserve(claim, transfer, shard.key, footprint_bytes(obj.size_bytes) - obj.size_bytes)
+            transfer.stages.enter(Stage.DISK)
+            facts = await self._indexed(layout.tar(shard.key), sidecar, facts, obj, claim)
+            await self._history.remember(facts)
+            await self._store.add_index(shard, sidecar, facts)
         finally:
             reservation.close()
             await asyncio.to_thread(partials.discard, layout, shard.key, keep_parts=True)

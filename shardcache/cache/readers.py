@@ -13,6 +13,7 @@ from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
 from shardcache.protocol import ShardRef
+from shardcache.redact import excerpt
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
 
@@ -253,11 +254,16 @@ class Reader:
             self._end_wait(wait)
         return lease
 
-    async def release(self, number: int, *, read: bool) -> None:
-        """Release a lease or its request; no-op if it has ended. `read`: the shard is finished, if evicted or not."""
+    async def release(self, number: int, *, read: bool, damage: str = "") -> None:
+        """Release a lease or its request; no-op if it has ended. `read`: the shard is finished, if evicted or not.
+
+        With `damage`, what the reader found wrong with the shard, it is checked before it is next leased.
+        """
         lease = self._leases.pop(number, None)
         if lease is None:
             return
+        if damage and lease.shard is not None:
+            lease.shard.suspicion = excerpt(damage)
         if lease.granted is None:
             self._end_wait(lease.wait)
             if lease.task is not None:

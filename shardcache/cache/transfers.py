@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -260,6 +260,7 @@ class Leasing:
         self._planner = health.residency.planner
         self._revalidation = revalidation
         self._health = health
+        self._examining = asyncio.Lock()
 
     async def recall(self, urls: Iterable[str]) -> None:
         """Restore the versions of bare urls cached before the last restart; `acquire` revalidates them."""
@@ -314,17 +315,49 @@ class Leasing:
         """Return the facts of a cached shard; None if it is damaged. Raises DiskError if the disk has failed."""
         with self.residency.retained(shard):
             try:
+                if self.store.is_suspect(shard):
+                    await self._examine(shard, url)
                 fresh = shard.facts is None
                 facts = await self.store.facts(shard)
                 if fresh:
                     await self.history.remember(facts)
             except CorruptShardError as exn:
-                await self._health.examine()
-                self._health.check(url)  # an unmounted disk proves nothing about its shards
+                await self._check_disk(url)
+                shard.damage = exn
                 await self.residency.isolate(shard, exn)
                 return None
             self.store.touch(shard)
             return facts
+
+    async def _examine(self, shard: Shard, url: str) -> None:
+        """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
+
+        If its index alone is damaged, it is a file from then on, which whoever wants samples has indexed again.
+        """
+        async with self._examining:  # one at a time, and once for all readers that found the same
+            if not self.store.is_suspect(shard) or self.store.shards.get(shard.key) is not shard:
+                return
+            facts = await self.store.facts(shard)
+            if facts.samples is None or await self._has_index(shard, facts):
+                log.warning("checking a shard that a reader found damaged", shard=url, cause=shard.suspicion)
+                await self.store.check_tar(shard, facts)
+            shard.suspicion = ""
+
+    async def _has_index(self, shard: Shard, facts: Facts) -> bool:
+        try:
+            await self.store.check_index(shard, facts)
+        except CorruptShardError as exn:
+            await self._check_disk(facts.url)
+            log.error("the index of a cached shard is damaged; making it again", shard=facts.url, cause=exn.message)
+            self.residency.counters.corrupt += 1
+            shard.facts = replace(facts, samples=None)
+            return False
+        return True
+
+    async def _check_disk(self, url: str) -> None:
+        """Raise DiskError if the disk has failed, which proves nothing about its shards."""
+        await self._health.examine()
+        self._health.check(url)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is cached; if no version is given, the origin's last known one."""

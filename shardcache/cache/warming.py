@@ -10,7 +10,7 @@ from typing import Any
 from shardcache.cache.planner import name_of
 from shardcache.cache.transfers import Leasing, Published, Transfers
 from shardcache.cache.waits import Class, Wait
-from shardcache.errors import CapacityError, ShardcacheError
+from shardcache.errors import CapacityError, CorruptShardError, ShardcacheError, TokensError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
@@ -261,10 +261,20 @@ class Warming:
 
     async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
         """Return the shard's ref with every field set, tokens included, and True if no fetch was needed."""
+        try:
+            return await self._count_tokens(ref, member)
+        except (CorruptShardError, TokensError):  # of a cached shard that has been damaged: it is checked by now
+            return await self._count_tokens(ref, member)
+
+    async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
         async with self._leasing.published(ref) as found:
             facts, layout, key = found.facts, self._store.layout, found.shard.key
             request = TokensRequest(str(layout.tar(key)), str(layout.sidecar(key)), facts.url, str(member))
-            tokens = await self._indexers.count_tokens(request)
+            try:
+                tokens = await self._indexers.count_tokens(request)
+            except (CorruptShardError, TokensError) as exn:
+                found.shard.suspicion = exn.message
+                raise
         return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples, tokens), found.hit
 
 

@@ -58,7 +58,12 @@ _COUNTERS = (
     Row(COUNTER, "misses", "misses", "Leases that had to wait for a transfer."),
     Row(COUNTER, "evictions", "evictions", "Published shards evicted, to free space or by command."),
     Row(COUNTER, "refetches", "refetches", "Shards re-fetched after having been evicted to free space."),
-    Row(COUNTER, "corrupt", "corrupt_shards", "Shards found corrupt: on arrival, by verify, or by the scrubber."),
+    Row(
+        COUNTER,
+        "corrupt",
+        "corrupt_shards",
+        "Shards found corrupt: on arrival, by a reader, by verify, or by the scrubber.",
+    ),
     Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
     Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
     Row(COUNTER, "hit_bytes", "hit_bytes", "Size of the shards of leases granted from published shards."),

@@ -191,7 +191,8 @@ class Session:
                 self._reader.need(message["of"])
             case "release":
                 self._reader.job.samples_unmatched += message.get("unmatched", 0)
-                await self._reader.release(message["lease"], read=message.get("read", True))
+                read, damage = message.get("read", True), message.get("damage", "")
+                await self._reader.release(message["lease"], read=read, damage=damage)
             case "explain":
                 return self._explain(message["of"])
             case other:

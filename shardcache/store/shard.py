@@ -3,7 +3,8 @@
 import errno
 import mmap
 import os
-from dataclasses import asdict, dataclass
+import stat
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Shard:
     pinned: bool = False
     facts: Facts | None = None  # its sidecar's header; None after a restart, until it is first needed
     damage: CorruptShardError | None = None  # found in it; readers may still hold leases on it
+    suspicion: str = ""  # damage that a reader reported, until it is checked
 
     @property
     def stays(self) -> bool:
@@ -67,14 +69,32 @@ class Shard:
         return self.size_bytes + self.sidecar_bytes
 
 
+def check_index(sidecar: Path, facts: Facts) -> None:
+    """Raise CorruptShardError if a sidecar is damaged, unreadable or of other facts. Blocks.
+
+    Raises FileNotFoundError, ExhaustedError.
+    """
+    with damage_errors(sidecar, facts.url):
+        index = TarIndex.open(sidecar)
+    header = index.header
+    index.close()
+    try:
+        found = Facts.from_json(header)
+    except (KeyError, TypeError, ValueError, OverflowError) as exn:
+        raise CorruptShardError(f"the sidecar {sidecar} cannot be read ({exn})", url=facts.url) from exn
+    if replace(found, samples=facts.samples) != facts:  # a file may have been indexed since
+        raise CorruptShardError(f"the sidecar {sidecar} is of another shard", url=facts.url)
+
+
 class Scrub:
-    """The verification of one shard, in steps that each block for the time of one block's read.
+    """The verification of one shard, in steps that each block for the time of one block's read. Without a sidecar, of
+    its tar alone.
 
     The file is open only during a step, so that the shard can be evicted between steps. It is read with O_DIRECT: what
     is on the disk rather than in memory, and without adding pages to the page cache or evicting any.
     """
 
-    def __init__(self, tar: Path, sidecar: Path, facts: Facts) -> None:
+    def __init__(self, tar: Path, sidecar: Path | None, facts: Facts) -> None:
         self.read_bytes = 0
         self._tar = tar
         self._sidecar = sidecar
@@ -92,12 +112,12 @@ class Scrub:
         Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or unreadable;
         FileNotFoundError if the shard is gone; ExhaustedError.
         """
+        if not self.read_bytes:
+            self._check_form()
         wanted_bytes = self._block_bytes()
         if not wanted_bytes:
             return 0
         with damage_errors(self._tar, self._facts.url):
-            if not self.read_bytes:
-                TarIndex.open(self._sidecar).close()
             block = _read(self._tar, self.read_bytes, wanted_bytes)
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
@@ -105,6 +125,17 @@ class Scrub:
         self.read_bytes += wanted_bytes
         self._check_piece()
         return wanted_bytes
+
+    def _check_form(self) -> None:
+        """Check the sidecar, and what readers check of the tar."""
+        if self._sidecar is not None:
+            check_index(self._sidecar, self._facts)
+        with damage_errors(self._tar, self._facts.url):
+            found = self._tar.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise self._damaged("is not a plain file")
+        if found.st_size > self._facts.size_bytes:
+            raise self._damaged(f"has {found.st_size} bytes instead of {self._facts.size_bytes}")
 
     def _check_piece(self) -> None:
         number, past_bytes = divmod(self.read_bytes - 1, self._facts.part_bytes)

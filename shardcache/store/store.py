@@ -19,7 +19,7 @@ from shardcache.store import disk
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout, Leftover, find_leftovers, find_shards
-from shardcache.store.shard import Facts, Scrub, Shard
+from shardcache.store.shard import Facts, Scrub, Shard, check_index
 from shardcache.tarindex.tables import read_header
 from shardcache.units import size
 
@@ -280,11 +280,31 @@ class Store:
 
         return await asyncio.to_thread(lambda: [*map(peek, shards)])
 
+    def is_suspect(self, shard: Shard) -> bool:
+        """Return True if a reader has reported damage, or the index is missing."""
+        if shard.suspicion or shard.facts is None or shard.facts.samples is None:
+            return bool(shard.suspicion)
+        return not os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110  # as in `facts`
+
+    async def check_index(self, shard: Shard, facts: Facts) -> None:
+        """Check the sidecar of a shard. Raises CorruptShardError, ExhaustedError."""
+        try:
+            await asyncio.to_thread(check_index, self.layout.sidecar(shard.key), facts)
+        except FileNotFoundError as exn:
+            raise CorruptShardError(f"the sidecar {exn.filename} no longer exists", url=facts.url) from exn
+
+    async def check_tar(self, shard: Shard, facts: Facts) -> None:
+        """Verify the whole tar, or file, of a shard, whatever its sidecar holds. Raises as `check` does."""
+        await self._verify(Scrub(self.layout.tar(shard.key), None, facts), facts)
+
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar. Raises CorruptShardError, which names the first damaged piece."""
         facts = await self.facts(shard)
+        await self._verify(self.scrub(shard.key, facts), facts)
+
+    async def _verify(self, scrub: Scrub, facts: Facts) -> None:
         try:
-            await asyncio.to_thread(self.scrub(shard.key, facts).run)
+            await asyncio.to_thread(scrub.run)
         except FileNotFoundError as exn:
             cause = f"the cached file {exn.filename} cannot be read ({exn.strerror})"
             raise CorruptShardError(cause, url=facts.url) from exn

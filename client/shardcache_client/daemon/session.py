@@ -211,9 +211,16 @@ class Session:
             log.warning(text, damage.url, damage.message)
         return cast(Grant, answer)
 
-    def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
-        """Release a shard or its request, unless it has ended; `read` is False if the file could not be read."""
-        fields: Json = ({} if read else {"read": False}) | ({"unmatched": lease.unmatched} if lease.unmatched else {})
+    def release(self, lease: LeaseRequest, *, read: bool = True, damage: str = "") -> None:
+        """Release a shard or its request, unless it has ended; `read` is False if the file could not be read.
+
+        With `damage`, what is wrong with the file, the daemon checks the shard before it grants it again.
+        """
+        fields: Json = {} if read else {"read": False}
+        if lease.unmatched:
+            fields["unmatched"] = lease.unmatched
+        if damage:
+            fields["damage"] = damage
 
         def tell(connection: DaemonConnection) -> None:
             connection.forget(lease.request)

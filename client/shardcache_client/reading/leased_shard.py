@@ -15,7 +15,7 @@ from shardcache import errors
 from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex.tables import keys_of
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session
-from shardcache_client.files import WHOLE, Adder, Run, Sample, View, joined
+from shardcache_client.files import WHOLE, Adder, Run, Sample, View, damage_of, joined
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shards import ArrivingShard, MappedShard
 
@@ -244,23 +244,26 @@ class LeasedShard:
         return map(self._cut, range(len(self.whole))[self.number : self._stop])
 
     def _opened(self) -> MappedShard | ArrivingShard:
-        tries_left = _TRIES
+        tries_left, was_checked = _TRIES, False
         while True:
             grant = self._session.wait(self._lease)
             self._check_version(grant)
             try:
                 return self._map(grant)
-            except (errors.CacheDirError, errors.CorruptShardError):
-                tries_left -= 1
+            except (errors.CacheDirError, errors.CorruptShardError, errors.TokensError) as exn:
+                # Tokens that are missing from a file that the daemon has checked are missing in the object store.
+                tries_left = 0 if was_checked and isinstance(exn, errors.TokensError) else tries_left - 1
                 if not tries_left:
                     raise
+                damage = damage_of(exn)
             if grant["type"] == "arriving":  # published or given up since: the daemon knows which
                 self._session.more(self._lease, grant["size_bytes"])
             else:
-                self._ask_again()
+                self._ask_again(damage)
+                was_checked = bool(damage)
 
-    def _ask_again(self) -> None:
-        self._session.release(self._lease, read=False)
+    def _ask_again(self, damage: str = "") -> None:
+        self._session.release(self._lease, read=False, damage=damage)
         self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
