@@ -164,7 +164,7 @@ class OutdatedError(OriginError, code="outdated"):
 
     default_remedy = (
         "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads only "
-        "the shards that changed; then restart the job"
+        "the shards that changed; then restart the job, which lists the shards anew"
     )
 
 

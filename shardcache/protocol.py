@@ -19,7 +19,8 @@ arrives. From then on, or from its grant if that comes later, the shard is in us
 reader that finds no file, because the shard was evicted before it was needed, releases the lease with `read` false and
 requests it again. Samples that could not be joined with those of other shards are counted as `unmatched`. A reader that
 finds a published file damaged releases the lease with `damage`, the error's message, and requests it again: before the
-daemon grants that shard to anybody, it checks it, and makes its index again or fetches it.
+daemon grants that shard to anybody, it checks it, and makes its index again or fetches it. If a shard has been replaced
+in the object store, a reader that may read another version than the plan's requests the `latest`.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
 first `ready_bytes` are valid, each part verified. `more` waits until there are more than `beyond` bytes, or the shard
@@ -272,7 +273,11 @@ REQUESTS = {
         {**_PIECE, "shards": list[str], "reads": int}, {"epoch": int, "wanted": str}, answers=("ok", "unknown")
     ),
     "extend": Message(_PIECE, answers=("ok",)),
-    "lease": Message({"id": int, "position": int}, {"partial": bool, "start": int, "beyond": int}, answers=_GRANTS),
+    "lease": Message(
+        {"id": int, "position": int},
+        {"partial": bool, "start": int, "beyond": int, "latest": bool},
+        answers=_GRANTS,
+    ),
     "need": Message({"of": int}),
     "more": Message({"id": int, "lease": int, "beyond": int}, {"start": int}, answers=_GRANTS),
     "explain": Message({"id": int, "of": int}, answers=("waiting",)),

@@ -95,9 +95,7 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
         node = min(homes[number] or load, key=lambda node: load[node])
         load[node] += manifest[number].size_bytes or 1
         shares[node].append(number)
-    return {
-        node: Manifest.of(manifest[number] for number in sorted(numbers)) for node, numbers in shares.items() if numbers
-    }
+    return {node: manifest.of_some(sorted(numbers)) for node, numbers in shares.items() if numbers}
 
 
 class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
@@ -122,7 +120,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
         """Return tasks that read consecutive shards each, in the order of the manifest."""
         count, tasks = len(self._manifest), max(1, min(parallelism, len(self._manifest)))
         cuts = [count * number // tasks for number in range(tasks + 1)]
-        parts = [Manifest.of(map(self._manifest.__getitem__, range(*cut))) for cut in pairwise(cuts)]
+        parts = [self._manifest.of_some(range(*cut)) for cut in pairwise(cuts)]
         return [
             ReadTask(
                 partial(self._read, part),

@@ -171,8 +171,19 @@ class Reader:
 
     # Leases
 
-    async def lease(self, number: int, position: int, *, partial: bool, first: tuple[int, int] | None = None) -> Lease:
-        """Lease the shard at a position of the plan. Raises every error that fetching it can raise."""
+    async def lease(
+        self,
+        number: int,
+        position: int,
+        *,
+        partial: bool,
+        latest: bool = False,
+        first: tuple[int, int] | None = None,
+    ) -> Lease:
+        """Lease the shard at a position of the plan, with `latest` in its present version, whatever the plan says.
+
+        Raises every error that fetching it can raise.
+        """
         ref = self.ref(position)
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
@@ -181,7 +192,10 @@ class Reader:
         wait = Wait(self.job.key, partial=partial, holder=self, bytes=first)
         lease = self._leases[number] = Lease(number, position, wait)
         try:
-            found = await self._owner.leasing.acquire(ref, Class.PLANNED, wait)
+            if latest:
+                found = await self._owner.leasing.acquire_latest(ref, Class.PLANNED, wait)
+            else:
+                found = await self._owner.leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
             self._leases.pop(number, None)

@@ -13,7 +13,13 @@ from shardcache.cache.disk import Health
 from shardcache.cache.planner import History, Revalidation, name_of
 from shardcache.cache.residency import LOOK_AGAIN_S, Residency
 from shardcache.cache.waits import Arrival, Class, JobKey, PostponedError, Stage, Transfer, Wait
-from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError, internal_error
+from shardcache.errors import (
+    CorruptShardError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardcacheError,
+    internal_error,
+)
 from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.store.folder import shard_key
@@ -284,6 +290,10 @@ class Leasing:
                 # The published shard may have been evicted before this task runs: check again.
                 shard = self.store.shards.get(found.key)
             elif (facts := await self._facts(shard, ref.url)) and self.store.shards.get(shard.key) is shard:
+                if ref.version not in (None, facts.version):  # plans that may read another version share its name
+                    raise OutdatedError(
+                        f"the origin has version {facts.version}, the manifest names {ref.version}", url=ref.url
+                    )
                 if facts.samples is None and not ref.is_file:
                     shard = None  # it was fetched as a plain file: the transfer indexes it
                     continue
@@ -292,6 +302,13 @@ class Leasing:
                 return Published(shard, facts, hit)
             else:
                 shard, hit = None, False
+
+    async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+        """Return the present version of a shard as `acquire` does; the plans that name the other one then mean it."""
+        found = await self.acquire(ref._replace(version=None), wanted, wait)
+        if isinstance(found, Published):
+            self._planner.learn(name_of(ref), found.shard.key, time.monotonic())
+        return found
 
     @contextlib.asynccontextmanager
     async def published(self, ref: ShardRef) -> AsyncIterator[Published]:

@@ -182,8 +182,9 @@ class Session:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
                 async with self._waiting(request_id, position := message["position"]):
-                    partial, first = message.get("partial", False), _first(message)
-                    return self._granted(await self._reader.lease(request_id, position, partial=partial, first=first))
+                    options = {name: message.get(name, False) for name in ("partial", "latest")}
+                    lease = await self._reader.lease(request_id, position, first=_first(message), **options)
+                    return self._granted(lease)
             case "more":
                 async with self._waiting(request_id, self._reader.position(number := message["lease"])):
                     return self._granted(await self._reader.more(number, message["beyond"], _first(message)))

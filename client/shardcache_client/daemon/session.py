@@ -47,6 +47,7 @@ class LeaseRequest:
     number: int = 0  # of the lease
     request: int = 0  # id of the last request for it
     grant: Grant | None = None  # None while waiting for it
+    latest: bool = False  # True if the present version will do, whatever the plan says
     unmatched: int = 0  # number of samples read that had no partner in the shards that they are joined with
 
 
@@ -129,18 +130,23 @@ class Session:
             self._try(lambda connection: connection.call(kind, self._silence_ends_s(), **fields))
 
     def lease(
-        self, position: int, *, partial: bool | None = None, first: tuple[int, int] | None = None
+        self,
+        position: int,
+        *,
+        partial: bool | None = None,
+        first: tuple[int, int] | None = None,
+        latest: bool = False,
     ) -> LeaseRequest:
         """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it.
 
-        Of a file, another part than the beginning may be needed `first`.
+        Of a file, another part than the beginning may be needed `first`. With `latest`, it may have been replaced.
         """
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
             url = self._plan.shard(position).url
             self._leave(errors.CacheDirError("this process cannot read the daemon's files", url=url))
         self._go_back()
-        lease = LeaseRequest(position, self._partial_reads if partial is None else partial, first)
+        lease = LeaseRequest(position, self._partial_reads if partial is None else partial, first, latest=latest)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
@@ -388,8 +394,12 @@ class Session:
     def _ask(self, connection: DaemonConnection, lease: LeaseRequest) -> None:
         lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
-        first = {} if lease.first is None else {"start": lease.first[0], "beyond": lease.first[1] - 1}
-        lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial, **first)
+        options: Json = {"partial": lease.partial}
+        if lease.first is not None:
+            options |= {"start": lease.first[0], "beyond": lease.first[1] - 1}
+        if lease.latest:
+            options["latest"] = True
+        lease.number = lease.request = connection.request("lease", position=place, **options)
         if lease.needed:
             connection.tell("need", of=lease.request)
 

@@ -190,6 +190,17 @@ class Manifest(Sequence[ShardRef]):
         assert shards.fingerprint  # once here, rather than in each of the workers that are forked from this process
         return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
 
+    def of_some(self, numbers: Iterable[int]) -> "Manifest":
+        """Return the manifest of some of the shards alone, by their numbers."""
+        return Manifest(Shards.of(map(self.__getitem__, numbers)), counts_listed=self.counts_listed)
+
+    def is_replaceable(self, shard: int) -> bool:
+        """Return True if a shard may be read in another version than listed, one with the same number of samples.
+
+        An index file names the version that is wanted. In a listing, it is merely the one that was there.
+        """
+        return self.choices is None and (not self.counts_listed or self.shards.samples[shard] < 0)
+
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
         """Return the same shards with another number of samples each: `count(tokens, samples)`. Raises ConfigError."""
         tokens, samples = self.shards.tokens, self.shards.samples

@@ -62,6 +62,7 @@ class LeasedShard:
     handover: Handover | None = None
     view: View = WHOLE
     beside: Sequence[Beside] = ()
+    replaceable: bool = False  # True if another version may be read: none of the shard was handed out in this epoch
 
     def __post_init__(self) -> None:
         self._start, self._stop = self.span or (0, None)
@@ -246,7 +247,7 @@ class LeasedShard:
     def _opened(self) -> MappedShard | ArrivingShard:
         tries_left, was_checked = _TRIES, False
         while True:
-            grant = self._session.wait(self._lease)
+            grant = self._granted()
             self._check_version(grant)
             try:
                 return self._map(grant)
@@ -262,9 +263,20 @@ class LeasedShard:
                 self._ask_again(damage)
                 was_checked = bool(damage)
 
+    def _granted(self) -> Grant:
+        try:
+            return self._session.wait(self._lease)
+        except errors.OutdatedError:
+            if not self.replaceable or self._yielded or self._lease.latest:
+                raise
+        # Not partial: the numbers of samples are compared before the first is yielded.
+        self._lease = self._session.lease(self._lease.position, partial=False, latest=True)
+        return self._session.wait(self._lease)
+
     def _ask_again(self, damage: str = "") -> None:
         self._session.release(self._lease, read=False, damage=damage)
-        self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
+        previous = self._lease
+        self._lease = self._session.lease(previous.position, partial=previous.partial, latest=previous.latest)
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
         if grant["type"] == "arriving":
@@ -285,8 +297,16 @@ class LeasedShard:
         return shard
 
     def _check_count(self, count: int, unit: str, url: str) -> None:
-        if self.count not in (None, count):
-            raise errors.CountMismatchError(f"it holds {count} {unit}, but the manifest says {self.count}", url=url)
+        if self.count in (None, count):
+            return
+        if self._lease.latest:
+            raise errors.CountMismatchError(
+                f"it was replaced in the object store since it was listed, and holds {count} {unit} instead of "
+                f"{self.count}",
+                url=url,
+                remedy="start the job again, which lists the shards anew",
+            )
+        raise errors.CountMismatchError(f"it holds {count} {unit}, but the manifest says {self.count}", url=url)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)
@@ -353,13 +373,19 @@ class ShardWindow:
             leases = [self._session.lease(position, partial=partial) for position in range(first, self._asked)]
             self._ahead.append(leases)
 
-    def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
-        """Return the next shard, whose number in the manifest is given, to be opened."""
+    def take(
+        self, number: int, count: int | None, span: tuple[int, int | None] | None = None, *, is_fresh: bool = False
+    ) -> LeasedShard:
+        """Return the next shard, whose number in the manifest is given, to be opened.
+
+        With `is_fresh`, nobody has been given samples of it in this epoch.
+        """
         self.ask(1)
         self.let_go()
         lease, *others = self._ahead.popleft()
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
+        options["replaceable"] = is_fresh and self._plan.manifest.is_replaceable(number)
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
         if lease.position:  # after the request for the shard, and not for the first: neither is delayed
             self._session.extend()

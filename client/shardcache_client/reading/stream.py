@@ -117,7 +117,8 @@ class SampleReader:
             self._begin_step(step, first)
             stop = piece.stop if last is None else piece.start + last
             count = None if self._manifest is None else self._manifest[piece.shard].samples
-            leased_shard = self._shard_window.take(piece.shard, count, (piece.start + first, stop))
+            span = (piece.start + first, stop)
+            leased_shard = self._shard_window.take(piece.shard, count, span, is_fresh=_is_whole(span, count))
             try:
                 leased_shard.open()
                 self._shard_window.ask(1)
@@ -172,22 +173,28 @@ class SampleReader:
             pass
         return None
 
-    def _steps(self, segment: Segment) -> Iterator[Iterator[Draw]]:
-        """Yield the draws of each step, while its pieces are held."""
+    def _steps(self, segment: Segment, *, is_shared: bool = False) -> Iterator[Iterator[Draw]]:
+        """Yield the draws of each step, while its pieces are held; `is_shared` if other readers draw from them, too."""
         mix, held = segment.mix, dict[int, _HeldPiece]()
+        is_resumed = True  # of the first step, pieces may have been begun before
         for step, first, last in segment.steps():
             self._begin_step(step, first)
-            self._enter(mix, step, held)
+            is_resumed = is_resumed and (step, first) != (0, 0)
+            self._enter(mix, step, held, is_fresh=not (is_shared or is_resumed))
+            is_resumed = False
             yield _draws(mix, step, held, first, last)
             self._leave(mix, step, held)
         self._leave(mix, mix.steps, held)
 
-    def _enter(self, mix: Mix, step: int, held: dict[int, _HeldPiece]) -> None:
-        """Open the pieces of this step that are not held yet, and request the next one ahead."""
+    def _enter(self, mix: Mix, step: int, held: dict[int, _HeldPiece], *, is_fresh: bool) -> None:
+        """Open the pieces of this step that are not held yet, and request the next one ahead.
+
+        They are fresh if no sample of theirs has been drawn in this epoch.
+        """
         new = [piece for piece in mix.pieces_at(step) if piece not in held]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._shard_window.ask(min(waiting, _MAX_AT_ONCE))
-            held[piece] = self._open(mix, piece)
+            held[piece] = self._open(mix, piece, is_fresh=is_fresh)
         self._shard_window.ask(1)
 
     def _leave(self, mix: Mix, step: int, held: dict[int, _HeldPiece]) -> None:
@@ -196,11 +203,12 @@ class SampleReader:
         for piece in [piece for piece in held if piece not in staying]:
             self._shard_window.give_back(held.pop(piece).leased_shard)
 
-    def _open(self, mix: Mix, number: int) -> _HeldPiece:
+    def _open(self, mix: Mix, number: int, *, is_fresh: bool) -> _HeldPiece:
         piece = mix.pieces[number]
         count = None if self._manifest is None else self._manifest[piece.shard].samples
         chosen = None if self._manifest is None else self._manifest.chosen(piece.shard)
-        leased_shard = self._shard_window.take(piece.shard, count)
+        is_fresh = is_fresh and _is_whole((piece.start, piece.stop), count)
+        leased_shard = self._shard_window.take(piece.shard, count, is_fresh=is_fresh)
         try:
             leased_shard.open()
             count, cut = len(leased_shard.whole), leased_shard.cutter()
@@ -234,7 +242,7 @@ class SampleReader:
     def _draws_of(self, part: Part) -> Generator[Draw]:
         """Yield each sample as a function that returns it."""
         if isinstance(part, Segment):
-            for step in self._steps(part):
+            for step in self._steps(part, is_shared=True):
                 yield from step
             return
         assert isinstance(part, Interleaved)
@@ -242,6 +250,11 @@ class SampleReader:
         with closing(_in_turn(part, lanes)) as turns:
             for lane, draw in turns:
                 yield partial(_draw_named, draw, part, lane)
+
+
+def _is_whole(span: tuple[int, int | None], count: int | None) -> bool:
+    """Return True if a span has all samples of a shard."""
+    return span[0] == 0 and span[1] in (None, count)
 
 
 def _draws(mix: Mix, step: int, held: Mapping[int, _HeldPiece], first: int, last: int | None) -> Iterator[Draw]:
