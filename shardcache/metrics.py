@@ -3,7 +3,7 @@
 import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -89,17 +89,29 @@ class Bills:
                 bill[f"{kind}_cost"] += cost
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
-        """Return a bill, what the cache saved, and both in words; costs are None without a price."""
-        bill, texts, units = Counter(self.amounts[client]), [], ("bytes", "requests", "cost")
+        """Return a bill, what the cache saved, and both in words; costs are None without a price.
+
+        What is fetched ahead is saved once it is read: until then `saved_bytes` is negative, and not among the words.
+        """
+        bill = Counter(self.amounts[client])
         priced = "fetched_cost" in bill or "read_cost" in bill
-        bill.update({f"saved_{unit}": bill[f"read_{unit}"] - bill[f"fetched_{unit}"] for unit in units})
-        for kind in (kinds := ("fetched", "read", "saved")):
-            # Not below 0: what is fetched ahead is saved once it is read, and a shard may take several requests.
-            size_bytes, requests = (max(0, bill[f"{kind}_{unit}"]) for unit in ("bytes", "requests"))
-            text = f"{kind} {size(size_bytes)} in {requests:,} requests"
-            texts.append(text + priced * f" ({bill[f'{kind}_cost']:,.2f})")
-        costs = {f"{kind}_{unit}": bill[f"{kind}_{unit}"] for kind in kinds for unit in units[: 2 + priced]}
-        return {f"{kind}_cost": None for kind in kinds} | costs | {"text": ", ".join(texts)}
+        units = ("bytes", "requests", "cost") if priced else ("bytes", "requests")
+        for unit in units:
+            bill[f"saved_{unit}"] = bill[f"read_{unit}"] - bill[f"fetched_{unit}"]
+        kinds = ("fetched", "read", "saved")
+        amounts = {f"{kind}_{unit}": bill[f"{kind}_{unit}"] for kind in kinds for unit in units}
+        shown = kinds if bill["saved_bytes"] > 0 else kinds[:2]
+        texts = [_in_words(kind, bill, priced=priced) for kind in shown]
+        return {f"{kind}_cost": None for kind in kinds} | amounts | {"text": ", ".join(texts)}
+
+
+def _in_words(kind: str, bill: Mapping[str, float], *, priced: bool) -> str:
+    """Return one line of a bill: bytes, requests, and the cost if there are prices."""
+    requests = max(0, bill[f"{kind}_requests"])  # a shard may take several to fetch, and one to read
+    text = f"{kind} {size(bill[f'{kind}_bytes'])} in {requests:,} requests"
+    if priced:
+        text += f" ({bill[f'{kind}_cost']:,.2f})"
+    return text
 
 
 @dataclass(slots=True)
