@@ -5,17 +5,21 @@ import enum
 import time
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardcache.cache.planner import Listing, name_of
 from shardcache.cache.transfers import Leasing, Published
-from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Turns, Wait
+from shardcache.cache.waits import Arrival, Class, JobKey, RecentWaits, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
 from shardcache.protocol import ShardRef
 from shardcache.redact import excerpt
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
+
+LISTING = "listing the shards"
+"""What a reader waits for until its patterns are resolved."""
 
 _OF_A_PREVIOUS_PLAN = -1
 _POSITION_BYTES = 64  # memory taken by a position of a plan
@@ -129,6 +133,8 @@ class Reader:
         self._waited_s = 0.0
         self._charged_until_s = 0.0
         self._moved_s = time.monotonic()  # when it last took or released a shard
+        self._recent = RecentWaits()
+        self.resolving: Sequence[str] = ()  # the patterns whose shards it waits to be told
 
     # The plan
 
@@ -330,6 +336,18 @@ class Reader:
 
     # Waits
 
+    @contextmanager
+    def waiting_for_listing(self, patterns: Sequence[str]) -> Iterator[None]:
+        """Count the reader as waiting while patterns are resolved: it has nothing to read before."""
+        self.resolving = patterns
+        wait = Wait(self.job.key, holder=self)
+        self._begin_wait(wait, None)
+        try:
+            yield
+        finally:
+            self._stop_waiting(wait)
+            self.resolving = ()
+
     def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
         self.charge()
         wait.since_s = self._charged_until_s
@@ -338,12 +356,15 @@ class Reader:
             self._owner.leasing.transfers.hurry(transfer)
 
     def _end_wait(self, wait: Wait) -> None:
-        """End a wait; no-op if it was never begun."""
+        """End the wait for a lease; no-op if it was never begun."""
         if wait in self._waits:
-            self.charge()
-            self._waits.remove(wait)
+            self._stop_waiting(wait)
             assert wait.since_s is not None  # set when it began
             self._residency.counters.measures.wait.observe(time.monotonic() - wait.since_s)
+
+    def _stop_waiting(self, wait: Wait) -> None:
+        self.charge()
+        self._waits.remove(wait)
 
     def charge(self) -> None:
         """Charge the time waited since the last call to the job, by the stages of the transfer being waited for."""
@@ -351,6 +372,7 @@ class Reader:
         self._charged_until_s = now_s
         if not self._waits:
             return
+        self._recent.add(since_s, now_s)
         self._waited_s += now_s - since_s
         self.job.waited_s += now_s - since_s
         stages, known_s = self._waits[0].stages, 0.0
@@ -360,10 +382,23 @@ class Reader:
         self.job.waited_by_cause_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s
 
     @property
-    def waiting_for(self) -> Stage | None:
-        """Stage of the transfer that the reader waits for; None while it reads."""
-        wait = next(iter(self._waits), None)
-        return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
+    def waiting_for(self) -> str | None:
+        """Stage of the transfer that the reader waits for, or `LISTING`; None while it reads."""
+        if not self._waits:
+            return None
+        if self.resolving:
+            return LISTING
+        stages = self._waits[0].stages
+        return Stage.ASKING if stages is None else stages.present
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """Start of the present wait, by the monotonic clock; None while it reads."""
+        return self._waits[0].since_s if self._waits else None
+
+    def recently_waited_s(self) -> float:
+        """Return how much of the last `RECENT_S` seconds the reader has waited, as of the latest `charge`."""
+        return self._recent.total_s(self._charged_until_s)
 
     # As a holder of space
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from shardcache.cache.readers import Job, Reader, Readers
+from shardcache.access import store_of
+from shardcache.cache.readers import LISTING, Job, Reader, Readers
 from shardcache.cache.transfers import Prefetcher
-from shardcache.cache.waits import Class, Holder, JobKey, Stage, Transfer
+from shardcache.cache.waits import RECENT_S, Class, Holder, JobKey, Stage, Transfer
 from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.scheduler import Limit
@@ -53,6 +54,7 @@ _MAX_CELLS = 20_000
 _READING_S = 0.5
 _READ_AT_ONCE = 256
 _MAX_HOLDERS = 3  # jobs named as holding space
+_MAX_PATTERNS = 256  # of a reader, among which the one that is being asked about is searched
 
 
 class Presence(enum.StrEnum):
@@ -170,7 +172,7 @@ class Overview:
             "origins": [asdict(load) for load in scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
-            "jobs": self._jobs(),
+            "jobs": self._jobs(visible),
         }
 
     def reason(self, transfer: Transfer) -> str:
@@ -182,10 +184,10 @@ class Overview:
         failed = self._downloader.failing.get(transfer.ref.url)
         return f"{stage.value}; {failed}" if failed else self._limited(stage, transfer.ref.url)
 
-    def _limited(self, stage: Stage, url: str | None = None) -> str:
+    def _limited(self, stage: str, url: str | None = None) -> str:
         """Return a stage with the limit that holds its transfers back, if one does."""
         holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
-        return f"{stage.value}, limited by {holding[0]}" if holding and stage is Stage.NETWORK else stage.value
+        return f"{stage}, limited by {holding[0]}" if holding and stage == Stage.NETWORK else str(stage)
 
     def _space(self) -> str:
         """Return the capacity in words, and who holds what of it."""
@@ -212,9 +214,16 @@ class Overview:
             yield Limit("errors", f"requests repeated after errors: {len(failing)}; {failing[-1]}", holds=True)
 
     def listing_reason(self, patterns: Sequence[str]) -> str:
-        """Return a human-readable reason why patterns are not resolved yet."""
-        failed = next(filter(None, map(self._downloader.failing.get, patterns)), None)
-        return f"listing the shards; {failed}" if failed else "listing the shards"
+        """Return a human-readable reason why patterns are not resolved yet: the store, and its latest error."""
+        pattern = self._asked(patterns)
+        failed = self._downloader.failing.get(pattern)
+        reason = f"{LISTING} of {store_of(pattern)}"
+        return f"{reason}; {failed}" if failed else reason
+
+    def _asked(self, patterns: Sequence[str]) -> str:
+        """Return the pattern that its origin is being asked about; the first one if that is unknown."""
+        asking = self._downloader.asking
+        return next((each for each in patterns[:_MAX_PATTERNS] if each in asking), patterns[0])
 
     def _free_bytes(self) -> int | None:
         try:
@@ -235,25 +244,46 @@ class Overview:
             "needed_in_s": _ahead(now.next_use_s(self._planner.key(transfer.name)), now.now_s),
         }
 
-    def _jobs(self) -> list[Json]:
+    def _jobs(self, visible: Visible) -> list[Json]:
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
         for reader in self._readers:
             reader.charge()
             readers[reader.client].append(reader)
         jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
-        return [self._job(job, readers[job.key]) for job in jobs]
+        return [self._job(job, readers[job.key], visible) for job in jobs]
 
-    def _job(self, job: Job, readers: list[Reader]) -> Json:
-        now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
-        stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
-        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
+    def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
+        now = self._planner.now
+        waiting = [reader for reader in readers if reader.waiting_for is not None]
+        recently_s = sum(reader.recently_waited_s() for reader in readers)
         return job.to_json() | {
             "bill": self._residency.counters.bills.to_json(job.key),
             "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
-            "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # None if everything planned is cached
-            "waiting": len(stages),
-            "waiting_for": self._limited(max(set(stages), key=stages.count)) if stages else None,
+            "ahead_s": self._ahead_s(readers),
+            "waiting": len(waiting),
+            "waiting_for": self._waiting_for(waiting, visible),
+            "waiting_s": _longest_s(waiting),
+            "waiting_share": round(recently_s / (RECENT_S * len(readers)), 4) if readers else 0.0,
         }
+
+    def _ahead_s(self, readers: list[Reader]) -> float | None:
+        """Return the time until one of the readers needs a missing shard; None if everything planned is cached."""
+        if any(reader.resolving for reader in readers):
+            return 0.0
+        now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
+        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
+        return _ahead(min(needs_s, default=math.inf), now.now_s)
+
+    def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
+        """Return what most of the waiting readers wait for; None if there are none."""
+        if not waiting:
+            return None
+        stages = [reader.waiting_for or "" for reader in waiting]
+        stage = max(set(stages), key=stages.count)
+        if stage != LISTING:
+            return self._limited(stage)
+        resolving = next(reader.resolving for reader in waiting if reader.resolving)
+        return self.listing_reason(resolving) if visible(self._asked(resolving)) else LISTING
 
     # The live part: waiting readers, needs of the next minutes, and the map of cached shards
 
@@ -293,7 +323,8 @@ class Overview:
         return {"shards": len(self._store.shards), "folders": folders}
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
-        """Yield, for each shard and job, the number of readers that wait for it, for how long and why."""
+        """Yield, for each shard and job, the number of readers that wait for it, for how long and why; listings too."""
+        yield from self._waits_for_listings(visible)
         for transfer in self._transfers.all():
             since_s: defaultdict[JobKey | None, list[float]] = defaultdict(list)
             for wait in transfer.waits:
@@ -310,6 +341,21 @@ class Overview:
                     "url": _shown(url, visible),
                     "reason": self.reason(transfer) if visible(url) else transfer.stages.present.value,
                 }
+
+    def _waits_for_listings(self, visible: Visible) -> Iterator[Json]:
+        waiting: defaultdict[tuple[JobKey, str], list[Reader]] = defaultdict(list)
+        for reader in self._readers:
+            if reader.resolving:
+                waiting[reader.client, self._asked(reader.resolving)].append(reader)
+        for ((job, uid), pattern), readers in waiting.items():
+            yield {
+                "job": job,
+                "uid": uid,
+                "readers": len(readers),
+                "for_s": _longest_s(readers),
+                "url": _shown(pattern, visible),
+                "reason": self.listing_reason([pattern]) if visible(pattern) else LISTING,
+            }
 
     async def _look_ahead(self) -> list[Lane]:
         """Return a lane for each job with readers, sharing the event loop between readers."""
@@ -363,6 +409,12 @@ class Overview:
             for shard, facts in zip(some, await self._store.peek(some), strict=True):
                 self._urls[shard.key] = facts.url if facts else ""  # damaged: its next use or check quarantines it
         return True
+
+
+def _longest_s(readers: Iterable[Reader]) -> float | None:
+    """Return how long the one of these readers that has waited for longest has waited; None if none waits."""
+    since_s = [reader.waits_since_s for reader in readers if reader.waits_since_s is not None]
+    return round(time.monotonic() - min(since_s), 1) if since_s else None
 
 
 def _shown(url: str, visible: Visible) -> str:

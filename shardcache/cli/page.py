@@ -269,7 +269,7 @@ def _job_order(job: Row) -> tuple[bool, float, str]:
 
 def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
     """Return the columns that fit, by heading; the names are folded into lines."""
-    shares = {_job_key(job): f"{job['waiting_share']:.0%}" for job in rates["jobs"]} if rates else {}
+    recent = {_job_key(job): job["waiting_share"] for job in rates["jobs"]} if rates else {}
     columns: Columns = {
         "job": [Text(job["name"]) for job in jobs],
         "user": [one_line(user_name(job["uid"])) for job in jobs],
@@ -278,7 +278,7 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         "shards read": [f"{job['shards_done']:,} of {job['shards_planned']:,}{_unmatched(job)}" for job in jobs],
         "shards/s": [f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else "" for job in jobs],
         "ahead": [ahead(job) for job in jobs],
-        "waits": [shares.get(_job_key(job), "") for job in jobs],
+        "waits": [_share(job.get("waiting_share", recent.get(_job_key(job)))) for job in jobs],
         "waited": [one_line(_waited(job)) for job in jobs],
         _ELASTIC: [one_line(_waiting_now(job)) for job in jobs],
     }
@@ -289,6 +289,10 @@ def _job_columns(jobs: Sequence[Row], rates: Row | None, width: int) -> Columns:
         del columns[heading]
     for_names = max(_MIN_NAME_COLUMNS, width - _min_width(columns, 0))
     return columns | {"job": [Text("\n".join(chop_cells(job["name"], for_names))) for job in jobs]}
+
+
+def _share(waiting_share: float | None) -> str:
+    return "" if waiting_share is None else f"{waiting_share:.0%}"
 
 
 def _unmatched(job: Row) -> str:
@@ -312,6 +316,8 @@ def ahead(job: Row) -> Text:
     if "ahead_s" not in job:
         return Text()
     ahead_s = job["ahead_s"]
+    if ahead_s is None and not job["shards_planned"]:
+        return Text("no plan yet", "dim")
     if ahead_s is None:
         return Text("all cached", "green")
     if ahead_s > 0:
@@ -328,8 +334,14 @@ def _waited(job: Row) -> str:
 
 def _waiting_now(job: Row) -> str:
     readers = job.get("waiting", 0)
-    what = f": {job['waiting_for']}" if readers and job["waiting_for"] else ""
-    return f"{count(readers, 'reader')}{what}" if readers else ""
+    if not readers:
+        return ""
+    text = count(readers, "reader")
+    if job.get("waiting_s"):
+        text += f" for {duration(job['waiting_s'])}"
+    if job["waiting_for"]:
+        text += f": {job['waiting_for']}"
+    return text
 
 
 # Transfers: those being waited for first, then by when they are needed

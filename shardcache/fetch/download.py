@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -209,6 +210,7 @@ class Downloader:
         self._priming = 0  # number of first parts requested ahead, which have no slot
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
+        self.asking: Counter[str] = Counter()  # small requests under way, by url
 
     def limits(self, url: str | None = None) -> list[Limit]:
         """Return the limits that a download of a url meets, or any download."""
@@ -288,7 +290,13 @@ class Downloader:
             async with read.limit():
                 return await request(read.received)
 
-        return await self._retry.call(url, attempt)
+        self.asking[url] += 1
+        try:
+            return await self._retry.call(url, attempt)
+        finally:
+            self.asking[url] -= 1
+            if not self.asking[url]:
+                del self.asking[url]
 
     async def download(
         self,

@@ -202,7 +202,8 @@ class Session:
 
     async def _resolve(self, request_id: int, urls: list[str], wanted: protocol.Wanted) -> Json:
         self._listed = request_id, urls
-        found = await self._cache.manifests.resolve(urls, self._peer, wanted=wanted)
+        with self._reader.waiting_for_listing(urls):
+            found = await self._cache.manifests.resolve(urls, self._peer, wanted=wanted)
         return {
             "type": "manifest",
             "remembered": found.remembered,

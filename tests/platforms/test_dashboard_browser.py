@@ -112,7 +112,8 @@ def test_page_shows_the_job_and_follows_it_live(browser: ClientConnection, scene
         page.until("/of 16 connections\\n.*capacity is/.test(document.querySelector('#limits').innerText)")
         waiting = threading.Thread(target=scene.reader.take, args=(4,))
         waiting.start()
-        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader is waiting: download')")
+        said = "document.querySelector('#verdict-text').innerText"
+        page.until(f"/1 of 1 (reader is waiting|job is short of data): download/.test({said})")
         page.until("/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)")
         assert "train-000004.tar: downloading" in str(page.evaluate("document.querySelector('#waits').innerText"))
         page.until("document.querySelector('#verdict.stalled') && true")

@@ -282,16 +282,16 @@ class DaemonConnection:
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
         """Send a request and return its answer. Raises NoDaemonError if none comes by the deadline."""
         request, begun_s = self.request(kind, **fields), time.monotonic()
-        report_s = begun_s + _FIRST_REPORT_S
+        report_s, reason = begun_s + _FIRST_REPORT_S, ""
         while (answer := self.answer(request, min(deadline_s, report_s))) is None:
             if time.monotonic() >= deadline_s:
                 raise errors.NoDaemonError(
-                    f"the daemon did not answer {kind!r} in time",
+                    f"the daemon did not answer {kind!r} in time{reason and f' ({reason})'}",
                     url=str(self._path),
                     remedy="check what it is doing: shardcache status",
                 )
             (reason, _), report_s = self.explain(request, deadline_s), time.monotonic() + _NEXT_REPORT_S
-            log.warning("waiting for the daemon for %.0f s: %s", time.monotonic() - begun_s, reason)
+            log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
         return answer
 
     def explain(self, request: int, deadline_s: float = math.inf) -> tuple[str, int]:

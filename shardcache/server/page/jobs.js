@@ -1,45 +1,33 @@
 // The jobs: the current state of each, and its next five minutes as a strip; and the upcoming shards.
 
 import { brush, byId, colour, setText, setTexts, sync, table } from "./dom.js";
-import { count, duration, ending, neededIn, number, size } from "./dom.js";
+import { count, duration, ending, neededIn, number, percent, size } from "./dom.js";
+import { keyOf } from "./waits.js";
 
 const HORIZON_S = 300;
 const PRESENCES = [["cached", "cached"], ["fetching", "being fetched"], ["missing", "missing"]];
 const MARK = 4;
-// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader counts as stalled.
-const SHORT_S = 1, STALLED_S = 10;
-
-export const keyOf = ({ job, name = job, uid }) => JSON.stringify([name, uid]);
-export const isLong = ({ longest }) => longest.for_s >= SHORT_S;
-export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;
 
 /** The urls that the page names, to be told apart. */
 export const urlsOf = ({ waits, gaps, transfers }) => [...waits, ...gaps, ...transfers].map(({ url }) => url);
-
-/** Waits by job, as { job, uid, readers, longest }; the job that waits longest first. */
-export function byJob(waits) {
-  const found = new Map();
-  for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
-    const previous = found.get(keyOf(wait));
-    if (previous) previous.readers += wait.readers;
-    else found.set(keyOf(wait), { job: wait.job, uid: wait.uid, readers: wait.readers, longest: wait });
-  }
-  return found;
-}
 
 const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : number(Math.round(rate)));
 const unmatched = (job) => (job.samples_unmatched ? ` (${number(job.samples_unmatched)} samples unmatched)` : "");
 const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}${unmatched(job)}`;
 
-export function showJobs(moment) {
-  const { jobs, waits, lanes } = moment, urls = urlsOf(moment);
-  const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane])), waitOf = byJob(waits);
+const ahead = (job) => (
+  job.ahead_s !== null ? neededIn(job.ahead_s) : job.shards_planned ? "all cached" : "no plan yet"
+);
+
+export function showJobs(moment, short) {
+  const { jobs, lanes } = moment, urls = urlsOf(moment);
+  const laneOf = new Map(lanes.map((lane) => [keyOf(lane), lane]));
   const live = jobs.filter((job) => job.sessions > 0).sort((a, b) => (b.waiting > 0) - (a.waiting > 0));
   table(byId("job-rows"), live, keyOf, (row, job, name, now, ...cells) => {
     setTexts(name, [job.name, job.user]);
-    showNow(row, now, job, waitOf.get(keyOf(job)), urls);
-    const ahead = job.ahead_s === null ? "all cached" : neededIn(job.ahead_s);
-    [number(job.sessions), read(job), pace(job.shards_per_s), ahead].forEach((text, at) => setText(cells[at], text));
+    showNow(row, now, job, short.get(keyOf(job)), urls);
+    const texts = [number(job.sessions), read(job), pace(job.shards_per_s), ahead(job)];
+    texts.forEach((text, at) => setText(cells[at], text));
     showWaited(cells[4], job);
     showLane(cells[5], job, laneOf.get(keyOf(job)));
   }, "No job is connected.");
@@ -51,14 +39,22 @@ export function showJobs(moment) {
   });
 }
 
-function showNow(row, cell, job, wait, urls) {
-  const waits = wait !== undefined && isLong(wait); // as in the summary, which would contradict it otherwise
-  const what = waits && `${number(job.waiting)} waiting, up to ${duration(wait.longest.for_s)}`;
-  setTexts(cell, waits ? [what, `${ending(wait.longest.url, urls)}: ${wait.longest.reason}`] : ["reading", ""]);
-  cell.title = wait?.longest.url ?? "";
-  cell.firstElementChild.classList.toggle("waits", waits);
-  row.classList.toggle("stalled", wait !== undefined && isStalled(wait));
+/** Show what a job is doing; `held` says why it is short of data, as in the summary, and is undefined if it is not. */
+function showNow(row, cell, job, held, urls) {
+  setTexts(cell, held === undefined ? ["reading", ""] : [waiting(job, held), whatFor(held, urls)]);
+  cell.title = held?.longest?.url ?? "";
+  cell.firstElementChild.classList.toggle("waits", held !== undefined);
+  row.classList.toggle("stalled", held !== undefined && held.stalled);
 }
+
+const waiting = (job, { share, longest }) => (
+  longest ? `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}` : `waits ${percent(share, 1)} of the time`
+);
+
+/** What a job that is short of data waits for. */
+export const whatFor = ({ longest, reason }, urls) => (
+  longest ? `${ending(longest.url, urls)}: ${longest.reason}` : reason
+);
 
 function showWaited(cell, job) {
   const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05).sort(([, a], [, b]) => b - a)
@@ -117,7 +113,9 @@ const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
 export function showUpcoming(moment) {
   const { jobs, gaps, transfers, lanes } = moment, urls = urlsOf(moment);
   const rows = upcoming(gaps, transfers), users = new Map(jobs.map(({ uid, user }) => [uid, user]));
-  const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
+  const isNeeded = lanes.some(({ counts }) => Object.values(counts).flat().some(Boolean));
+  const none = !lanes.length ? "No job is reading." : isNeeded
+    ? "All shards needed in the next five minutes are cached." : "No shard is needed in the next five minutes.";
   const key = ({ url, job }) => `${url} ${job}`;
   table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), key, (_, row, need, shard, job, state) => {
     setText(need, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));

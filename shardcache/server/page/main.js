@@ -6,17 +6,20 @@ import { byId, setText } from "./dom.js";
 import { showJobs, showUpcoming } from "./jobs.js";
 import { CacheMap } from "./map.js";
 import { Rates, showStores, showSummary } from "./summary.js";
+import { shortOfData } from "./waits.js";
 
 const KEY = "shardcache.token";
 const PAUSES_S = [0.5, 1, 2, 5];
 
+const reasons = new Map(); // by job, what it last waited for
 const rates = new Rates(), map = new CacheMap(byId("map"));
 let last = null;
 
 function show(moment) {
   byId("main").hidden = false;
-  showSummary(moment, rates);
-  showJobs(moment);
+  const short = shortOfData(moment, reasons);
+  showSummary(moment, rates, short);
+  showJobs(moment, short);
   showUpcoming(moment);
   showStores(moment);
   // Exactly those frames can have the focus that scroll sideways.

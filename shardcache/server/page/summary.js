@@ -2,55 +2,49 @@
 // rate, and the origins with their connections and counters.
 
 import { byId, setText, setTexts, sync, table } from "./dom.js";
-import { count, duration, ending, neededIn, number, percent, size } from "./dom.js";
-import { byJob, isLong, isStalled, keyOf, urlsOf } from "./jobs.js";
+import { count, duration, neededIn, number, percent, size } from "./dom.js";
+import { urlsOf, whatFor } from "./jobs.js";
+import { isLasting, keyOf, level, verdict } from "./waits.js";
 
 const MAX_WAITS = 6;
 
-export function showSummary(moment, rates) {
+export function showSummary(moment, rates, short) {
   const { jobs, cache, version, uptime_s: up } = moment;
   setText(byId("who"), `${cache.dir} · version ${version} · up ${duration(up)}`);
   const warnings = CHECKS.map((check) => check(moment)).filter(Boolean);
-  const waiting = [...byJob(moment.waits).values()].filter(isLong);
-  const held = waiting.reduce((total, { readers }) => total + readers, 0);
-  setText(byId("verdict-text"), verdict(jobs, waiting, held));
-  const level = held ? "waiting" : warnings.length ? "warned" : "well";
-  byId("verdict").className = waiting.some(isStalled) ? "stalled" : level;
-  showWaits(waiting, new Map(jobs.map(({ uid, user }) => [uid, user])), urlsOf(moment));
+  setText(byId("verdict-text"), verdict(jobs, short));
+  byId("verdict").className = level(short, warnings);
+  showWaits([...short.values()], new Map(jobs.map(({ uid, user }) => [uid, user])), urlsOf(moment));
   sync(byId("warnings"), warnings, ([what]) => what, setTexts);
   sync(byId("figures"), figures(moment, rates), ([name]) => name, setTexts);
 }
 
-function verdict(jobs, waiting, held) {
-  const readers = jobs.reduce((total, job) => total + job.sessions, 0);
-  if (readers === 0) return "No job is connected.";
-  const of = count(jobs.filter((job) => job.sessions).length, "job");
-  if (held === 0) return `No reader is waiting (${count(readers, "reader")}, ${of}).`;
-  const reasons = [...new Set(waiting.map(({ longest }) => longest.reason.split(": ")[0]))].join("; ");
-  return `${number(held)} of ${count(readers, "reader")} ${held === 1 ? "is" : "are"} waiting: ${reasons}.`;
-}
-
-/** List the waiting jobs, for how long and for what; kept out of the line above, which is announced when it changes. */
-function showWaits(waiting, users, urls) {
-  sync(byId("waits"), waiting.slice(0, MAX_WAITS), keyOf, (item, { job, uid, readers, longest }) => {
-    const what = `${ending(longest.url, urls)}: ${longest.reason}`, who = job ? `${job} (${users.get(uid) ?? uid})` : "no job";
-    setTexts(item, [who, count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
-    item.title = longest.url;
+/** List the jobs that are short of data, how much and of what; kept out of the line above, which is announced. */
+function showWaits(held, users, urls) {
+  sync(byId("waits"), held.slice(0, MAX_WAITS), keyOf, (item, each) => {
+    const { job, uid, readers, share, longest } = each;
+    const who = job ? `${job} (${users.get(uid) ?? uid})` : "no job";
+    const long = isLasting(each) ? `waiting ${percent(share, 1)} of the last 30 s` : `up to ${duration(longest.for_s)}`;
+    setTexts(item, [who, count(readers, "reader"), long, whatFor(each, urls)]);
+    item.title = longest?.url ?? "";
   });
-  const more = waiting.length - MAX_WAITS;
+  const more = held.length - MAX_WAITS;
   setText(byId("waits-more"), more > 0 ? `and ${count(more, "more job")}` : "");
 }
 
-function figures({ jobs, cache, counters, pins, bill }, rates) {
+/** The key figures, as [name, value, more]. */
+export function figures({ jobs, cache, counters, pins, bill }, rates) {
   const ahead = jobs.filter((job) => job.sessions && job.ahead_s !== null).map((job) => job.ahead_s);
+  const isPlanned = jobs.some((job) => job.sessions && job.shards_planned);
   const leases = counters.hits + counters.misses;
   const contents = [`${size(cache.used_bytes)} of ${size(cache.capacity_bytes)}`, count(cache.shards, "shard")];
   if (pins.shards) contents.push(`${size(pins.size_bytes)} pinned`);
   return [
     ["First missing shard needed in", ...(ahead.length
-      ? [neededIn(Math.min(...ahead)), "of all jobs"] : ["–", "all planned shards are cached"])],
+      ? [neededIn(Math.min(...ahead)), "of all jobs"]
+      : ["–", isPlanned ? "all planned shards are cached" : "no shard is planned"])],
     ["Download rate", `${size(rates.now)}/s`, `${size(downloaded(counters))} since the start`],
-    ["Saved", size(bill.saved_bytes), bill.text],
+    ["Saved", bill.saved_bytes > 0 ? size(bill.saved_bytes) : "–", bill.text],
     ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
     ["Cache", `${percent(cache.used_bytes, cache.capacity_bytes)} full`, contents.join(" · ")],
   ];

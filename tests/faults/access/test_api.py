@@ -56,7 +56,7 @@ STATUS = {
     "jobs": [
         {
             **dict.fromkeys(("uid", "sessions", "shards_planned", "shards_done", "waiting"), int),
-            **dict.fromkeys(("waited_s", "shards_per_s", "ahead_s"), (*NUMBER, NONE)),
+            **dict.fromkeys(("waited_s", "waiting_s", "waiting_share", "shards_per_s", "ahead_s"), (*NUMBER, NONE)),
             **{"name": str, "user": str, "waited": dict, "waiting_for": (str, NONE)},
         }
     ],

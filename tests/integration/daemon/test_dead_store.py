@@ -1,11 +1,16 @@
 """A store that nobody answers for: what users and operators are shown while its requests are repeated."""
 
+import logging
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from shardcache.errors import NoDaemonError
+from shardcache_client import ShardDataset
+from support.monitoring.dashboard import Page, live
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -25,6 +30,73 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daem
     folder, env = tmp_path_factory.mktemp("d"), aws_env(f"http://127.0.0.1:{port}")
     with Daemon(folder, "--attempts", str(ATTEMPTS), env=env) as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon whose store takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        env = aws_env(f"http://127.0.0.1:{store.getsockname()[1]}")
+        with Daemon(tmp_path_factory.mktemp("silent"), env=env) as daemon:
+            yield daemon
+
+
+LISTING = "listing the shards of s3://bucket"
+PATTERNS = ["s3://bucket/train/index.json", "s3://bucket/train-*.tar", "s3://bucket/train/"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_job_whose_shards_are_being_listed_is_waiting(silent: Daemon, pattern: str) -> None:
+    """In status, its terminal and the metrics, on the dashboard, and in the explanation: for which store, how long."""
+    job = f"job of {pattern}"
+    with live(silent) as events, RawSession(silent, job) as session:
+        page = Page(events)
+        of = session.request("resolve", urls=[pattern])
+        page.until(lambda: job in {wait["job"] for wait in page.moment["waits"]})
+        (wait,) = (each for each in page.moment["waits"] if each["job"] == job)
+        assert (wait["url"], wait["reason"], wait["readers"]) == (pattern, LISTING, 1)
+        page.until(lambda: next(each for each in page.moment["waits"] if each["job"] == job)["for_s"] > wait["for_s"])
+        (row,) = (each for each in silent.status()["jobs"] if each["name"] == job)
+        assert (row["waiting"], row["waiting_for"], row["ahead_s"]) == (1, LISTING, 0.0)
+        assert row["waiting_s"] > 0
+        assert row["waited_s"] == row["waited"]["network_s"] > 0
+        status = " ".join(shardcache("status", socket=silent.socket).out.split())
+        assert re.search(rf"{re.escape(job)} .* 0 of 0 .* 1 reader for [\d.]+ m?s: {LISTING}", status)
+        assert "all cached" not in status
+        metrics = silent.request("GET", "/metrics").decode()
+        assert re.search(rf'job_waiting_sessions{{job_name="{re.escape(job)}",uid="\d+"}} 1\.0', metrics)
+        assert session.answer(session.request("explain", of=of))["reason"] == LISTING
+
+
+def test_pattern_that_is_being_asked_about_is_named(silent: Daemon) -> None:
+    """Of several, whatever their order: those that name their shards themselves ask nothing."""
+    with live(silent) as events, RawSession(silent, "several") as session:
+        session.request("resolve", urls=["s3://other/{0..9}.tar", "s3://bucket/train/"])
+        page = Page(events)
+        page.until(lambda: [each["url"] for each in page.moment["waits"]] == ["s3://bucket/train/"])
+        assert page.moment["waits"][0]["reason"] == LISTING
+
+
+def test_job_that_has_its_shards_no_longer_waits(silent: Daemon) -> None:
+    """Neither after an answer, nor when its process has ended during the question."""
+    with RawSession(silent, "answered") as session:
+        session.ask("resolve", urls=["s3://bucket/{0..9}.tar"])
+        (row,) = (each for each in silent.status()["jobs"] if each["name"] == "answered")
+        assert (row["waiting"], row["waiting_for"], row["ahead_s"]) == (0, None, None)
+        assert "no plan yet" in shardcache("status", socket=silent.socket).out
+    with RawSession(silent, "ended") as session:
+        session.request("resolve", urls=["s3://bucket/train/"])
+        eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [1])
+    eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [0])
+
+
+@pytest.mark.slow
+def test_training_log_names_the_silent_store(silent: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    """After ten seconds, and the error when its patience has ended; the daemon has answered all along."""
+    with caplog.at_level(logging.WARNING, "shardcache"), pytest.raises(NoDaemonError, match=LISTING):
+        ShardDataset(PATTERNS[0], socket=silent.socket, timeout_s=12)
+    assert re.search(rf"waiting for 10 s: {LISTING}", caplog.text)
+    assert "waiting for the daemon" not in caplog.text
 
 
 def attempt(port: int) -> str:

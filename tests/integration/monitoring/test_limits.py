@@ -1,8 +1,12 @@
 """The limit that holds a reader back has one name in its explanation, status, terminal, dashboard and metrics."""
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shardcache.errors import ShardcacheError
+from shardcache_client import ShardDataset
 from support.monitoring.dashboard import Page, live
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -46,6 +50,35 @@ def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path
             page = Page(events)
             page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == [f"{stage}, limited by {limit}"])
             page.until(lambda: any(each["holds"] for each in page.moment["limits"] if each["name"] == "bandwidth"))
+
+
+def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: Path) -> None:
+    """By the share of the last 30 s: their waits are short, and none of them is under way at most looks."""
+    urls = [f"file://{path}" for path in write_shards(tmp_path, 64, 10, {"bin": 10_000})]
+    with Daemon(tmp_path, "--max-bandwidth", "1MB", "--part-size", "65536") as daemon, live(daemon) as events:
+        page = Page(events)
+        threads = [threading.Thread(target=read, args=(daemon, name, urls), daemon=True) for name in ("one", "two")]
+        for thread in threads:
+            thread.start()
+
+        def shares() -> dict[str, float]:
+            return {job["name"]: job["waiting_share"] for job in page.moment["jobs"] if job["sessions"]}
+
+        page.until(lambda: len(shares()) == 2 and min(shares().values()) > 0.1)
+        seen = []
+        for _ in range(4):
+            page.hear()
+            seen.append(shares())
+        assert [set(each) for each in seen] == [{"one", "two"}] * 4
+        assert [each for each in seen if min(each.values()) <= 0.1] == []
+        assert seen[-1]["one"] > seen[0]["one"]
+
+
+def read(daemon: Daemon, job: str, urls: list[str]) -> None:
+    """Read shards twice, until the daemon ends."""
+    with suppress(ShardcacheError):
+        for _ in ShardDataset(urls, socket=daemon.socket, job=job, timeout_s=1, partial_reads=False):
+            pass
 
 
 def test_jobs_that_hold_the_space_are_named(tmp_path: Path) -> None:

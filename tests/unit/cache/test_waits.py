@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.waits import Arrival, Class, KeyClaim, Stage, Transfer, Turns, Wait
+from shardcache.cache.waits import Arrival, Class, KeyClaim, RecentWaits, Stage, Transfer, Turns, Wait
 from shardcache.errors import ShardChangedError
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.scheduler import Priority
@@ -18,6 +18,27 @@ from shardcache.transport.parts import PartSums
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
 JOB, OTHER = ("job", 7), ("other", 7)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "now_s", "total_s"),
+    [
+        ([], 100.0, 0.0),
+        ([(100.25, 100.5), (100.75, 101.5)], 102.0, 1.0),
+        ([(0.0, 100.0)], 100.0, 30.0),  # one long wait
+        ([(0.0, 60.0)], 80.0, 10.0),  # which is over
+        ([(0.0, 60.0)], 95.0, 0.0),
+        ([(second + 0.06, second + 1.0) for second in range(40)], 40.0, 30 * 0.94),
+    ],
+)
+def test_recent_waits_are_those_of_the_last_30_seconds(
+    intervals: list[tuple[float, float]], now_s: float, total_s: float
+) -> None:
+    """However long or short each was."""
+    recent = RecentWaits()
+    for since_s, until_s in intervals:
+        recent.add(since_s, until_s)
+    assert recent.total_s(now_s) == pytest.approx(total_s)
 
 
 def read() -> PausableRead:

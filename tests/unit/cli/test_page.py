@@ -197,6 +197,20 @@ def test_colour_shows_how_far_ahead_a_job_is(facts: Page, text: str, colour: str
     assert (found.plain, found.style) == (text, colour)
 
 
+def test_waiting_job_shows_for_how_long_and_its_share() -> None:
+    """The longest present wait, and the last 30 s, in a single page; not that all is cached."""
+    listing = {"waiting": 1, "waiting_for": "listing the shards of s3://b", "waiting_s": 12.0, "waiting_share": 0.94}
+    row = line("resnet", page(jobs=[job(ahead_s=0.0, shards_planned=0, shards_done=0, **listing)]))
+    assert " 0 of 0 2 0 s 94% " in row
+    assert row.endswith(" 1 reader for 12.0 s: listing the shards of s3://b")
+
+
+def test_job_without_a_plan_has_nothing_cached() -> None:
+    """It has just connected."""
+    found = ahead(job(ahead_s=None, shards_planned=0))
+    assert (found.plain, found.style) == ("no plan yet", "dim")
+
+
 def test_transfers_show_how_far_they_are() -> None:
     """Rate and time of need, which is now for what is late; without a known size there is no bar and no end."""
     unknown = {"done_bytes": 0, "total_bytes": None, "class": "waiting", "waiters": 1, "needed_in_s": None}
