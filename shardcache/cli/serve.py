@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -138,26 +139,48 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 
 @common.examples("stop", "stop --socket /run/shardcache/shardcache.sock")
 @click.command()
+@click.option("--yes", is_flag=True, help="Do not ask, on a terminal, if readers are attached.")
 @common.query_options
-def stop(as_json: bool, socket: Path | None) -> None:
+def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     """Stop this user's private daemons, or the daemon at a socket.
 
-    Waits until they have ended. Cached shards stay for the next start, and readers wait for it.
+    Waits until they have ended. Cached shards stay for the next start. Readers that are attached wait for it, or start
+    another private daemon; on a terminal, the command asks before it stops a daemon that has some.
     """
-    sockets = PrivatePlace.find().running() if socket is None else [socket]
+    private = PrivatePlace.find().running()
+    sockets = private if socket is None else [socket]
     if not sockets:
         raise NoDaemonError("no private daemon of yours runs here", remedy="for another daemon, pass its --socket")
+    stopped = []
     for path in sockets:
-        _stop(path)
+        page = AdminClient(path, _ANSWER_S).status()
+        warning = _attached(page, is_private=path in private)
+        if warning:
+            click.echo(f"{path}: {warning}", err=True)
+        if warning and not (yes or as_json) and sys.stdin.isatty() and not click.confirm("Stop it?", err=True):
+            continue
+        _stop(path, page["pid"])
+        stopped.append(path)
         if not as_json:
             click.echo(f"stopped: {path}")
     if as_json:
-        common.print_json({"stopped": list(map(str, sockets))})
+        common.print_json({"stopped": list(map(str, stopped))})
+    if len(stopped) < len(sockets):
+        common.fail()
 
 
-def _stop(path: Path) -> None:
-    """Send SIGTERM to the daemon that listens at a socket, and wait for its end."""
-    running = AdminClient(path, _ANSWER_S).status()["pid"]
+def _attached(page: Json, *, is_private: bool) -> str:
+    """Return what the readers of a daemon do once it has ended; empty if there are none."""
+    readers = sum(job["sessions"] for job in page["jobs"])
+    if not readers:
+        return ""
+    attached = f"{common.count(readers, 'reader')} attached"
+    they = "it" if readers == 1 else "they"
+    return f"{attached}; {they} will start another" if is_private else f"{attached}; {they} will wait for the next one"
+
+
+def _stop(path: Path, running: int) -> None:
+    """Send SIGTERM to the daemon of pid `running` that listens at a socket, and wait for its end."""
     with connected(path, _ANSWER_S) as sock:
         pid = credentials(sock)[0]
     if pid != running:  # the socket is a service manager's, or the daemon runs in another PID namespace

@@ -165,6 +165,21 @@ def test_stop_ends_private_daemons(root: Path, home: PrivateHome) -> None:
 
 
 @pytest.mark.slow
+def test_stop_says_that_readers_will_start_another(root: Path, home: PrivateHome) -> None:
+    """As they do: a private daemon is not stopped for good while somebody reads from it."""
+    reader = start_reader(root, "stop")
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline().strip() == KEYS[0]
+        stopped = shardcache("stop")
+        assert "1 reader attached; it will start another" in stopped.err
+        assert stopped.out.startswith("stopped: ")
+    finally:
+        reader.kill()
+        reader.communicate()
+
+
+@pytest.mark.slow
 def test_stop_names_the_process_of_a_frozen_daemon(root: Path, home: PrivateHome) -> None:
     """A daemon that does not answer cannot be asked to stop; the remedy is the command that ends it."""
     assert shardcache("serve", "--private").code == 0

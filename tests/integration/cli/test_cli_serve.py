@@ -1,11 +1,19 @@
 """Start, refusal to start, and end of `shardcache serve`."""
 
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from support.programs.cli import Ran, shardcache
+from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
 
 
 def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
@@ -90,3 +98,55 @@ def test_socket_and_cache_dir_in_use_are_refused(tmp_path: Path) -> None:
             ran = shardcache("serve", "--socket", socket, "--cache-dir", folder)
             assert ran.code == 1 and str(daemon.socket if socket == daemon.socket else folder) in ran.err
         assert shardcache("status", socket=daemon.socket).code == 0
+
+
+@pytest.fixture
+def read_by_two(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with two readers attached."""
+    with Daemon(tmp_path) as daemon, ExitStack() as readers:
+        for number in range(2):
+            readers.enter_context(RawSession(daemon, f"job {number}"))
+        yield daemon
+
+
+ATTACHED = "2 readers attached; they will wait for the next one"
+
+
+def test_stop_names_the_readers_that_are_attached(read_by_two: Daemon) -> None:
+    """On stderr; without a terminal, nobody is asked."""
+    ran = shardcache("stop", socket=read_by_two.socket)
+    assert (ran.code, ran.out) == (0, f"stopped: {read_by_two.socket}\n")
+    assert ran.err == f"{read_by_two.socket}: {ATTACHED}\n"
+
+
+def test_stop_of_an_idle_daemon_says_no_more(tmp_path: Path) -> None:
+    """Nobody reads from it."""
+    with Daemon(tmp_path) as daemon:
+        ran = shardcache("stop", socket=daemon.socket)
+    assert (ran.code, ran.out, ran.err) == (0, f"stopped: {daemon.socket}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer", "code", "stops"),
+    [((), b"n\n", 1, False), ((), b"y\n", 0, True), (("--yes",), b"", 0, True), (("--json",), b"", 0, True)],
+)
+def test_stop_asks_on_a_terminal(
+    read_by_two: Daemon, flags: tuple[str, ...], answer: bytes, code: int, stops: bool
+) -> None:
+    """If readers are attached, and neither --yes nor --json was given."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "shardcache", "stop", *flags, "--socket", str(read_by_two.socket)]
+        with subprocess.Popen(
+            command, env=clean_environment({}), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            os.write(ours, answer)
+            out, err = process.communicate(timeout=GUARD_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == code, err
+    assert ATTACHED in err.decode()
+    assert (b"Stop it?" in err) is bool(answer)
+    assert (str(read_by_two.socket) in out.decode()) is stops
+    assert read_by_two.socket.exists() is not stops
