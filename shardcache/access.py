@@ -73,6 +73,11 @@ def row_of(protocol: str) -> UrlProtocol:
     return _ROWS.get(protocol) or UrlProtocol((protocol,), PlaceKind.OTHER)
 
 
+def is_known(protocol: str) -> bool:
+    """Return whether a protocol, given in lower case, has a row; fsspec may know others."""
+    return protocol in _ROWS
+
+
 def _all(kind: PlaceKind) -> frozenset[str]:
     return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
 

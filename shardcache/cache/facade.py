@@ -140,7 +140,8 @@ class Cache:
             await send({"event": "done", **totals, "pins": self._pins.to_json()})
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the user's pins on matching shards, a trusted user everyone's. Raises DiskError."""
+        """Remove the user's pins on matching shards, a trusted user everyone's. Raises DiskError, ConfigError."""
+        await Origins.check_protocols(patterns)
         matches = await asyncio.to_thread(matcher, patterns)
         pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
         left = await self._pins.remove(pins, None if peer.is_trusted else peer.uid)
@@ -166,7 +167,8 @@ class Cache:
     # Published shards
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the published shards under a url prefix that the user may see."""
+        """Yield the published shards under a url prefix that the user may see. Raises ConfigError."""
+        await Origins.check_protocols([prefix])
         async for shard, facts in self._shards(self._under(prefix, peer)):
             yield {
                 "url": facts.url,
@@ -198,7 +200,8 @@ class Cache:
                 yield shard, facts
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the matching shards that the user may see; report those that stayed and why."""
+        """Remove the matching shards that the user may see; report those that stayed and why. Raises ConfigError."""
+        await Origins.check_protocols(patterns)
         matches, visible = await asyncio.to_thread(matcher, patterns), self.visible_to(peer)
         evicted: list[str] = []
         kept: list[Json] = []
@@ -216,7 +219,11 @@ class Cache:
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Verify every shard under a url prefix by reading it again, quarantine damaged ones; yield events."""
+        """Verify every shard under a url prefix by reading it again, quarantine damaged ones; yield events.
+
+        Raises ConfigError for a prefix of an unknown protocol.
+        """
+        await Origins.check_protocols([prefix])
         shards = [found async for found in self._shards(self._under(prefix, peer))]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
         yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}

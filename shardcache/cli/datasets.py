@@ -186,7 +186,12 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("destination")
 @click.option(
-    "--shard-size", "shard_size_bytes", default="256MiB", type=common.parse_size, help="Most bytes of a shard."
+    "--shard-size",
+    "shard_size_bytes",
+    default="256MiB",
+    type=common.parse_size,
+    metavar="SIZE",
+    help="Most bytes of a shard.",
 )
 @click.option("--names", default="shard-%06d.tar", metavar="PATTERN", help="Names of the shards, by number.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU, at most 8]")

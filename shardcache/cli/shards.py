@@ -60,17 +60,31 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
     With --json, prints one line of JSON per shard.
     """
-    show = common.print_lines if as_json else _show_shards
-    show(AdminClient(socket).shards(prefix))
+    prefix = _prefix(prefix)
+    lines = AdminClient(socket).shards(prefix)
+    if as_json:
+        common.print_lines(lines)
+    elif not _show_shards(lines):
+        click.echo(f"no cached shard has a url that starts with {prefix}" if prefix else "no shards are cached")
 
 
-def _show_shards(lines: Iterable[Json]) -> None:
+def _prefix(text: str) -> str:
+    """Return the prefix of urls that a user means: paths are absolute, and a part of a url stays as it is."""
+    if "://" in text or not text.startswith(("/", "./", "../", "file:")):
+        return text
+    return f"file://{from_here(text)}"
+
+
+def _show_shards(lines: Iterable[Json]) -> bool:
+    """Print a table of shards; return False, and print nothing, if there are none."""
     numbers, rows, now_s = ("size", "samples", "leases"), [], time.time()
     for row in sorted(lines, key=itemgetter("url")):
         counts = ("" if row["samples"] is None else f"{row['samples']:,}"), f"{row['leases']:,}"
         used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
         rows.append((row["url"], size(row["size_bytes"]), *counts, "pinned" * row["pinned"], used))
-    common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
+    if rows:
+        common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
+    return bool(rows)
 
 
 @common.examples("evict s3://bucket/train/shard-000000.tar", "evict s3://bucket/val/")
@@ -158,4 +172,4 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt"
-    common.carry_out(AdminClient(socket).verify(prefix), as_json, "verifying", summary)
+    common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

@@ -128,7 +128,7 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
 @click.option("--shuffle-window", "window", type=click.IntRange(0), default=8, help="0: no shuffling.")
 @click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
-@click.option("--line", type=common.parse_size, default="10Gbit", help="Network bandwidth of a node.")
+@click.option("--line", type=common.parse_size, default="10Gbit", metavar="SIZE", help="Network bandwidth of a node.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw hit rates over disk (.svg).")
 @common.json_option
 def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> None:

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations, registry
 
 from shardcache import errors
-from shardcache.access import COMMON, STORES
+from shardcache.access import COMMON, STORES, protocol_of
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import error_of, size_of
 from shardcache.protocol import local_path
@@ -42,6 +42,22 @@ _FOREIGN = {
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
 
 
+def check_protocol(url: str) -> None:
+    """Raise ConfigError if a url or prefix is of a protocol without a filesystem. Imports nothing for it."""
+    protocol = protocol_of(url)
+    if protocol not in known_implementations and protocol not in registry:
+        raise unknown_protocol(protocol)
+
+
+def unknown_protocol(protocol: str) -> errors.ConfigError:
+    """Return the error for urls of a protocol without a filesystem."""
+    known = sorted({*COMMON, *known_implementations})
+    return errors.ConfigError(
+        f"there is no filesystem for {protocol}:// urls{errors.did_you_mean(protocol, known, 0.5)}",
+        remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
+    )
+
+
 class FsspecOrigin(Origin):
     """One fsspec filesystem: on this event loop if it is asynchronous, else in threads of its own.
 
@@ -54,11 +70,7 @@ class FsspecOrigin(Origin):
         protocol = setup.protocol
         self._is_atomic = protocol in STORES
         if protocol not in known_implementations and protocol not in registry:
-            known = sorted({*COMMON, *known_implementations})
-            raise errors.ConfigError(
-                f"there is no filesystem for {protocol}:// urls{errors.did_you_mean(protocol, known, 0.5)}",
-                remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
-            )
+            raise unknown_protocol(protocol)
         self._setup = setup
         self._fs = self._open()
         self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache import errors
-from shardcache.access import S3, AllowList, PlaceKind, checked, protocol_of, row_of
+from shardcache.access import S3, AllowList, PlaceKind, checked, is_known, protocol_of, row_of
 from shardcache.config import OriginTable, rule_of
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup
@@ -248,6 +248,13 @@ class Origins:
             tier.suspect(obj, range(0, obj.size_bytes, part_bytes))
 
     @staticmethod
+    async def check_protocols(urls: Iterable[str]) -> None:
+        """Raise ConfigError if one of the urls or prefixes is of a protocol without a filesystem."""
+        rare = [url for url in urls if "://" in url and not is_known(protocol_of(url))]
+        if rare:
+            await asyncio.to_thread(_check_protocols, rare)
+
+    @staticmethod
     async def load() -> None:
         """Import what S3 needs before the first url comes: it takes a second, and most urls are S3's.
 
@@ -350,6 +357,13 @@ class Deferred(Origin):
             self._expecting.cancel()
         if self._origin is not None:
             await self._origin.close()
+
+
+def _check_protocols(urls: Iterable[str]) -> None:
+    from shardcache.origin.fsspec import check_protocol  # whose import takes long, and most urls do not need it
+
+    for url in urls:
+        check_protocol(url)
 
 
 def _load_s3() -> None:

@@ -116,6 +116,35 @@ def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str)
     assert len(ran.out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("prefix", ["s3://nothing/", "nothing", "/nothing/"])
+def test_ls_says_that_nothing_is_cached_there(warmed: Daemon, prefix: str) -> None:
+    """In place of an empty table; as JSON, there is no line."""
+    ran = shardcache("ls", prefix, socket=warmed.socket)
+    where = f"file://{prefix}" if prefix.startswith("/") else prefix
+    assert (ran.code, ran.out) == (0, f"no cached shard has a url that starts with {where}\n")
+    assert shardcache("ls", "--json", prefix, socket=warmed.socket).out == ""
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "evict", "unpin"])
+def test_urls_of_an_unknown_protocol_are_an_error(warmed: Daemon, command: str) -> None:
+    """Of commands that ask for cached shards, too: there cannot be any."""
+    ran = shardcache(command, "s4://", socket=warmed.socket)
+    assert (ran.code, ran.out) == (2, "")
+    assert "there is no filesystem for s4:// urls; did you mean 's3'?" in ran.err
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_prefix_may_be_a_path(
+    warmed: Daemon, shards: list[str], tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute, or relative to the working directory; a folder of which only the name begins alike is another."""
+    (tmp_path / "store-2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{tmp_path}/store", f"{tmp_path}/store/shard-", "./store", f"file:{tmp_path}/store/"):
+        found = shardcache(command, "--json", path, socket=warmed.socket).events
+        assert sorted({event["url"] for event in found if "url" in event}) == shards
+
+
 def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
     """`shardcache ls | head` shows no traceback when head has seen enough."""
     for flags in ([], ["--json"]):

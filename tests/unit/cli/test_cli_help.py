@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -36,6 +37,22 @@ def test_each_command_explains_itself(columns: int) -> None:
         assert " ".join((command.short_help or command.help or "").split()).partition(". ")[0].rstrip(".") in page
         ran = CliRunner().invoke(app, [name, "--help"], prog_name="shardcache")
         assert ran.exit_code == 0 and ran.output.startswith(f"Usage: shardcache {name} ")
+
+
+def values_of_options(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each option of a command and of those below it, with the word for its value."""
+    context = click.Context(command)
+    for param in command.get_params(context):
+        if isinstance(param, click.Option) and not param.is_flag:
+            yield f"{path} {param.opts[0]}", param.make_metavar(context)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from values_of_options(inner, f"{path} {name}")
+
+
+def test_values_of_options_have_names_for_people() -> None:
+    """A word, or the choices: not the name of a function of ours that parses it."""
+    odd = {option: word for option, word in values_of_options(app, "shardcache") if "_" in word}
+    assert odd == {}
 
 
 @pytest.mark.parametrize(
