@@ -347,10 +347,18 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     if code in _TRANSIENT:
         return errors.OriginUnavailableError(f"temporary error at the origin: {text}", url=url)
     if code == "NoSuchBucket":
-        return errors.NotFoundError("the bucket does not exist", url=url)
+        return errors.NotFoundError("the bucket does not exist", url=url, remedy=_no_bucket(url))
     if status == 404:
         return errors.NotFoundError("the object does not exist in its bucket", url=url)
     return error_of(status, f"the origin answered: {text}", url)
+
+
+def _no_bucket(url: str) -> str:
+    bucket = url.partition("://")[2].partition("/")[0]
+    return (
+        f"correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or `endpoint_url`; or create "
+        f"it: aws s3 mb s3://{bucket}"
+    )
 
 
 def _expired(message: str, url: str) -> errors.ShardcacheError:

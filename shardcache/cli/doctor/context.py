@@ -18,7 +18,9 @@ from shardcache.units import user_name
 from shardcache.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
-_OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
+_OF_STORES = re.compile(
+    r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|STORAGE_EMULATOR_HOST$|(?:https?|all|no)_proxy$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Finding:
     remedy: str = ""  # the command, or else advice, that fixes it
     subject: str = ""  # the url concerned; empty for the node
     figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
+    code: str = ""  # of the error that was found, see `ShardcacheError`; empty if it was none
+    proposes: Mapping[str, str] = field(default_factory=dict)  # better values of options of `serve`, by name
 
     @property
     def family(self) -> str:
@@ -56,9 +60,9 @@ warning = partial(finding, "warning")
 failed = partial(finding, "failed")
 
 
-def of_error(error: ShardcacheError, cause: str = "") -> Finding:
-    """Return the finding of a failure for an error."""
-    return failed(error.message, cause, error.remedy)
+def of_error(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
+    """Return the finding of a failure for an error, with its own remedy unless another is given."""
+    return failed(error.message, cause, error.remedy if remedy is None else remedy)
 
 
 class Context:

@@ -4,10 +4,12 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
+from types import MappingProxyType
 
 from shardcache.cli.doctor.context import Context, Finding, connect, failed, me, of_error, ok, skipped, warning
 from shardcache.config import Settings
@@ -22,7 +24,7 @@ from shardcache.units import duration, group_name, size, user_name
 _MAX_SOCKET_BYTES = 107
 _SILENT_S = 10.0
 
-_LOCAL = "shardcache serve --cache-dir /path/on/local/disk"
+_LOCAL = "/path/on/local/disk"
 
 _BLOCK_BYTES = 4 * 1024**2
 _MAX_BYTES = 256 * 1024**2
@@ -60,7 +62,7 @@ def socket_place(context: Context) -> Finding:
 
 def listener(context: Context) -> Finding:
     """Connect to the socket as clients do."""
-    socket, start = context.socket, _start(context)
+    socket, start = context.socket, start_command(context)
     try:
         connect(socket)
     except PermissionError:
@@ -86,9 +88,10 @@ def listener(context: Context) -> Finding:
     return ok(f"shardcache {version}, pid {pid}, run by {user}; {_who_may(socket)}")
 
 
-def _start(context: Context) -> str:
+def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the command that starts a daemon with the options of this one, but for those that have a better value."""
     words = ["shardcache", "serve"]
-    for flag, value in context.flags.items():
+    for flag, value in {**context.flags, **proposed}.items():
         for each in value if isinstance(value, tuple) else (value,):
             words += ["--" + flag.replace("_", "-"), str(each)]
     return shlex.join(words)
@@ -180,9 +183,10 @@ def filesystem(context: Context) -> Finding | None:
     found = f"{mount.kind} at {mount.folder}"
     if mount.is_network:
         cause = "every read goes over the network, which the cache should avoid, and locks may not work across nodes"
-        return warning(found, cause, _LOCAL)
+        return _better(context, found, cause, {"cache_dir": _LOCAL})
     if mount.is_memory:
-        return warning(found, "shards there use the node's memory, and are lost when the node restarts", _LOCAL)
+        cause = "shards there use the node's memory, and are lost when the node restarts"
+        return _better(context, found, cause, {"cache_dir": _LOCAL})
     if mount.kind == "overlay":
         cause = "this is the container's own layer: slow, small, and deleted with the container"
         return warning(found, cause, f"docker run -v /nvme/shardcache:{context.own_cache_dir} …   # a node's folder")
@@ -215,10 +219,19 @@ def space(context: Context) -> Finding:
     if total_bytes - min_free_bytes < capacity_bytes:
         cause = f"the filesystem is too small for the capacity: the cache can grow to {size(reachable_bytes)}"
         unit, name = (10**9, "GB") if reachable_bytes >= 10**10 else (10**6, "MB")
-        remedy = f"shardcache serve --capacity {reachable_bytes // unit}{name}   # or a larger disk"
-        return warning(found, cause, remedy, **figures)
+        options = {"capacity": f"{reachable_bytes // unit}{name}"}
+        return _better(context, found, cause, options, "   # or a larger disk", **figures)
     cause = f"other files use the rest: the cache can grow to {size(reachable_bytes)}"
     return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
+
+
+def _better(
+    context: Context, found: str, cause: str, options: Mapping[str, str], note: str = "", **figures: float
+) -> Finding:
+    """Return a warning that proposes other options: its remedy starts a daemon with them, if none runs yet."""
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    command = start_command(context, options) if context.status is None else f"shardcache serve {flags}"
+    return replace(warning(found, cause, f"{command}{note}", **figures), proposes=options)
 
 
 def speed(context: Context) -> Finding | list[Finding]:

@@ -2,6 +2,7 @@
 
 from asyncio import timeout
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -13,6 +14,7 @@ from shardcache.cli import common
 from shardcache.cli.doctor import node, stores
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
+from shardcache.redact import printable, redact
 
 Outcome = Finding | Sequence[Finding] | None
 Check = tuple[str, Callable[[Context], Outcome | Awaitable[Outcome]]]
@@ -66,7 +68,19 @@ async def examine(context: Context, checks: Sequence[Check] = CHECKS, *, limit_s
         except (TimeoutError, ShardcacheError, OSError) as exn:
             given_up.add(family)
             findings.append(_not_done(family, exn, limit_s).named(f"doctor.{family}"))
-    return findings
+    return _with_proposals(context, findings)
+
+
+def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose command to start a daemon has the values that others of them propose."""
+    proposed: dict[str, str] = {}
+    for finding in findings:
+        proposed |= finding.proposes
+    if "cache_dir" in proposed:
+        proposed.pop("capacity", None)  # it was proposed for the disk that is not to be used
+    command = printable(redact(node.start_command(context)))
+    better = printable(redact(node.start_command(context, proposed)))
+    return [replace(each, remedy=better) if each.remedy == command else each for each in findings]
 
 
 def _not_done(family: str, error: Exception, limit_s: float) -> Finding:

@@ -16,7 +16,8 @@ from typing import Any
 
 from shardcache.access import STORES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.context import Context, Finding, failed, me, of_error, ok, skipped, warning
+from shardcache.cli.doctor.causes import failure
+from shardcache.cli.doctor.context import Context, Finding, failed, me, ok, skipped, warning
 from shardcache.cluster.nginx_probe import PEERS, STATUS
 from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
@@ -124,11 +125,10 @@ class _Stores:
             origin = self.origins.origin(obj.url)
             found.append((await _reach(origin, obj)).named(check))
             if obj.size_bytes and not self._quick:
-                found.append((await _speed(origin, obj, self._settings)).named("origin.speed"))
+                check = "origin.speed"
+                found.append((await _speed(origin, obj, self._settings)).named(check))
         except ShardcacheError as exn:
-            table = self.origins.rule(url)
-            cause = f"{exn.code}; accessed through the [[origin]] table for {table.match}" if table.match else exn.code
-            found.append(of_error(exn, cause).named(check))
+            found.append(failure(exn, url, self.origins.rule(url), os.environ).named(check))
         return found
 
     async def _object(self, url: str) -> RemoteObject:
@@ -169,10 +169,7 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
 async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
     """Measure the rate over all connections, for a few seconds."""
     connections = settings.shard_connections
-    try:
-        done_bytes, _, elapsed_s = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
-    except ShardcacheError as exn:
-        return of_error(exn)
+    done_bytes, _, elapsed_s = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
     rate = done_bytes / elapsed_s
     figures = {"bytes_per_s": round(rate), "read_bytes": done_bytes, "elapsed_s": round(elapsed_s, 3)}
     amount = f"{size(done_bytes)} in {duration(elapsed_s)}"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -305,7 +306,9 @@ async def test_wrong_credentials_of_a_running_daemon_are_named_and_not_shown(sea
     with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, spawn=spawn):
         found = await stores(tmp_path, url)
     assert "the daemon's, run as" in found["origin.credentials"].found
-    assert found["origin.reach"].state == "failed" and "access_denied" in found["origin.reach"].cause
+    assert found["origin.reach"].state == "failed"
+    assert found["origin.reach"].code == "access_denied"
+    assert "the credentials are wrong" in found["origin.reach"].cause
     assert found["origin.reach"].remedy.startswith("give the daemon credentials")
     assert "AWS_PROFILE" in found["origin.reach"].remedy
     shown = str(list(found.values()))
@@ -342,11 +345,70 @@ async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
     assert "network path" in reach.remedy
 
 
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        (("AWS_ENDPOINT_URL",), "AWS_ENDPOINT_URL"),
+        (("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"), "AWS_ENDPOINT_URL_S3"),
+    ],
+)
+async def test_variable_that_names_a_dead_endpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: tuple[str, ...], named: str
+) -> None:
+    """It is what has to be corrected; of two, the one that counts."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        for name in variables:
+            monkeypatch.setenv(name, endpoint)
+        reach = (await stores(tmp_path, "s3://b/a.tar"))["origin.reach"]
+    assert reach.cause.startswith(f"the endpoint {endpoint} is set by {named};")
+    assert reach.remedy.startswith(f"correct {named}, if {endpoint} is wrong; else check the network path")
+    assert reach.code == "origin_unavailable"
+
+
+async def test_missing_bucket_has_a_remedy_of_its_own(moto: Bucket, tmp_path: Path) -> None:
+    """Another name, another store, or the command that makes it; and which endpoint was asked."""
+    reach = (await stores(tmp_path, "s3://no-such-bucket-here/train/"))["origin.reach"]
+    assert reach.found == "the bucket does not exist"
+    assert "is set by AWS_ENDPOINT_URL" in reach.cause
+    assert reach.remedy.startswith("correct the bucket's name")
+    assert reach.remedy.endswith("aws s3 mb s3://no-such-bucket-here")
+
+
+def test_what_to_do_first_has_no_value_that_was_warned_of(tmp_path: Path) -> None:
+    """The command that starts a daemon has the capacity that the disk can hold, wherever it is shown."""
+    flags = ["--cache-dir", f"{tmp_path}/cache", "--capacity", "1000TB", "--socket", f"{tmp_path}/s.sock"]
+    ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])
+    assert ran.exit_code == 3
+    assert "capacity 1,000.0 TB" in ran.stdout or "capacity 1.0 PB" in ran.stdout
+    assert "--capacity 1000TB" not in ran.stdout
+    start = rf"shardcache serve --cache-dir {tmp_path}/cache --capacity \d+[GM]B --socket {tmp_path}/s.sock"
+    assert re.search(rf"^do first \(socket\.daemon\): {start}$", ran.stdout, re.MULTILINE)
+    assert re.search(rf"^ +fix +{start}   # or a larger disk$", ran.stdout, re.MULTILINE)
+
+
+@needs_mounts
+async def test_folder_in_memory_is_not_in_the_command_that_starts_a_daemon(tmp_path: Path) -> None:
+    """Nor is a capacity that was computed for it."""
+    with Tmpfs(tmp_path / "memory", 10**8) as memory:
+        found = await look(cache_dir=memory.folder / "cache", capacity="500GB", socket=tmp_path / "s.sock")
+    assert found["cache.filesystem"].state == "warning"
+    for check in ("socket.daemon", "cache.filesystem"):
+        assert "--cache-dir /path/on/local/disk --capacity 500GB" in found[check].remedy
+
+
 async def test_missing_and_disallowed_urls_fail_by_themselves(moto: Bucket, tmp_path: Path) -> None:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
     found = (await stores(tmp_path, missing))["origin.reach"]
-    assert found.state == "failed" and "not_found" in found.cause and "typos" in found.remedy
+    assert found.state == "failed"
+    assert found.code == "not_found"
+    assert "nothing is stored under this url" in found.cause
+    assert "not_found" not in found.cause
+    assert "typos" in found.remedy
     found = (await stores(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
     assert found.state == "failed" and "--allow" in found.remedy
 

@@ -1,0 +1,71 @@
+"""Findings of errors of object stores: what each kind of error means, and which setting led the request there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardcache import errors
+from shardcache.access import S3, protocol_of, row_of
+from shardcache.cli.doctor.context import Finding, of_error
+from shardcache.config import OriginTable
+from shardcache.errors import ShardcacheError
+
+# By class, the most special ones first.
+_CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
+    (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
+    (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
+    (errors.NotAllowedError, "the daemon's --allow rules do not permit this url to you"),
+    (errors.MissingPackageError, "the package that reads such urls is not installed where the daemon is"),
+    (errors.NotAnIndexError, "the file is JSON of another kind, or damaged"),
+    (errors.OriginBusyError, "the object store gets more requests than it accepts"),
+    (errors.OriginUnavailableError, "the daemon repeats such requests --attempts times; then readers get this error"),
+    (errors.OriginError, "repeating the request would not help; readers get this error at once"),
+    (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
+)
+
+# Of an [[origin]] table's `storage_options`, and by protocol in the environment; the first that is set counts.
+_OPTION = "endpoint_url"
+_IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(S3.names, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
+    **dict.fromkeys(("gs", "gcs"), ("STORAGE_EMULATOR_HOST",)),
+    "hf": ("HF_ENDPOINT",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An object store's endpoint that is not its provider's, and the setting that names it."""
+
+    url: str
+    setting: str
+
+
+def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) -> Endpoint | None:
+    """Return the endpoint that was set for a url; None if it is the provider's own, or the url names its host."""
+    client: Mapping[str, object] = table.storage_options.get("client_kwargs", {})
+    named = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
+    if named:
+        whose = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
+        return Endpoint(str(named), f"`{_OPTION}` in {whose}")
+    protocol = protocol_of(url)
+    if row_of(protocol) is S3 and environment.get(_IGNORED, "").lower() == "true":
+        return None
+    for name in _VARIABLES.get(protocol, ()):
+        if environment.get(name):
+            return Endpoint(environment[name], name)
+    return None
+
+
+def failure(error: ShardcacheError, url: str, table: OriginTable, environment: Mapping[str, str]) -> Finding:
+    """Return the finding for an error of the object store that a url names, in an environment of variables."""
+    causes = [next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")]
+    if table.match:
+        causes.append(f"accessed through the [[origin]] table for {table.match}")
+    endpoint = endpoint_of(url, table, environment) if isinstance(error, errors.OriginError) else None
+    remedy = error.remedy
+    if endpoint is not None:
+        causes.insert(0, f"the endpoint {endpoint.url} is set by {endpoint.setting}")
+        if isinstance(error, errors.OriginUnavailableError):
+            remedy = f"correct {endpoint.setting}, if {endpoint.url} is wrong; else {remedy}"
+    found = of_error(error, "; ".join(filter(None, causes)), remedy)
+    return replace(found, code=error.code)
