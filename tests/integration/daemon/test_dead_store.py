@@ -1,16 +1,20 @@
 """A store that nobody answers for: what users and operators are shown while its requests are repeated."""
 
 import logging
+import os
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache.errors import NoDaemonError
 from shardcache_client import ShardDataset
-from support.monitoring.dashboard import Page, live
+from support.monitoring.dashboard import Page, follow, live
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -88,6 +92,24 @@ def test_job_that_has_its_shards_no_longer_waits(silent: Daemon) -> None:
         session.request("resolve", urls=["s3://bucket/train/"])
         eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [1])
     eventually(lambda: [each["waiting"] for each in silent.status()["jobs"] if each["name"] == "ended"] == [0])
+
+
+def test_listing_of_urls_that_one_may_not_see_is_shown_without_its_store(tmp_path: Path) -> None:
+    """By TCP without a token, only what everybody may fetch is named: the job waits, and that is all."""
+    port = free_port()
+    rule = f'[[allow]]\nprefix = "s3://bucket/"\nusers = [{os.getuid()}]\n'
+    (tmp_path / "conf.toml").write_text(rule)
+    flags = ("--http", f"127.0.0.1:{port}", "--config", str(tmp_path / "conf.toml"))
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        env = aws_env(f"http://127.0.0.1:{store.getsockname()[1]}")
+        with Daemon(tmp_path, *flags, env=env) as daemon, RawSession(daemon, "secret") as session:
+            session.request("resolve", urls=["s3://bucket/train/"])
+            with closing(follow(lambda: HTTPConnection("127.0.0.1", port))) as events:
+                page = Page(events)
+                page.until(lambda: bool(page.moment["waits"]))
+    (wait,), (row,) = page.moment["waits"], page.moment["jobs"]
+    assert (wait["job"], wait["reason"], row["waiting_for"]) == ("secret", "listing the shards", "listing the shards")
+    assert "bucket" not in str([wait, row])
 
 
 @pytest.mark.slow
