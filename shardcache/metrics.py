@@ -91,7 +91,8 @@ class Bills:
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
         """Return a bill, what the cache saved, and both in words; costs are None without a price.
 
-        What is fetched ahead is saved once it is read: until then `saved_bytes` is negative, and not among the words.
+        What is fetched ahead is saved once it is read: until then `saved_bytes` is negative, and
+        the words leave it out.
         """
         bill = Counter(self.amounts[client])
         priced = "fetched_cost" in bill or "read_cost" in bill

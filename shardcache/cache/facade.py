@@ -140,7 +140,10 @@ class Cache:
             await send({"event": "done", **totals, "pins": self._pins.to_json()})
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the user's pins on matching shards, a trusted user everyone's. Raises DiskError, ConfigError."""
+        """Remove the user's pins on matching shards, a trusted user everyone's.
+
+        Raises DiskError; ConfigError for a pattern of an unknown protocol.
+        """
         await Origins.check_protocols(patterns)
         matches = await asyncio.to_thread(matcher, patterns)
         pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
@@ -167,7 +170,10 @@ class Cache:
     # Published shards
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the published shards under a url prefix that the user may see. Raises ConfigError."""
+        """Yield the published shards under a url prefix that the user may see.
+
+        Raises ConfigError for a prefix of an unknown protocol.
+        """
         await Origins.check_protocols([prefix])
         async for shard, facts in self._shards(self._under(prefix, peer)):
             yield {
@@ -200,7 +206,10 @@ class Cache:
                 yield shard, facts
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the matching shards that the user may see; report those that stayed and why. Raises ConfigError."""
+        """Remove the matching shards that the user may see; report those that stayed and why.
+
+        Raises ConfigError for a pattern of an unknown protocol.
+        """
         await Origins.check_protocols(patterns)
         matches, visible = await asyncio.to_thread(matcher, patterns), self.visible_to(peer)
         evicted: list[str] = []
@@ -219,7 +228,7 @@ class Cache:
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Verify every shard under a url prefix by reading it again, quarantine damaged ones; yield events.
+        """Verify every shard under a url prefix: read it again, quarantine damaged ones; yield events.
 
         Raises ConfigError for a prefix of an unknown protocol.
         """

@@ -338,7 +338,7 @@ class Reader:
 
     @contextmanager
     def waiting_for_listing(self, patterns: Sequence[str]) -> Iterator[None]:
-        """Count the reader as waiting while patterns are resolved: it has nothing to read before."""
+        """Count the reader as waiting while patterns are resolved: it has nothing to read yet."""
         self.resolving = patterns
         wait = Wait(self.job.key, holder=self)
         self._begin_wait(wait, None)
@@ -397,7 +397,7 @@ class Reader:
         return self._waits[0].since_s if self._waits else None
 
     def recently_waited_s(self) -> float:
-        """Return how much of the last `RECENT_S` seconds the reader has waited, as of the latest `charge`."""
+        """Return the time waited in the last `RECENT_S` seconds, as of the latest `charge`."""
         return self._recent.total_s(self._charged_until_s)
 
     # As a holder of space

@@ -187,7 +187,9 @@ class Overview:
     def _limited(self, stage: str, url: str | None = None) -> str:
         """Return a stage with the limit that holds its transfers back, if one does."""
         holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
-        return f"{stage}, limited by {holding[0]}" if holding and stage == Stage.NETWORK else str(stage)
+        if holding and stage == Stage.NETWORK:
+            return f"{stage}, limited by {holding[0]}"
+        return str(stage)
 
     def _space(self) -> str:
         """Return the capacity in words, and who holds what of it."""
@@ -214,14 +216,14 @@ class Overview:
             yield Limit("errors", f"requests repeated after errors: {len(failing)}; {failing[-1]}", holds=True)
 
     def listing_reason(self, patterns: Sequence[str]) -> str:
-        """Return a human-readable reason why patterns are not resolved yet: the store, and its latest error."""
+        """Return why patterns are not resolved yet, for people: the store, and its latest error."""
         pattern = self._asked(patterns)
         failed = self._downloader.failing.get(pattern)
         reason = f"{LISTING} of {store_of(pattern)}"
         return f"{reason}; {failed}" if failed else reason
 
     def _asked(self, patterns: Sequence[str]) -> str:
-        """Return the pattern that its origin is being asked about; the first one if that is unknown."""
+        """Return the pattern that its origin is being asked about; the first if that is unknown."""
         asking = self._downloader.asking
         return next((each for each in patterns[:_MAX_PATTERNS] if each in asking), patterns[0])
 
@@ -267,11 +269,13 @@ class Overview:
         }
 
     def _ahead_s(self, readers: list[Reader]) -> float | None:
-        """Return the time until one of the readers needs a missing shard; None if everything planned is cached."""
+        """Return the time until a reader needs a missing shard; None if all planned ones are cached."""
         if any(reader.resolving for reader in readers):
             return 0.0
-        now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
-        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
+        now = self._planner.now
+        coming = [transfer.name for transfer in self._transfers.all()]
+        is_cared_for = self._prefetcher.is_cared_for
+        needs_s = (now.covered_until_s(reader, is_cared_for, coming) for reader in readers)
         return _ahead(min(needs_s, default=math.inf), now.now_s)
 
     def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
@@ -323,7 +327,7 @@ class Overview:
         return {"shards": len(self._store.shards), "folders": folders}
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
-        """Yield, for each shard and job, the number of readers that wait for it, for how long and why; listings too."""
+        """Yield, for each shard or listing and job, how many readers wait for it, how long and why."""
         yield from self._waits_for_listings(visible)
         for transfer in self._transfers.all():
             since_s: defaultdict[JobKey | None, list[float]] = defaultdict(list)
@@ -412,7 +416,7 @@ class Overview:
 
 
 def _longest_s(readers: Iterable[Reader]) -> float | None:
-    """Return how long the one of these readers that has waited for longest has waited; None if none waits."""
+    """Return the length of the longest present wait of these readers; None if none waits."""
     since_s = [reader.waits_since_s for reader in readers if reader.waits_since_s is not None]
     return round(time.monotonic() - min(since_s), 1) if since_s else None
 

@@ -36,7 +36,7 @@ _MAX_ITEMS = 256
 _PIECE = 32  # items between two looks at the clock
 
 RECENT_S = 30.0
-"""Length of the time over which a job is judged: a reader that keeps waiting does so in many short waits."""
+"""Length of the time over which a job is judged: many short waits are as bad as a long one."""
 
 
 class Signal:
@@ -128,7 +128,7 @@ class Stages:
 
 
 class RecentWaits:
-    """Time that a reader has waited in the last `RECENT_S` seconds, kept by second of the monotonic clock."""
+    """Time that a reader has waited in the last `RECENT_S` seconds, by second of the monotonic clock."""
 
     def __init__(self) -> None:
         self._waited_s: dict[int, float] = {}
@@ -136,7 +136,8 @@ class RecentWaits:
     def add(self, since_s: float, until_s: float) -> None:
         """Add an interval, which ends now."""
         oldest = int(until_s - RECENT_S)
-        self._waited_s = {second: spent_s for second, spent_s in self._waited_s.items() if second >= oldest}
+        for second in [second for second in self._waited_s if second < oldest]:
+            del self._waited_s[second]
         for second in range(max(int(since_s), oldest), int(until_s) + 1):
             spent_s = min(until_s, second + 1) - max(since_s, second)
             self._waited_s[second] = self._waited_s.get(second, 0.0) + spent_s
@@ -144,9 +145,11 @@ class RecentWaits:
     def total_s(self, now_s: float) -> float:
         """Return the time waited, 0 to `RECENT_S`."""
         start_s = now_s - RECENT_S
-        # Of the second in which the interval begins, its part.
-        shares = ((spent_s, min(1.0, second + 1 - start_s)) for second, spent_s in self._waited_s.items())
-        return min(RECENT_S, sum(spent_s * share for spent_s, share in shares if share > 0))
+        total_s = 0.0
+        for second, spent_s in self._waited_s.items():
+            share = min(1.0, second + 1 - start_s)  # less than all of the second in which it starts
+            total_s += spent_s * max(0.0, share)
+        return min(RECENT_S, total_s)
 
 
 class Class(enum.IntEnum):

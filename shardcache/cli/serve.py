@@ -144,8 +144,9 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     """Stop this user's private daemons, or the daemon at a socket.
 
-    Waits until they have ended. Cached shards stay for the next start. Readers that are attached wait for it, or start
-    another private daemon; on a terminal, the command asks before it stops a daemon that has some.
+    Waits until they have ended. Cached shards stay for the next start. Readers that are attached
+    wait for it, or start another private daemon; on a terminal, the command asks before it stops
+    a daemon that has some.
     """
     private = PrivatePlace.find().running()
     sockets = private if socket is None else [socket]
@@ -157,7 +158,8 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
         warning = _attached(page, is_private=path in private)
         if warning:
             click.echo(f"{path}: {warning}", err=True)
-        if warning and not (yes or as_json) and sys.stdin.isatty() and not click.confirm("Stop it?", err=True):
+        is_asked = bool(warning) and not (yes or as_json) and sys.stdin.isatty()
+        if is_asked and not click.confirm("Stop it?", err=True):
             continue
         _stop(path, page["pid"])
         stopped.append(path)
@@ -176,7 +178,9 @@ def _attached(page: Json, *, is_private: bool) -> str:
         return ""
     attached = f"{common.count(readers, 'reader')} attached"
     they = "it" if readers == 1 else "they"
-    return f"{attached}; {they} will start another" if is_private else f"{attached}; {they} will wait for the next one"
+    if is_private:
+        return f"{attached}; {they} will start another"
+    return f"{attached}; {they} will wait for the next one"
 
 
 def _stop(path: Path, running: int) -> None:

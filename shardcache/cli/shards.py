@@ -65,11 +65,14 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     if as_json:
         common.print_lines(lines)
     elif not _show_shards(lines):
-        click.echo(f"no cached shard has a url that starts with {prefix}" if prefix else "no shards are cached")
+        nothing = "no shards are cached"
+        if prefix:
+            nothing = f"no cached shard has a url that starts with {prefix}"
+        click.echo(nothing)
 
 
 def _prefix(text: str) -> str:
-    """Return the prefix of urls that a user means: paths are absolute, and a part of a url stays as it is."""
+    """Return the prefix of urls that a user means: a path is made absolute, anything else stays."""
     if "://" in text or not text.startswith(("/", "./", "../", "file:")):
         return text
     return f"file://{from_here(text)}"

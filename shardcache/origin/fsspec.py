@@ -43,7 +43,7 @@ _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshErro
 
 
 def check_protocol(url: str) -> None:
-    """Raise ConfigError if a url or prefix is of a protocol without a filesystem. Imports nothing for it."""
+    """Raise ConfigError if a url or prefix is of a protocol without a filesystem."""
     protocol = protocol_of(url)
     if protocol not in known_implementations and protocol not in registry:
         raise unknown_protocol(protocol)

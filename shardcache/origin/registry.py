@@ -249,7 +249,7 @@ class Origins:
 
     @staticmethod
     async def check_protocols(urls: Iterable[str]) -> None:
-        """Raise ConfigError if one of the urls or prefixes is of a protocol without a filesystem."""
+        """Raise ConfigError if a url or prefix is of a protocol without a filesystem."""
         rare = [url for url in urls if "://" in url and not is_known(protocol_of(url))]
         if rare:
             await asyncio.to_thread(_check_protocols, rare)
@@ -360,7 +360,7 @@ class Deferred(Origin):
 
 
 def _check_protocols(urls: Iterable[str]) -> None:
-    from shardcache.origin.fsspec import check_protocol  # whose import takes long, and most urls do not need it
+    from shardcache.origin.fsspec import check_protocol  # not earlier: its import takes long
 
     for url in urls:
         check_protocol(url)

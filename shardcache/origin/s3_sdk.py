@@ -356,8 +356,8 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
 def _no_bucket(url: str) -> str:
     bucket = url.partition("://")[2].partition("/")[0]
     return (
-        f"correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or `endpoint_url`; or create "
-        f"it: aws s3 mb s3://{bucket}"
+        "correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or "
+        f"`endpoint_url`; or create it: aws s3 mb s3://{bucket}"
     )
 
 

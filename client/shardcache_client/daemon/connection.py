@@ -282,11 +282,13 @@ class DaemonConnection:
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
         """Send a request and return its answer. Raises NoDaemonError if none comes by the deadline."""
         request, begun_s = self.request(kind, **fields), time.monotonic()
-        report_s, reason = begun_s + _FIRST_REPORT_S, ""
+        report_s = begun_s + _FIRST_REPORT_S
+        reason = ""
         while (answer := self.answer(request, min(deadline_s, report_s))) is None:
             if time.monotonic() >= deadline_s:
+                why = f" ({reason})" if reason else ""
                 raise errors.NoDaemonError(
-                    f"the daemon did not answer {kind!r} in time{reason and f' ({reason})'}",
+                    f"the daemon did not answer {kind!r} in time{why}",
                     url=str(self._path),
                     remedy="check what it is doing: shardcache status",
                 )

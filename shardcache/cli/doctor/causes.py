@@ -1,4 +1,4 @@
-"""Findings of errors of object stores: what each kind of error means, and which setting led the request there."""
+"""Findings of errors of object stores: what each kind means, and which setting named the store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +14,16 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
     (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
     (errors.NotAllowedError, "the daemon's --allow rules do not permit this url to you"),
-    (errors.MissingPackageError, "the package that reads such urls is not installed where the daemon is"),
+    (errors.MissingPackageError, "the package that reads such urls is not installed"),
     (errors.NotAnIndexError, "the file is JSON of another kind, or damaged"),
     (errors.OriginBusyError, "the object store gets more requests than it accepts"),
-    (errors.OriginUnavailableError, "the daemon repeats such requests --attempts times; then readers get this error"),
-    (errors.OriginError, "repeating the request would not help; readers get this error at once"),
+    (errors.OriginUnavailableError, "after --attempts of these, readers get this error"),
+    (errors.OriginError, "no retry would help: readers get this error at once"),
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# Of an [[origin]] table's `storage_options`, and by protocol in the environment; the first that is set counts.
+# In an [[origin]] table's `storage_options`; and in the environment, by protocol, where the first
+# that is set counts.
 _OPTION = "endpoint_url"
 _IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -41,7 +42,7 @@ class Endpoint:
 
 
 def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) -> Endpoint | None:
-    """Return the endpoint that was set for a url; None if it is the provider's own, or the url names its host."""
+    """Return the endpoint set for a url; None if it is the provider's, or the url names its host."""
     client: Mapping[str, object] = table.storage_options.get("client_kwargs", {})
     named = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
     if named:
@@ -56,14 +57,17 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
     return None
 
 
-def failure(error: ShardcacheError, url: str, table: OriginTable, environment: Mapping[str, str]) -> Finding:
-    """Return the finding for an error of the object store that a url names, in an environment of variables."""
+def failure(error: ShardcacheError, url: str, *, table: OriginTable, environment: Mapping[str, str]) -> Finding:
+    """Return the finding for an error of a url's object store.
+
+    `table` is the url's [[origin]] table, `environment` has the variables of the request's process.
+    """
     causes = [next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")]
     if table.match:
         causes.append(f"accessed through the [[origin]] table for {table.match}")
-    endpoint = endpoint_of(url, table, environment) if isinstance(error, errors.OriginError) else None
+    endpoint = endpoint_of(url, table, environment)
     remedy = error.remedy
-    if endpoint is not None:
+    if endpoint is not None and isinstance(error, errors.OriginError):
         causes.insert(0, f"the endpoint {endpoint.url} is set by {endpoint.setting}")
         if isinstance(error, errors.OriginUnavailableError):
             remedy = f"correct {endpoint.setting}, if {endpoint.url} is wrong; else {remedy}"

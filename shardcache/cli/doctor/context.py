@@ -35,7 +35,7 @@ class Finding:
     subject: str = ""  # the url concerned; empty for the node
     figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
     code: str = ""  # of the error that was found, see `ShardcacheError`; empty if it was none
-    proposes: Mapping[str, str] = field(default_factory=dict)  # better values of options of `serve`, by name
+    proposes: Mapping[str, str] = field(default_factory=dict)  # better values of options
 
     @property
     def family(self) -> str:

@@ -89,7 +89,7 @@ def listener(context: Context) -> Finding:
 
 
 def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the command that starts a daemon with the options of this one, but for those that have a better value."""
+    """Return the command that starts a daemon with these options, or better values of them."""
     words = ["shardcache", "serve"]
     for flag, value in {**context.flags, **proposed}.items():
         for each in value if isinstance(value, tuple) else (value,):
@@ -228,9 +228,14 @@ def space(context: Context) -> Finding:
 def _better(
     context: Context, found: str, cause: str, options: Mapping[str, str], note: str = "", **figures: float
 ) -> Finding:
-    """Return a warning that proposes other options: its remedy starts a daemon with them, if none runs yet."""
+    """Return a warning that proposes other options: its remedy starts a daemon with them.
+
+    If one runs, which has options of its own, the remedy has these alone.
+    """
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-    command = start_command(context, options) if context.status is None else f"shardcache serve {flags}"
+    command = f"shardcache serve {flags}"
+    if context.status is None:
+        command = start_command(context, options)
     return replace(warning(found, cause, f"{command}{note}", **figures), proposes=options)
 
 

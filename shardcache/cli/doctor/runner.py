@@ -72,7 +72,7 @@ async def examine(context: Context, checks: Sequence[Check] = CHECKS, *, limit_s
 
 
 def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings whose command to start a daemon has the values that others of them propose."""
+    """Return findings whose command to start a daemon has the values that others propose."""
     proposed: dict[str, str] = {}
     for finding in findings:
         proposed |= finding.proposes

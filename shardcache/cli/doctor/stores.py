@@ -128,7 +128,8 @@ class _Stores:
                 check = "origin.speed"
                 found.append((await _speed(origin, obj, self._settings)).named(check))
         except ShardcacheError as exn:
-            found.append(failure(exn, url, self.origins.rule(url), os.environ).named(check))
+            table = self.origins.rule(url)
+            found.append(failure(exn, url, table=table, environment=os.environ).named(check))
         return found
 
     async def _object(self, url: str) -> RemoteObject:

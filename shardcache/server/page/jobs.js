@@ -15,9 +15,10 @@ const pace = (rate) => (rate === 0 ? "–" : rate < 10 ? rate.toPrecision(2) : n
 const unmatched = (job) => (job.samples_unmatched ? ` (${number(job.samples_unmatched)} samples unmatched)` : "");
 const read = (job) => `${number(job.shards_done)} of ${number(job.shards_planned)}${unmatched(job)}`;
 
-const ahead = (job) => (
-  job.ahead_s !== null ? neededIn(job.ahead_s) : job.shards_planned ? "all cached" : "no plan yet"
-);
+function ahead(job) {
+  if (job.ahead_s !== null) return neededIn(job.ahead_s);
+  return job.shards_planned ? "all cached" : "no plan yet";
+}
 
 export function showJobs(moment, short) {
   const { jobs, lanes } = moment, urls = urlsOf(moment);
@@ -39,7 +40,7 @@ export function showJobs(moment, short) {
   });
 }
 
-/** Show what a job is doing; `held` says why it is short of data, as in the summary, and is undefined if it is not. */
+/** Show what a job is doing; `held` says why it is short of data, or is undefined if it is not. */
 function showNow(row, cell, job, held, urls) {
   setTexts(cell, held === undefined ? ["reading", ""] : [waiting(job, held), whatFor(held, urls)]);
   cell.title = held?.longest?.url ?? "";
@@ -47,9 +48,10 @@ function showNow(row, cell, job, held, urls) {
   row.classList.toggle("stalled", held !== undefined && held.stalled);
 }
 
-const waiting = (job, { share, longest }) => (
-  longest ? `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}` : `waits ${percent(share, 1)} of the time`
-);
+function waiting(job, { share, longest }) {
+  if (longest) return `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}`;
+  return `waits ${percent(share, 1)} of the time`;
+}
 
 /** What a job that is short of data waits for. */
 export const whatFor = ({ longest, reason }, urls) => (
@@ -113,10 +115,7 @@ const urgency = (row) => (isWaitedFor(row) ? -1 : row.in_s ?? Infinity);
 export function showUpcoming(moment) {
   const { jobs, gaps, transfers, lanes } = moment, urls = urlsOf(moment);
   const rows = upcoming(gaps, transfers), users = new Map(jobs.map(({ uid, user }) => [uid, user]));
-  const isNeeded = lanes.some(({ counts }) => Object.values(counts).flat().some(Boolean));
-  const none = !lanes.length ? "No job is reading." : isNeeded
-    ? "All shards needed in the next five minutes are cached." : "No shard is needed in the next five minutes.";
-  const key = ({ url, job }) => `${url} ${job}`;
+  const none = nothingUpcoming(lanes), key = ({ url, job }) => `${url} ${job}`;
   table(byId("upcoming-rows"), rows.slice(0, MAX_ROWS), key, (_, row, need, shard, job, state) => {
     setText(need, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
     need.classList.toggle("waits", isWaitedFor(row));
@@ -125,6 +124,14 @@ export function showUpcoming(moment) {
     showState(state, row);
   }, none);
   setText(byId("upcoming-more"), rows.length > MAX_ROWS ? `and ${rows.length - MAX_ROWS} more` : "");
+}
+
+/** What the list says while it is empty. */
+function nothingUpcoming(lanes) {
+  if (!lanes.length) return "No job is reading.";
+  const isNeeded = lanes.some(({ counts }) => Object.values(counts).flat().some(Boolean));
+  if (!isNeeded) return "No shard is needed in the next five minutes.";
+  return "All shards needed in the next five minutes are cached.";
 }
 
 /** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */

@@ -19,12 +19,13 @@ export function showSummary(moment, rates, short) {
   sync(byId("figures"), figures(moment, rates), ([name]) => name, setTexts);
 }
 
-/** List the jobs that are short of data, how much and of what; kept out of the line above, which is announced. */
+/** List the jobs that are short of data, and of what; kept out of the line above, which is announced. */
 function showWaits(held, users, urls) {
   sync(byId("waits"), held.slice(0, MAX_WAITS), keyOf, (item, each) => {
     const { job, uid, readers, share, longest } = each;
     const who = job ? `${job} (${users.get(uid) ?? uid})` : "no job";
-    const long = isLasting(each) ? `waiting ${percent(share, 1)} of the last 30 s` : `up to ${duration(longest.for_s)}`;
+    const long = isLasting(each)
+      ? `waiting ${percent(share, 1)} of the last 30 s` : `up to ${duration(longest.for_s)}`;
     setTexts(item, [who, count(readers, "reader"), long, whatFor(each, urls)]);
     item.title = longest?.url ?? "";
   });

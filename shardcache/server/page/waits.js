@@ -1,10 +1,11 @@
-// Which jobs are short of data: by their present waits, and by the share of the last 30 s that their readers waited.
+// Which jobs are short of data: by their present waits, and by the share of the last 30 s that they
+// waited.
 
 import { count } from "./dom.js";
 
-// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader counts as stalled.
+// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader is stalled.
 const SHORT_S = 1, STALLED_S = 10;
-// A job that is short of data keeps waiting for a moment each, and may be reading at the moment of a look.
+// A job that is short of data may wait for a moment each time, and be reading when one looks.
 const SHORT_SHARE = 0.1, STALLED_SHARE = 0.5;
 
 export const keyOf = ({ job, name = job, uid }) => JSON.stringify([name, uid]);
@@ -15,15 +16,16 @@ function byJob(waits) {
   for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
     const previous = found.get(keyOf(wait));
     if (previous) previous.readers += wait.readers;
-    else found.set(keyOf(wait), { job: wait.job, uid: wait.uid, readers: wait.readers, longest: wait });
+    else found.set(keyOf(wait), { ...wait, longest: wait });
   }
   return found;
 }
 
 /**
- * The jobs that are short of data, by key, the worst first: { job, uid, readers, share, longest, reason, stalled }.
- * `share` is of the last 30 s; `longest` is the longest present wait, or null if it is over in a moment. `reasons` keeps
- * each job's latest, for moments in which none of its readers waits.
+ * The jobs that are short of data, by key, the worst first: { job, uid, readers, share, longest,
+ * reason, stalled }. `share` is of the last 30 s; `longest` is the longest present wait, or null if
+ * it is over in a moment. `reasons` keeps each job's latest, for moments in which none of its readers
+ * waits.
  */
 export function shortOfData({ jobs, waits }, reasons) {
   const now = byJob(waits), found = [];
@@ -45,14 +47,19 @@ export function shortOfData({ jobs, waits }, reasons) {
 /** Whether a job has been short of data for more than a moment. */
 export const isLasting = ({ share }) => share >= SHORT_SHARE;
 
-/** The summary of a moment in one sentence. It is announced whenever it changes, so it has no figure that always does. */
+/**
+ * The summary of a moment in one sentence. It is announced whenever it changes, so it has no figure
+ * that always does.
+ */
 export function verdict(jobs, short) {
   const readers = jobs.reduce((total, job) => total + job.sessions, 0);
   const held = [...short.values()], live = jobs.filter((job) => job.sessions).length;
   if (readers === 0) return "No job is connected.";
-  if (held.length === 0) return `No reader is waiting (${count(readers, "reader")}, ${count(live, "job")}).`;
-  const reasons = [...new Set(held.map(({ reason }) => reason.split(": ")[0]))].filter(Boolean).join("; ");
-  const what = reasons && `: ${reasons}`, be = (number) => (number === 1 ? "is" : "are");
+  const of = `${count(readers, "reader")}, ${count(live, "job")}`;
+  if (held.length === 0) return `No reader is waiting (${of}).`;
+  const reasons = new Set(held.map(({ reason }) => reason.split(": ")[0]).filter(Boolean));
+  const what = reasons.size ? `: ${[...reasons].join("; ")}` : "";
+  const be = (number) => (number === 1 ? "is" : "are");
   if (held.some(isLasting)) {
     return `${held.length} of ${count(live, "job")} ${be(held.length)} short of data${what}.`;
   }
