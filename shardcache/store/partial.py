@@ -27,7 +27,7 @@ from shardcache.redact import redact
 from shardcache.store.disk import disk_errors, mount_of, size_or_zero, unlink_quietly
 from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.store.shard import Facts
-from shardcache.transport.parts import RECORD, Parts, PartSums, crc32c
+from shardcache.transport.parts import RECORD, Parts, PartSums, crc32c, write_all
 from shardcache.units import size
 from shardcache.url_names import compression_of
 
@@ -135,7 +135,7 @@ def inflate(
     with disk_errors(dst), open(dst, "wb") as file, codec_errors(codec, url), codec.open(src) as stream:
         while piece := stream.read(part_bytes):
             reserve(len(piece))
-            file.write(piece)
+            write_all(file.fileno(), memoryview(piece), size_bytes)
             size_bytes += len(piece)
             crcs.append(crc32c(piece, 0))
     return size_bytes, crcs
