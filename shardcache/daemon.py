@@ -43,6 +43,8 @@ _THREADS = 32
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
+# Where nothing says that S3 will be used, its SDK is loaded after what a job with other urls waits for at first.
+_UNCONFIGURED_S = 1.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
@@ -180,6 +182,8 @@ async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
 
 async def _prepare_s3(origins: Origins) -> None:
     """Load the SDK and freeze its many objects; then obtain credentials."""
+    if not origins.s3_configured:
+        await asyncio.sleep(_UNCONFIGURED_S)
     with building():
         await Origins.load()
     await origins.prepare_credentials()

@@ -266,14 +266,20 @@ class Origins:
         """Start transport workers before the first request needs them. Raises CacheError."""
         await self._workers.prepare()
 
+    @property
+    def s3_configured(self) -> list[str]:
+        """One url for each configuration of S3, by a table or by the environment."""
+        urls = {table.match for table in self._tables if table.match and row_of(protocol_of(table.match)) is S3}
+        if any(name.startswith("AWS_") for name in os.environ):
+            urls.add("s3://")
+        return sorted(urls)
+
     async def prepare_credentials(self) -> None:
         """Obtain credentials for S3, if it is configured, before the first url comes.
 
         What fails is reported where it is needed. Unconfigured, the SDK would ask for an instance's credentials.
         """
-        urls = {table.match for table in self._tables if table.match and row_of(protocol_of(table.match)) is S3}
-        urls |= {"s3://" for name in os.environ if name.startswith("AWS_")}
-        asking = (self.origin(url).credentials(url) for url in urls)
+        asking = (self.origin(url).credentials(url) for url in self.s3_configured)
         # Side by side, each with its own failure: a profile may even prompt for a code, where nobody is.
         await asyncio.gather(*asking, return_exceptions=True)
 

@@ -10,7 +10,7 @@ import click
 
 from benchmarks import figures
 from benchmarks.caching import jobs
-from benchmarks.downloads import cluster, cold, download
+from benchmarks.downloads import cluster, cold, download, start
 from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, restart, scale
 from benchmarks.reading import decoded, joined, loaders, shuffle, tokens, warm
@@ -26,6 +26,7 @@ PARTS = {
     "joined": joined.measure,
     "handover": loaders.handover,
     "cold": cold.measure,
+    "start": start.measure,
     "half": jobs.half,
     "decisions": decisions.measure,
     "shuffle": shuffle.measure,

@@ -61,7 +61,7 @@ def measure(place: Workplace) -> list[Row]:
     contenders: dict[str, Callable[[], Course]] = {
         OURS: partial(_shardcache, place),
         LOCAL: partial(_local, place),
-        STREAMED: partial(_streamed, place),
+        STREAMED: partial(streamed, place),
         CACHED: partial(_cached, place),
         MEMORY: partial(_train, place, "memory", ""),
     }
@@ -91,7 +91,8 @@ def _local(place: Workplace) -> Course:
     return _train(place, "webdataset", f"{dataset.folder}/{dataset.names}")
 
 
-def _streamed(place: Workplace, **how: Any) -> Course:
+def streamed(place: Workplace, **how: Any) -> Course:
+    """Train with webdataset, which reads through `pipe:curl`."""
     dataset = place.dataset(LARGE)
     with place.far_store(dataset) as store:
         return _sent(_train(place, "webdataset", store.http_url(dataset.folder.name, dataset.names), **how), store)
@@ -99,7 +100,7 @@ def _streamed(place: Workplace, **how: Any) -> Course:
 
 def _cached(place: Workplace) -> Course:
     with place.folder() as cache_dir:
-        return _streamed(place, cache_dir=str(cache_dir))
+        return streamed(place, cache_dir=str(cache_dir))
 
 
 def _sent(course: Course, store: ThrottledS3) -> Course:
@@ -179,24 +180,26 @@ def train(
         from webdataset import WebDataset
 
         dataset = WebDataset(source, shardshuffle=1000, seed=seed, cache_dir=cache_dir or None)
-    loader: DataLoader[Any] = DataLoader(
-        Logged(dataset, Path(reads)) if reads else dataset,
-        batch_size=BATCH_SAMPLES,
-        collate_fn=list,
-        num_workers=WORKERS,
-        persistent_workers=True,
-    )
+    loader = loader_of(Logged(dataset, Path(reads)) if reads else dataset)
     time.sleep(start_after_s)
     course = Course()
     for epoch in range(epochs):
         if contender == "shardcache":
             dataset.set_epoch(epoch)
-        course = _epoch(loader, samples, course)
+        course = read_epoch(loader, samples, course)
     return course
 
 
-def _epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
-    """Read one epoch: each step lasts as long as its samples take, and everything else is waiting."""
+def loader_of(dataset: Any) -> DataLoader[Any]:
+    """Return torch's own loader of lists of samples."""
+    return DataLoader(dataset, batch_size=BATCH_SAMPLES, collate_fn=list, num_workers=WORKERS, persistent_workers=True)
+
+
+def read_epoch(loader: DataLoader[Any], samples: int, before: Course) -> Course:
+    """Read one epoch: each step lasts as long as its samples take, and everything else is waiting.
+
+    Raises RuntimeError where it gives another number of samples.
+    """
     read, waited_s = 0, 0.0
     started_s = asked_s = time.perf_counter()
     first_batch_s = before.first_batch_s
