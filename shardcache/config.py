@@ -172,6 +172,11 @@ class OriginTable(pydantic.BaseModel):
     ignore_trailing_data: bool = Field(
         False, description="accept tars with data after the end-of-archive block and ignore that data, as tar does"
     )
+    require_adjacent: bool = Field(
+        True,
+        description="reject tars in which a key comes again with other members; false takes them for another sample, "
+        "as webdataset does, and shards are not read while they arrive",
+    )
     verify_etag: bool = Field(
         True, description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5"
     )

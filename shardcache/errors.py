@@ -197,6 +197,15 @@ class TrailingDataError(ShardError, code="trailing_data"):
     )
 
 
+class TornSampleError(ShardError, code="torn_sample"):
+    """Members of one sample are not adjacent in the tar, so that each part of it would pass for a sample."""
+
+    default_remedy = (
+        "extract the tar and pack it again by `tar --sort=name`, or have `shardcache write` make shards of the folder; "
+        "if its samples are meant to be as they are, set `require_adjacent = false` in its [[origin]] table"
+    )
+
+
 class CorruptShardError(ShardError, code="corrupt"):
     """Data does not match the checksum recorded by the object store or the cache."""
 

@@ -133,6 +133,7 @@ class Counters:
     hedges: int = 0
     hedged_bytes: int = 0  # included in `origin_bytes`
     corrupt: int = 0
+    refused: int = 0
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)
     bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 

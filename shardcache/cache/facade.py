@@ -230,7 +230,8 @@ class Cache:
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Verify every shard under a url prefix: read it again, quarantine damaged ones; yield events.
 
-        Raises ConfigError for a prefix of an unknown protocol.
+        The last event also counts the shards that were refused when they last arrived, and thus are
+        not cached. Raises ConfigError for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
         shards = [found async for found in self._shards(self._under(prefix, peer))]
@@ -245,7 +246,8 @@ class Cache:
             yield {"event": "shard", "url": facts.url, **result}
             done = {"done_shards": number, "shards": len(shards)}
             yield {"event": "progress", **done, "done_bytes": done_bytes, "total_bytes": total_bytes}
-        yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "bytes": done_bytes}
+        refused = len(self.overview.refused(self._under(prefix, peer)))
+        yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "refused": refused, "bytes": done_bytes}
 
     async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
         if self._store.shards.get(shard.key) is not shard:

@@ -182,7 +182,9 @@ class Fetcher:
     async def _download(self, claim: KeyClaim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
-        if partial.codec is None and partial.obj.guarded and partial.obj.ranges:
+        # A reader of an arriving shard refuses one with torn samples, whatever the rule.
+        is_strict = self._origins.rule(partial.obj.url).require_adjacent
+        if partial.codec is None and partial.obj.guarded and partial.obj.ranges and (is_strict or partial.is_file):
             transfer.arriving = Arrival(partial, transfer)
         await self._downloader.download(
             origin,
@@ -262,8 +264,17 @@ class Fetcher:
     async def _indexed(self, tar: Path, sidecar: Path, facts: Facts, obj: RemoteObject, claim: KeyClaim) -> Facts:
         """Write the sidecar of a complete tar with its index, and return the facts with the number of samples."""
         allowed_bytes, rule = footprint_bytes(obj.size_bytes) - obj.size_bytes, self._origins.rule(obj.url)
-        request = IndexRequest(str(tar), str(sidecar), facts.to_json(), facts.url, rule.require_end, allowed_bytes)
-        samples = await self._index(replace(request, ignore_trailing_data=rule.ignore_trailing_data), claim)
+        request = IndexRequest(
+            str(tar),
+            str(sidecar),
+            facts.to_json(),
+            facts.url,
+            rule.require_end,
+            allowed_bytes,
+            ignore_trailing_data=rule.ignore_trailing_data,
+            require_adjacent=rule.require_adjacent,
+        )
+        samples = await self._index(request, claim)
         return replace(facts, samples=samples)
 
     async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:

@@ -18,6 +18,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     OutdatedError,
     ShardcacheError,
+    ShardError,
     internal_error,
 )
 from shardcache.logs import about
@@ -32,6 +33,7 @@ log = structlog.get_logger()
 _TRIES_AHEAD = 3
 # Number of failed shards remembered; a forgotten one is prefetched again.
 _REMEMBERED = 100_000
+_MAX_REFUSALS = 100  # the latest, for people to read
 _RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
 
 
@@ -77,10 +79,12 @@ class Transfers:
     _group: asyncio.TaskGroup
     _by_name: dict[str, Transfer] = field(default_factory=dict, init=False)
     failures: RetryGate = field(default_factory=RetryGate, init=False)  # shards not worth prefetching for now
+    refusals: dict[str, ShardError] = field(default_factory=dict, init=False)  # by url, until it is served; latest last
 
     def __post_init__(self) -> None:
         self._planner, self._changed = self._residency.planner, self._residency.changed
-        self._measures, self._clients = self._residency.counters.measures, self._residency.counters.bills.clients
+        self._counters = self._residency.counters
+        self._measures, self._clients = self._counters.measures, self._counters.bills.clients
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -157,6 +161,7 @@ class Transfers:
             for name in self.failures.succeeded(transfer.name):
                 self._planner.now.missed(name)
             self._measure(transfer)
+            self.refusals.pop(transfer.ref.url, None)
             transfer.outcome.set_result(shard)
         except PostponedError:
             # No notification: nothing has changed that could make another attempt succeed.
@@ -179,9 +184,18 @@ class Transfers:
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
         self.failures.failed(transfer.name, exn)
         self._measures.failed[exn.code] += 1
+        if isinstance(exn, ShardError) and not isinstance(exn, CorruptShardError):
+            self._refuse(transfer.ref.url, exn)
         if not transfer.waits:
             log.warning("prefetch failed", cause=exn.message)
         transfer.outcome.set_exception(exn)
+
+    def _refuse(self, url: str, exn: ShardError) -> None:
+        self._counters.refused += 1
+        self.refusals.pop(url, None)
+        self.refusals[url] = exn
+        if len(self.refusals) > _MAX_REFUSALS:
+            del self.refusals[next(iter(self.refusals))]
 
     def _measure(self, transfer: Transfer) -> None:
         took_s = transfer.stages.spent_s(-math.inf, time.monotonic())

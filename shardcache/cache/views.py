@@ -19,7 +19,7 @@ from shardcache.access import store_of
 from shardcache.cache.readers import LISTING, Job, Reader, Readers
 from shardcache.cache.transfers import Prefetcher
 from shardcache.cache.waits import RECENT_S, Class, Holder, JobKey, Stage, Transfer
-from shardcache.errors import CacheError
+from shardcache.errors import CacheError, ShardError
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.scheduler import Limit
 from shardcache.origin.registry import Origins
@@ -172,8 +172,13 @@ class Overview:
             "origins": [asdict(load) for load in scheduler.loads()],
             "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
             "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
+            "refused": [exn.to_json() for exn in self.refused(visible)],
             "jobs": self._jobs(visible),
         }
+
+    def refused(self, visible: Visible) -> list[ShardError]:
+        """Return the errors of the `visible` shards that were refused when they last arrived, latest last."""
+        return [exn for url, exn in self._transfers.refusals.items() if visible(url)]
 
     def reason(self, transfer: Transfer) -> str:
         """Return a human-readable reason why a transfer has not finished yet."""

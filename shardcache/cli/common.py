@@ -197,6 +197,7 @@ def count(number: int, noun: str) -> str:
 def readable(event: Json) -> Json:
     """Return an event with sizes and numbers of things as people read them; `intact` are shards that did not fail."""
     shown: Json = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
+    shown["refused"] = 0  # a daemon of an earlier release does not count them
     for name, value in event.items():
         match value:
             case dict():

@@ -60,6 +60,7 @@ _RATES = ("origin_bytes", "origin_requests", "tier_bytes", "hits", "misses")
 # What matters most comes first: a narrow screen cuts the end.
 _COUNTERS = {
     "corrupt": "corrupt",
+    "refused": "refused",
     "evictions": "evictions",
     "refetches": "re-fetched",
     "retries": "retries",
@@ -249,7 +250,7 @@ def _leases(counters: Row, rates: Row | None) -> str:
 def _troubles(counters: Row) -> str:
     """List the counters that may be worth a look, but for zeros."""
     counted = [f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if counters.get(key)]
-    return " · ".join(counted) or "nothing evicted, corrupt or retried"
+    return " · ".join(counted) or "nothing evicted, corrupt, refused or retried"
 
 
 def _scrub(state: Row | None) -> str | None:

@@ -172,7 +172,8 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
     With PREFIX, checks only the shards whose url starts with it. A corrupt shard is quarantined, and re-fetched when it
-    is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
+    is needed next. Exits 1 if one was found. Shards that were refused on arrival are not cached, only counted:
+    `shardcache doctor` names them. With --json, prints one line of JSON per event.
     """
-    summary = "{shards} verified ({bytes}), {corrupt:,} corrupt"
+    summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
     common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

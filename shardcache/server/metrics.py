@@ -64,6 +64,12 @@ _COUNTERS = (
         "corrupt_shards",
         "Shards found corrupt: on arrival, by a reader, by verify, or by the scrubber.",
     ),
+    Row(
+        COUNTER,
+        "refused",
+        "refused_shards",
+        "Shards refused on arrival: cut short, with torn samples, or no tar.",
+    ),
     Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
     Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
     Row(COUNTER, "hit_bytes", "hit_bytes", "Size of the shards of leases granted from published shards."),

@@ -32,6 +32,7 @@ class IndexRequest:
     require_end: bool  # reject a tar without an end-of-archive block
     allowed_bytes: int  # maximum size of the sidecar
     ignore_trailing_data: bool = False  # accept a tar with data after the end-of-archive block
+    require_adjacent: bool = True  # reject a tar in which a key comes again with other members
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def index_shard(request: IndexRequest) -> Indexed:
             request.url,
             require_end=request.require_end,
             ignore_trailing_data=request.ignore_trailing_data,
+            require_adjacent=request.require_adjacent,
         )
         header = request.header | {"samples": len(samples)}
         sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)

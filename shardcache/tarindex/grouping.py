@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardcache.errors import UnsupportedShardError
+from shardcache.errors import TornSampleError, UnsupportedShardError
 from shardcache.tarindex.members import Member, Read, Tar
-from shardcache.tarindex.tables import Fault, Samples
+from shardcache.tarindex.tables import Fault, Samples, key_of
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
 _SLASH = ord("/")
+_SHOWN_CHARS = 200
 _MACOS_FOLDER = b"__MACOSX"
 _MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 
@@ -23,7 +24,14 @@ _MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
 
-def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False) -> Samples:
+def index_tar(
+    path: Path,
+    url: str,
+    *,
+    require_end: bool = True,
+    ignore_trailing_data: bool = False,
+    require_adjacent: bool = True,
+) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
     Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of
@@ -32,7 +40,8 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     one with a member whose content is not contiguous or not in the tar, are recorded as faults; the other samples stay
     usable.
 
-    Raises OSError, UnsupportedShardError for too many lines, and what iterating a `Tar` with these options raises.
+    Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these options raises, and with
+    `require_adjacent` TornSampleError if members of one sample are not adjacent.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -42,9 +51,12 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     try:
         size_bytes = os.fstat(fd).st_size
         tar = Tar(read, size_bytes, url, require_end=require_end, ignore_trailing_data=ignore_trailing_data)
-        return group(split_lines(tar, read, url))
+        samples = group(split_lines(tar, read, url))
     finally:
         os.close(fd)
+    if require_adjacent:
+        Adjacency(samples).check(url)
+    return samples
 
 
 def group(members: Iterable[Member]) -> Samples:
@@ -98,6 +110,78 @@ class Grouping:
         """Complete the last sample at the end of the tar; return all samples."""
         self.samples.end()
         return self.samples
+
+
+class Adjacency:
+    """Finds samples of which the members are not adjacent: their key comes again, with other members.
+
+    With the same members, it is another sample of that key, as in WebDataset. `samples` may grow.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._checked = 0  # number of samples
+        self._firsts: dict[bytes, int] | None = None  # the first sample with each key; None while all are alike
+
+    def check(self, url: str) -> None:
+        """Look at the samples that have become complete since. Raises TornSampleError for the first that is torn."""
+        torn = self.torn()
+        if torn is not None:
+            key, extension, at = torn
+            raise TornSampleError(
+                f"the key {key[:_SHOWN_CHARS]!r} comes again, with the member {extension[:_SHOWN_CHARS]!r} at byte "
+                f"{at}: the members of a sample must be adjacent",
+                url=url,
+            )
+
+    def torn(self) -> tuple[str, str, int] | None:
+        """Return key, extension and offset of the first member of a part of a sample; None if there is none."""
+        samples = self._samples
+        start, stop = self._checked, len(samples.member_ends)
+        if start == stop:
+            return None
+        self._checked = stop
+        if self._firsts is None:
+            if self._are_alike(start, stop):
+                return None
+            self._firsts = {}
+            start = 0
+        for number, key in self._keys(start, stop):
+            first = self._firsts.setdefault(key, number)
+            if first != number and (extension := self._difference(first, number)) is not None:
+                member = self._members(number).start
+                return key_of(samples, number), extension, samples.starts[member]
+        return None
+
+    def _are_alike(self, start: int, stop: int) -> bool:
+        """Return True if samples have the members of the first one, in its order: none of them is a part of another."""
+        samples = self._samples
+        pattern = samples.extension_ids[: samples.member_ends[0]]
+        begin = samples.member_ends[start - 1] if start else 0
+        # No sample has an extension twice: of this many members, each has all.
+        return samples.extension_ids[begin : samples.member_ends[stop - 1]] == pattern * (stop - start)
+
+    def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield number and key of each sample."""
+        ends = self._samples.key_ends
+        base = ends[start - 1] if start else 0
+        keys = bytes(self._samples.keys[base : ends[stop - 1]])
+        begin = 0
+        for number in range(start, stop):
+            end = ends[number] - base
+            yield number, keys[begin:end]
+            begin = end
+
+    def _members(self, number: int) -> range:
+        ends = self._samples.member_ends
+        return range(ends[number - 1] if number else 0, ends[number])
+
+    def _difference(self, first: int, number: int) -> str | None:
+        """Return the extension of the second sample's first member if the two have different members."""
+        ids = self._samples.extension_ids
+        some, others = ([ids[member] for member in self._members(each)] for each in (first, number))
+        # Without members, the sample is an error of its own.
+        return self._samples.extensions[others[0]] if others and set(some) != set(others) else None
 
 
 def is_of_macos(name: bytes) -> bool:

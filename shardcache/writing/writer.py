@@ -19,7 +19,7 @@ from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.contents import SUFFIX, TokenMember, rows_of, tokens_in
-from shardcache.tarindex.grouping import Grouping
+from shardcache.tarindex.grouping import Adjacency, Grouping
 from shardcache.transport.workers import Flow, nothing
 from shardcache.url_names import beside_index, is_shard
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, as_table, sample_of, shown, utf8
@@ -80,7 +80,16 @@ class ShardFile:
         self.samples += sample.count
 
     def finish(self) -> None:
-        """Write the end of the archive, and close the file."""
+        """Write the end of the archive, and close the file.
+
+        Raises SampleError if two samples have one key, and not the same members.
+        """
+        torn = Adjacency(self._grouping.finish()).torn()
+        if torn is not None:
+            raise errors.SampleError(
+                f"two samples have the key {shown(torn[0])}, and not the same members; readers would refuse the shard",
+                remedy="give each sample its own key, or write all of its members at once",
+            )
         with _writing(self.path):
             self._file.write(END)
             self._file.close()

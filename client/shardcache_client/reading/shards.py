@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
-from shardcache.tarindex.grouping import Grouping, split_lines
+from shardcache.tarindex.grouping import Adjacency, Grouping, split_lines
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client import files
@@ -144,6 +144,7 @@ class ArrivingShard:
         except OSError as exn:
             raise files.unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
+        self._adjacency = Adjacency(self._grouping.samples)
         self._columns: list[Column | None] = []
         # The daemon checks the end of the tar once the whole shard has arrived.
         tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
@@ -163,7 +164,8 @@ class ArrivingShard:
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield samples as `MappedShard` does, each as soon as it has arrived, until the rest must be read another way.
 
-        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are no valid tar; what `more` raises.
+        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are no valid tar; TornSampleError at
+        the second part of a sample, whose first may have been yielded; what `more` raises.
         """
         for number in count(start) if stop is None else range(start, stop):
             if not self._is_whole(number):
@@ -181,6 +183,7 @@ class ArrivingShard:
             while self._grouping.whole <= number:
                 if (member := next(self._members, None)) is not None:
                     self._grouping.add((member,))
+                    self._adjacency.check(self.url)
                 else:
                     self._wait_beyond(self._size_bytes)
         except _EndOfPartError:

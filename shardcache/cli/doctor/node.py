@@ -11,6 +11,7 @@ from pathlib import Path
 from shutil import disk_usage
 from types import MappingProxyType
 
+from shardcache.cli.common import count
 from shardcache.cli.doctor.context import Context, Finding, connect, failed, me, of_error, ok, skipped, warning
 from shardcache.config import Settings
 from shardcache.errors import DaemonError
@@ -112,6 +113,16 @@ def health(context: Context) -> Finding | None:
         cause = "it is shutting down, and finishes running requests"
         return failed("the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")
     return ok("it is serving, and its disk is healthy")
+
+
+def refused(context: Context) -> Finding | None:
+    """Name a shard that the daemon refused when it last arrived, and count all of them."""
+    errors = None if context.status is None else context.status.get("refused")
+    if not errors:
+        return None
+    last = errors[-1]
+    found = f"{count(len(errors), 'shard')} refused on arrival, last {last['url']}"
+    return warning(found, f"{last['code']}: {last['message']}", last["remedy"], shards=len(errors))
 
 
 def options(context: Context) -> Finding:

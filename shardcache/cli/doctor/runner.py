@@ -28,6 +28,7 @@ CHECKS: Sequence[Check] = (
     ("socket.path", node.socket_place),
     ("socket.daemon", node.listener),
     ("daemon.health", node.health),
+    ("daemon.refused", node.refused),
     ("config.file", node.options),
     ("cache.folder", node.folder),
     ("cache.filesystem", node.filesystem),

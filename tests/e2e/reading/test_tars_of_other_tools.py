@@ -2,12 +2,17 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from shardcache_client import ShardDataset, ShardReader
+from shardcache.errors import TornSampleError
+from shardcache_client import Mixture, ShardDataset, ShardReader, ignore_and_continue
+from shardcache_client.webdataset import WebDataset
+from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
+from support.shards.reading import write_index
 
 pytestmark = pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
 
@@ -45,3 +50,88 @@ def test_members_of_macos_are_no_samples(daemon: Daemon, tmp_path: Path) -> None
     samples = list(ShardReader(url, socket=daemon.socket))
     assert [set(sample) for sample in samples] == [{"__key__", "__url__", "cls", "jpg"}]
     assert samples[0]["__key__"] == "d/0"
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> str:
+    """A shard of three samples, whose labels were appended later; its url."""
+    names = [f"000{number}.{extension}" for extension in ("jpg", "cls") for number in range(3)]
+    folder = make_files(tmp_path / "files", dict.fromkeys(names, b"1"))
+    run_tar(folder, tmp_path / "torn.tar", "-c", *names[:3])
+    return run_tar(folder, tmp_path / "torn.tar", "-r", *names[3:])
+
+
+READERS: dict[str, Callable[[str, Path], Iterable[object]]] = {
+    "ShardDataset": lambda url, socket: ShardDataset(url, socket=socket),
+    "missing": lambda url, socket: ShardDataset(url, socket=socket, missing="skip", decode={"cls": int}),
+    "whole shards": lambda url, socket: ShardDataset(url, socket=socket, partial_reads=False),
+    "ShardReader": lambda url, socket: ShardReader(url, socket=socket),
+    "webdataset": lambda url, socket: WebDataset(url, shardshuffle=False, socket=socket),
+    "Mixture": lambda url, socket: Mixture({"a": ShardDataset(counted(url), socket=socket)}),
+    "indexed": lambda url, socket: ShardDataset(counted(url), socket=socket).indexed(),
+}
+
+
+def counted(url: str) -> str:
+    """Return the url of an index file that another tool made, in which each part is a sample."""
+    path = Path(url.removeprefix("file://"))
+    return write_index(path.parent, [6], path.name)
+
+
+@pytest.mark.parametrize("door", READERS)
+def test_torn_samples_are_an_error_at_every_door(daemon: Daemon, torn: str, door: str) -> None:
+    """Not six samples of half the members; a default for missing members hides nothing."""
+    with pytest.raises(TornSampleError, match="'0000' comes again, with the member 'cls' at byte 3584") as caught:
+        list(READERS[door](torn, daemon.socket))
+    assert caught.value.url == torn
+    assert "tar --sort=name" in caught.value.remedy
+
+
+def test_index_of_torn_samples_is_not_written(daemon: Daemon, torn: str, tmp_path: Path) -> None:
+    """`index` names the shard, the key and the remedy, and exits 1; `warm` does, too."""
+    ran = shardcache("index", torn, "-o", tmp_path / "index.json", socket=daemon.socket)
+    assert ran.code == 1
+    assert not (tmp_path / "index.json").exists()
+    printed = ran.out + ran.err
+    assert "'0000' comes again" in printed and "tar --sort=name" in printed
+    assert shardcache("warm", torn, socket=daemon.socket).code == 1
+
+
+def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
+    """By `status`, `doctor`, `verify` and the metrics, until the shard is packed anew and served."""
+    with Daemon(tmp_path) as daemon:
+        shardcache("warm", torn, socket=daemon.socket)
+        status = shardcache("status", "--json", socket=daemon.socket).json
+        assert status["counters"]["refused"] == 1
+        assert [(error["url"], error["code"]) for error in status["refused"]] == [(torn, "torn_sample")]
+        assert "refused 1" in shardcache("status", socket=daemon.socket).out
+        found = shardcache("doctor", "--quick", "--json", "--socket", daemon.socket).json["findings"]
+        [refused] = [finding for finding in found if finding["check"] == "daemon.refused"]
+        assert refused["found"] == f"1 shard refused on arrival, last {torn}"
+        assert "'0000' comes again" in refused["cause"] and "tar --sort=name" in refused["remedy"]
+        assert "0 corrupt; 1 refused" in shardcache("verify", socket=daemon.socket).out
+        assert b"shardcache_refused_shards_total 1.0" in daemon.request("GET", "/metrics")
+        run_tar(tmp_path / "files", tmp_path / "torn.tar", "--sort=name", "-c", ".")
+        shardcache("warm", torn, socket=daemon.socket)
+        assert shardcache("status", "--json", socket=daemon.socket).json["refused"] == []
+        assert "0 refused" in shardcache("verify", socket=daemon.socket).out
+
+
+def test_parts_of_samples_are_given_where_the_config_says_so(torn: str, tmp_path: Path) -> None:
+    """`require_adjacent = false` in an [[origin]] table: the parts are samples, as webdataset reads them."""
+    config = tmp_path / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "file://{tmp_path}/"\nrequire_adjacent = false\n')
+    with Daemon(tmp_path, "--config", str(config)) as lenient:
+        samples = list(ShardReader(torn, socket=lenient.socket))
+    assert [(sample["__key__"], "jpg" in sample) for sample in samples] == [
+        *(("0000", True), ("0001", True), ("0002", True)),
+        *(("0000", False), ("0001", False), ("0002", False)),
+    ]
+
+
+def test_handler_may_skip_a_torn_shard_whole(daemon: Daemon, torn: str, tmp_path: Path) -> None:
+    """Its samples are those of the other shards, none of them in half."""
+    folder = make_files(tmp_path / "good", {"0009.cls": b"1", "0009.jpg": b"1"})
+    good = run_tar(folder, tmp_path / "good.tar", "--sort=name", "-c", ".")
+    dataset = ShardDataset([torn, good], socket=daemon.socket, even=None, on_error=ignore_and_continue)
+    assert [sample["__key__"] for sample in dataset] == ["./0009"]

@@ -107,9 +107,7 @@ NAMES = {
     **_in_formats("dots in folders", ["v1.0/a.jpg", "v1.0/a.cls", "v1.0/b", "v1.0.d/c.x/d.tar.gz", "v1.0/.x/e.jpg"]),
     **_in_formats("dots in keys", ["a.b.jpg", "a.c.jpg", "a..jpg", "a...", "b.", "c. jpg", "d.jpg.", "..jpg"]),
     **_in_formats("dots in front", ["./a.jpg", "./a.cls", "../a.jpg", "a.cls", "/a.jpg", "//a.jpg", "./.a.jpg"]),
-    **_in_formats(
-        "hidden files", [".a", ".a.jpg", "d/.a", "d/.a.jpg", "d/.b.x", "d.x/.a.jpg", "d.x/e/.a.jpg", "d/..x"]
-    ),
+    **_in_formats("hidden files", [".a", ".a.jpg", "d/.a", "d/.a.jpg", "d/.b.x", "d.x/.a.jpg", "d.x/e/.a.jpg"]),
     **_in_formats("no extension", ["README", "a.jpg", "d/README", "a.cls", "d/LICENSE"]),
     **_in_formats("upper case", ["a.JPG", "a.Cls", "A.jpg", "b.ÉTÉ", "b.İ", "b.ΟΔΟΣ", "b.\u212a", "b.ẞ"]),
     **_in_formats("a very long extension", ["a.jpg", "a." + "x" * 90, "a." + "y.z" * 400], ["GNU", "PAX"]),
@@ -124,9 +122,11 @@ NAMES = {
 }
 
 ORDER = {
-    "keys out of order": packed(["a.jpg", "b.jpg", "a.cls", "b.cls"]),
     "one key thrice": packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg"]),
-    "one basename in two folders": packed(["x/a.jpg", "y/a.jpg", "x/a.cls", "a.jpg"]),
+    "one key thrice, members in another order": packed(
+        ["a.jpg", "a.cls", "b.jpg", "a.cls", "a.jpg", "b.jpg", "a.jpg", "a.cls"]
+    ),
+    "one basename in two folders": packed(["x/a.jpg", "y/a.jpg", "a.jpg"]),
     "extensions in another order each": packed(["a.jpg", "a.cls", "b.cls", "b.jpg", "c.txt", "c.cls", "c.jpg"]),
     "a sample split by what is passed over": pack(
         [
@@ -261,6 +261,16 @@ ENDS = {
 ODD_TARS: dict[str, bytes] = {**NAMES, **ORDER, **KINDS, **HEADERS, **ENDS}
 """By what is odd about each; all of them are sound."""
 
+TORN_TARS: dict[str, tuple[bytes, str, int]] = {
+    "keys out of order": (packed(["a.jpg", "b.jpg", "a.cls", "b.cls"]), "a", 5 * 512),
+    "a member appended": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.txt"]), "a", 9 * 512),
+    "a member replaced": (packed(["a.jpg", "a.cls", "b.jpg", "b.cls", "a.cls"]), "a", 9 * 512),
+    "one member more at the third time": (packed(["a.jpg", "b.jpg", "a.jpg", "b.jpg", "a.jpg", "a.cls"]), "a", 9 * 512),
+    "one basename in two folders": (packed(["x/a.jpg", "y/a.jpg", "x/a.cls"]), "x/a", 5 * 512),
+    "hidden files of one folder": (packed(["d/.a", "d.x", "d/..x"]), "d/", 5 * 512),
+}
+"""Tars with members of one sample apart, by how they came there; the key, and the offset of the first member apart."""
+
 TRAILING_DATA: dict[str, tuple[bytes, int]] = {
     "garbage": (archive(end=END + b"garbage" * 300), 2048),
     "a byte behind megabytes of zeros": (archive(end=bytes((3 << 20) + 700) + b"\1"), 1024 + (3 << 20) + 700),
@@ -381,19 +391,27 @@ def by_webdataset(path: Path, handler: Callable[[Exception], bool] = reraise_exc
         return _read(group_by_keys(files, handler=handler))
 
 
-def by_index(path: Path, start: int = 0) -> Reading:
+def by_index(path: Path, start: int = 0, *, require_adjacent: bool = True) -> Reading:
     """Index the tar, write and open its sidecar, and read from sample number `start` on."""
     try:
-        reader = _publish(path)
+        reader = _publish(path, require_adjacent)
     except ShardcacheError as exn:
         return Reading(error=exn)
     with closing(reader):
         return _read(reader.samples(start))
 
 
+def by_lenient_index(path: Path, start: int = 0) -> Reading:
+    """Read as `by_index` does, with each part of a torn sample as a sample."""
+    return by_index(path, start, require_adjacent=False)
+
+
 def by_number(path: Path) -> list[Items | None]:
-    """Read each sample by its number, as a shuffled reader does, last first; None is in the place of a bad one."""
-    with closing(_publish(path)) as reader:
+    """Read each sample by its number, as a shuffled reader does, last first; None is in the place of a bad one.
+
+    Parts of a torn sample are samples.
+    """
+    with closing(_publish(path, require_adjacent=False)) as reader:
         readings = [_read(map(reader.cutter(), [number])) for number in reversed(range(len(reader)))]
     return [None if reading.error else reading.samples[0] for reading in readings][::-1]
 
@@ -426,9 +444,10 @@ def going_on(read: Callable[[Path, int], Reading], path: Path) -> list[Items | N
         found.append(None)
 
 
-def _publish(path: Path) -> MappedShard:
+def _publish(path: Path, require_adjacent: bool) -> MappedShard:
     sidecar = path.with_suffix(".idx")
-    write(sidecar, {"size_bytes": path.stat().st_size}, index_tar(path, str(path)))
+    samples = index_tar(path, str(path), require_adjacent=require_adjacent)
+    write(sidecar, {"size_bytes": path.stat().st_size}, samples)
     return MappedShard(path, sidecar, str(path))
 
 

@@ -13,6 +13,7 @@ from shardcache.errors import (
     NotATarError,
     SampleError,
     ShardError,
+    TornSampleError,
     TrailingDataError,
     TruncatedShardError,
 )
@@ -20,10 +21,12 @@ from support.shards.odd_tars import (
     END,
     ODD_TARS,
     SPARSE_TARS,
+    TORN_TARS,
     TRAILING_DATA,
     archive,
     by_arrival,
     by_index,
+    by_lenient_index,
     by_number,
     by_webdataset,
     gnu_long,
@@ -113,6 +116,25 @@ def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_the
     path.write_bytes(A + B + B_CLS[:800])
     assert bare(by_webdataset(path, ignore_and_continue).samples) == [OF_A, OF_B]
     assert isinstance(by_index(path).error, TruncatedShardError)
+
+
+@pytest.mark.parametrize("name", TORN_TARS)
+def test_a_torn_sample_is_an_error_where_webdataset_gives_its_parts(path: Path, name: str) -> None:
+    """The error names the key and the first byte of a member apart; `require_adjacent = false` gives webdataset's."""
+    data, key, at = TORN_TARS[name]
+    path.write_bytes(data)
+    expected = by_webdataset(path)
+    assert expected.keys.count(key) > 1
+    assert by_lenient_index(path).samples == by_number(path) == expected.samples
+    indexed, arriving = by_index(path), by_arrival(path)
+    assert indexed.samples == []
+    assert arriving.samples == expected.samples[: len(arriving.samples)]
+    for found in (indexed, arriving):
+        assert isinstance(found.error, TornSampleError)
+        assert f"the key {key!r} comes again" in found.error.message
+        assert f"at byte {at}:" in found.error.message
+        assert "tar --sort=name" in found.error.remedy
+        assert found.error.url == str(path)
 
 
 def test_members_of_macos_are_left_out_where_webdataset_takes_them_for_samples(path: Path) -> None:
