@@ -102,7 +102,7 @@ class Session:
             if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
                 raise
         ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls), wanted=wanted)
-        return Manifest.from_answer(self._insist(deadline_s, ask))
+        return Manifest.from_answer(self._insist(deadline_s, ask), urls)
 
     def declare(self, plan: Plan) -> None:
         """Declare the plan, of a long one the first piece. All leases of an earlier plan must have ended."""

@@ -17,6 +17,8 @@ from shardcache_client.order.rounds import permutation
 
 By = Literal["samples", "shards"]
 
+_INDEX_SUFFIX = ".json"
+
 
 class Choice(Protocol):
     """Some samples of one shard. Immutable; its `repr` tells it from any other choice."""
@@ -174,6 +176,8 @@ class Manifest(Sequence[ShardRef]):
     # True if all counts come from index files, where every node finds the same ones; others are known only to nodes
     # that have fetched the shards.
     counts_listed: bool = field(default=False, compare=False)
+    # True if index files may name the versions that are wanted; in a listing, they are merely those that were there.
+    versions_named: bool = field(default=True, compare=False)
     choices: Choices | None = None  # the samples of each shard that belong to the dataset; None for all
     lists: tuple[str, ...] = field(default=(), compare=False)  # fingerprints of the lists as resolved, if others
     columns: tuple[Column, ...] = ()  # shards that are read beside these
@@ -184,22 +188,22 @@ class Manifest(Sequence[ShardRef]):
         return cls(Shards.of(shards))
 
     @classmethod
-    def from_answer(cls, answer: Mapping[str, Any]) -> "Manifest":
-        """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
+    def from_answer(cls, answer: Mapping[str, Any], urls: Sequence[str] = ()) -> "Manifest":
+        """Build from the daemon's answer to `resolve`, which asked for the urls. Raises ProtocolError."""
         shards = Shards.unpack(answer["packed"])
         assert shards.fingerprint  # once here, rather than in each of the workers that are forked from this process
-        return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
+        named = not urls or any(_INDEX_SUFFIX in url for url in urls)
+        return cls(shards, counts_listed=answer.get("remembered", 1) == 0, versions_named=named)
 
     def of_some(self, numbers: Iterable[int]) -> "Manifest":
         """Return the manifest of some of the shards alone, by their numbers."""
-        return Manifest(Shards.of(map(self.__getitem__, numbers)), counts_listed=self.counts_listed)
+        shards = Shards.of(map(self.__getitem__, numbers))
+        return Manifest(shards, counts_listed=self.counts_listed, versions_named=self.versions_named)
 
-    def is_replaceable(self, shard: int) -> bool:
-        """Return True if a shard may be read in another version than listed, one with the same number of samples.
-
-        An index file names the version that is wanted. In a listing, it is merely the one that was there.
-        """
-        return self.choices is None and (not self.counts_listed or self.shards.samples[shard] < 0)
+    @property
+    def is_replaceable(self) -> bool:
+        """True if a shard may be read in another version than listed, if it has the same number of samples."""
+        return self.choices is None and not self.versions_named
 
     def of_blocks(self, count: Callable[[int, int], int]) -> "Manifest":
         """Return the same shards with another number of samples each: `count(tokens, samples)`. Raises ConfigError."""
@@ -220,10 +224,11 @@ class Manifest(Sequence[ShardRef]):
         if any(manifest.choices is not None for manifest in manifests):
             choices = tuple(chain.from_iterable(each.choices or repeat(None, len(each)) for each in manifests))
         listed = all(manifest.counts_listed for manifest in manifests)
+        named = any(manifest.versions_named for manifest in manifests)
         lists = tuple(chain.from_iterable(each.lists or (each.fingerprint,) for each in manifests))
         firsts = zip(accumulate(map(len, manifests), initial=0), manifests, strict=False)
         columns = tuple(replace(column, first=first) for first, each in firsts for column in each.columns)
-        return cls(Shards.joined([each.shards for each in manifests]), listed, choices, lists, columns)
+        return cls(Shards.joined([each.shards for each in manifests]), listed, named, choices, lists, columns)
 
     @cached_property
     def planned(self) -> "Manifest":

@@ -215,7 +215,7 @@ def _publish(store: KeyValueStore, name: str, resolve: Callable[[], Manifest], t
         store.first(name, json.dumps({"error": exn.to_json()}))
         raise
     _upload(store, manifest)
-    mine = json.dumps({"fingerprint": manifest.fingerprint, "counts_listed": manifest.counts_listed})
+    mine = json.dumps({"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named})
     stays = store.first(name, mine)  # several processes may be rank 0
     return manifest if stays == mine else _take(store, stays, timeout_s)
 
@@ -225,7 +225,7 @@ def _take(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
     if "error" in found:
         raise errors.from_json(found["error"])
     manifest = _download(store, found["fingerprint"], timeout_s)
-    return replace(manifest, counts_listed=bool(found.get("counts_listed", True)))
+    return replace(manifest, versions_named=bool(found.get("versions_named", True)))
 
 
 def _upload(store: KeyValueStore, manifest: Manifest) -> None:

@@ -385,7 +385,7 @@ class ShardWindow:
         lease, *others = self._ahead.popleft()
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
-        options["replaceable"] = is_fresh and self._plan.manifest.is_replaceable(number)
+        options["replaceable"] = is_fresh and self._plan.manifest.is_replaceable
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
         if lease.position:  # after the request for the shard, and not for the first: neither is delayed
             self._session.extend()

@@ -236,6 +236,14 @@ def test_restarted_rank_keeps_the_same_manifest(server: TCPStore) -> None:
     assert shared(server, 0, lambda: manifest(5), "train/1") == manifest(5)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_ranks_know_whether_an_index_file_names_the_versions(server: TCPStore, named: bool) -> None:
+    """As rank 0 does: else a replaced shard would be read by some ranks, and refused by others."""
+    given = replace(manifest(), versions_named=named)
+    ranks = [shared(server, rank, lambda: given, f"index/{named}") for rank in range(2)]
+    assert [each.is_replaceable for each in ranks] == [not named] * 2
+
+
 def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore) -> None:
     """Every rank gets it as it was; rank 0, started anew, looks again."""
     for rank, resolve in ((0, refuse), (1, manifest)):
