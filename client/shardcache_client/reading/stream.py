@@ -486,18 +486,23 @@ class EpochStream:
         part: Share | None = next(parts)
         while part is not None:
             following = next(parts, None)
-            yield from self._part(session, part, partial(self._shards_after, following, shards))
+            yield from self._part(session, part, self._shards_after(following, shards))
             part = following
 
-    def _shards_after(self, following: Share | None, shards: int) -> Iterator[int]:
-        """Yield the shards of the next part, or else of the first one of the reader's next epoch, if there is any."""
+    def _shards_after(self, following: Share | None, shards: int) -> Callable[[], Iterable[int]]:
+        """Return a function that returns the shards of the next part, or else of the first one of the reader's next
+        epoch, if there is any.
+
+        It is kept by the session's plan, and does not refer to this object, which has the session: such a cycle would
+        keep the session of a reader that is gone.
+        """
         if following is not None:
-            return following.shards()
+            return following.shards
         after, epochs = self.position.epoch + 1, self._settings.epochs
         if epochs is not None and after >= epochs:
-            return iter(())
-        share = self._settings.deal.share(after, 0, self.topology)
-        return next(share.in_parts(shards)).shards()
+            return tuple
+        deal, topology = self._settings.deal, self.topology
+        return lambda: next(deal.share(after, 0, topology).in_parts(shards)).shards()
 
     def _part(
         self, session: Session, share: Share, shards_after: Callable[[], Iterable[int]]
