@@ -25,6 +25,7 @@ from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.deal import Deal, SpanDeal
 from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Share, Strided
 from shardcache_client.order.manifest import Manifest, Plan
+from shardcache_client.order.rounds import Topology
 from shardcache_client.position.state import Position, ReaderState
 from shardcache_client.reading.leased_shard import LeasedShard, LeftOutError, ShardWindow
 
@@ -255,6 +256,12 @@ class SampleReader:
 def _is_whole(span: tuple[int, int | None], count: int | None) -> bool:
     """Return True if a span has all samples of a shard."""
     return span[0] == 0 and span[1] in (None, count)
+
+
+def _first_shards(deal: Deal, epoch: int, topology: Topology, shards: int) -> Iterable[int]:
+    """Return the shards of the first part of a reader's epoch."""
+    share = deal.share(epoch, 0, topology)
+    return next(share.in_parts(shards)).shards()
 
 
 def _draws(mix: Mix, step: int, held: Mapping[int, _HeldPiece], first: int, last: int | None) -> Iterator[Draw]:
@@ -490,19 +497,17 @@ class EpochStream:
             part = following
 
     def _shards_after(self, following: Share | None, shards: int) -> Callable[[], Iterable[int]]:
-        """Return a function that returns the shards of the next part, or else of the first one of the reader's next
-        epoch, if there is any.
+        """Return what yields the shards of the next part, or else of the first one of the next epoch.
 
-        It is kept by the session's plan, and does not refer to this object, which has the session: such a cycle would
-        keep the session of a reader that is gone.
+        The session keeps it with the plan, so it refers to no stream: in a cycle, the dataset's last reference
+        would not end the session.
         """
         if following is not None:
             return following.shards
-        after, epochs = self.position.epoch + 1, self._settings.epochs
-        if epochs is not None and after >= epochs:
+        after = self.position.epoch + 1
+        if self._settings.epochs is not None and after >= self._settings.epochs:
             return tuple
-        deal, topology = self._settings.deal, self.topology
-        return lambda: next(deal.share(after, 0, topology).in_parts(shards)).shards()
+        return partial(_first_shards, self._settings.deal, after, self.topology, shards)
 
     def _part(
         self, session: Session, share: Share, shards_after: Callable[[], Iterable[int]]

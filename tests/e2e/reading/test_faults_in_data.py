@@ -172,6 +172,20 @@ def test_error_of_a_sample_names_the_handler_that_skips_it(daemon: Daemon, sourc
         assert caught.value.remedy == "; ".join(filter(None, ["fix the member or its decoder", advice]))
 
 
+def test_session_ends_with_the_dataset_after_a_whole_epoch(daemon: Daemon, source: Path) -> None:
+    """With its last reference, not when the garbage collector comes: the daemon would keep the plan until then."""
+    gc.disable()
+    try:
+        dataset = ShardDataset(f"file://{source}/index.json", socket=daemon.socket, job="whole epoch")
+        assert keys_of(dataset) == KEYS
+        del dataset
+        eventually(
+            lambda: [job["sessions"] for job in daemon.status()["jobs"] if job["name"] == "whole epoch"] == [0],
+        )
+    finally:
+        gc.enable()
+
+
 @faults
 @orders
 def test_skipped_samples_are_replaced_by_others(
