@@ -77,6 +77,7 @@ class ShardLoader(Generic[B_co]):
             if self._options[name] is None:
                 self._options[name] = default()
         self._times = EpochTimes(0)
+        self._owner: Iteration | None = None
         self._keep(self._new_batches(), None)
 
     def __repr__(self) -> str:
@@ -93,6 +94,7 @@ class ShardLoader(Generic[B_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
+        self._owner = None
         self._keep(self._new_batches(), None)
 
     def __len__(self) -> int:
@@ -117,13 +119,17 @@ class ShardLoader(Generic[B_co]):
             batches = loader.begin(iteration)
             for taken, (batch, state, made) in enumerate(batches):
                 if taken == 1:
-                    self._count(iteration, loader, times)
+                    self._count(iteration, loader)
+                bookmark.take(iteration)
                 position.note(ReaderState.from_json(state))
                 if position.is_read:
                     bookmark.finish(iteration)
                 times.received(made)
+                if iteration.counted:
+                    self._times = times
                 yield batch
                 times.stepped()
+                self._follow()
         except GeneratorExit:
             bookmark.leave(iteration)
             raise
@@ -132,26 +138,26 @@ class ShardLoader(Generic[B_co]):
             raise
         position.end()
         bookmark.finish(iteration)
-        self._count(iteration, loader, times)
+        self._count(iteration, loader)
         iteration.ended = True
         if not iteration.looks:
+            self._times = times
             log.info("%s", times)
 
     def _loader_for(self, iteration: Iteration) -> "_Batches":
-        """Return batches that no other iteration is reading; if it is not a look, the next one may have its workers."""
-        taken = self._owner is not None and self._owner.live
-        batches = self._new_batches() if taken or self._batches.bound_to_others(iteration) else self._batches
+        """Return batches that no other iteration is reading; the next one may have their workers."""
+        is_taken = self._owner is not None and self._owner.live
+        batches = self._new_batches() if is_taken or self._batches.bound_to_others(iteration) else self._batches
         self._keep(batches, iteration)
         return batches
 
-    def _count(self, iteration: Iteration, batches: "_Batches", times: EpochTimes) -> None:
+    def _count(self, iteration: Iteration, batches: "_Batches") -> None:
         self._reader._bookmark.count(iteration)
         self._keep(batches, iteration)
-        if not iteration.looks:
-            self._times = times
 
     def _keep(self, batches: "_Batches", owner: Iteration | None) -> None:
-        if owner is None or not owner.looks:
+        """Keep batches for the next iteration, unless others that are kept are being read."""
+        if self._owner is None or not self._owner.live:
             self._batches, self._owner = batches, owner
 
     def _new_batches(self) -> "_Batches":
@@ -187,9 +193,9 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or else the next one."""
+        """The epoch of the last batch taken, while its iterator is held or has batches left; or else the next one."""
         position = self._position
-        return self._reader._bookmark.next_epoch if position.is_read else position.epoch
+        return self._reader._bookmark.next_epoch if self._is_over else position.epoch
 
     @property
     def remaining(self) -> int:
@@ -197,8 +203,15 @@ class ShardLoader(Generic[B_co]):
 
         Raises TypeError while it is unknown.
         """
-        whole, position = len(self), self._position
-        return whole if position.is_read and self._reader._bookmark.current is not None else position.batches_left
+        whole = len(self)
+        position = self._position
+        return whole if self._is_over else position.batches_left
+
+    @property
+    def _is_over(self) -> bool:
+        """True if the last iteration was read to its end, so that the position is the start of the next one."""
+        current = self._reader._bookmark.current
+        return current is not None and current.place.is_read and not current.live
 
     def stats(self) -> dict[str, Any]:
         """Return where the time of this rank's latest epoch went, so far; at its end, the same is logged as info.

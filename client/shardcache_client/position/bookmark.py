@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardcache.errors import ConfigError
 from shardcache_client.position.state import ReaderState, find_states, find_turn
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.shared_notes import Notes, SharedNotes
@@ -25,7 +26,7 @@ class Iteration:
     epoch: int = 0
     states: Sequence[ReaderState] = ()  # from which it resumes; none if it reads the epoch from its beginning
     turn: int = 0  # number of the worker that has the first turn, if there are as many as there were
-    looks: bool = False  # True if it takes no part in the dataset's position, since another one is being read
+    looks: bool = False  # True if it does not count: it was nested in another, or has been overtaken
     is_set: bool = False  # True if the epoch was set, not counted
     place: Any = None  # tracks its position
     done: bool = False  # True if nothing of it is left
@@ -33,6 +34,7 @@ class Iteration:
     counted: bool = False  # True once it was the main one
     number: int = 0
     pid: int = 0
+    loads: int = 0  # number of states loaded before it began
     _reader: weakref.ref[Iterator[Any]] | None = None
 
     def read_by(self, reader: Iterator[Any]) -> None:
@@ -50,8 +52,11 @@ class Bookmark:
     """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
 
     Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch on; until then it may be
-    a look, of which nothing remains. The one that counts is the main one as long as it is read; an iteration that
-    begins in this time looks at the same epoch.
+    a look, of which nothing remains. The last one to count is the main one, and the next one reads the epoch after it.
+    If an earlier one is read on, those begun since were nested in it: it is the main one again, as if they had not been.
+
+    The position is that of the iteration of this process from which the last batch was taken, of those that are still
+    held: a nested one that is dropped gives it back. If none is held, it is that of the main one.
     """
 
     def __init__(self, notes: SharedNotes, epochs: Epochs) -> None:
@@ -61,11 +66,12 @@ class Bookmark:
         self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
         self._iterations = 0  # number begun by this worker
         self._followed = -1  # number of changes of another bookmark that this one has followed
+        self._loads = 0  # number of states loaded
         self._forget()
 
     def _forget(self) -> None:
         self._main: Iteration | None = None
-        self._begun: list[Iteration] = []  # since then, by this process
+        self._begun: list[Iteration] = []  # by this process; last the one that began, or was read, last
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_main": None, "_begun": []}
@@ -89,11 +95,14 @@ class Bookmark:
     @property
     def current(self) -> Iteration | None:
         """The iteration of this process whose position is the dataset's; None if that is where the next one begins."""
-        main = self._main if self._main is not None and self._main.pid == os.getpid() else None
-        if main is None or main.done or not main.live:
-            self._begun = [each for each in self._begun if each.live and not each.looks and each.pid == os.getpid()]
-            return self._begun[-1] if self._begun else main
-        return main
+        held = self._held()
+        if held:
+            return held[-1]
+        return self._main if self._main is not None and self._main.pid == os.getpid() else None
+
+    def _held(self) -> list[Iteration]:
+        """Return the iterations of this process that have neither ended nor been dropped, in the order of `_begun`."""
+        return [each for each in self._begun if each.live and each.pid == os.getpid()]
 
     def next_states(self) -> tuple[Sequence[ReaderState], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
@@ -118,6 +127,7 @@ class Bookmark:
         loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
         loaded["turn"] = 0 if over else find_turn(data)
         self._set_here = None
+        self._loads += 1
         self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
 
     def follow(self, other: "Bookmark") -> bool:
@@ -130,6 +140,7 @@ class Bookmark:
             self.set_epoch(notes["set"])  # the state that was loaded earlier may have been read since
             return True
         self._set_here = notes.get("set")
+        self._loads += 1
         names = ["set", "seeds", "explained"] + ["loaded"] * ("taken" not in notes.get("loaded", {}))
         self._change({"next": notes.get("next", 0)} | {name: notes[name] for name in names if name in notes})
         return True
@@ -160,15 +171,18 @@ class Bookmark:
                 begun = _join(notes, reader, iteration.worker)
             if begun is None:
                 begun = self._begin_first(iteration, reader, own[0].epoch if own else None)
-        iteration.epoch, iteration.looks, iteration.is_set = begun["epoch"], begun["look"], begun["set"]
-        iteration.number, iteration.pid = begun["number"], os.getpid()
+        iteration.epoch = begun["epoch"]
+        iteration.is_set = begun["set"]
+        iteration.number = begun["number"]
+        iteration.pid = os.getpid()
+        iteration.loads = self._loads
         if iteration.loader is not None:
             self._main = iteration
-        elif not iteration.looks:
-            self._begun.append(iteration)
+        else:
+            self._move_last(iteration)
         if own and own[0].epoch == iteration.epoch:
             iteration.states = own
-        elif not iteration.looks:
+        else:
             with self.notes.edit() as notes:
                 notes["workers"] = 0 if iteration.loader is None else iteration.workers
                 iteration.states, iteration.turn = _states(notes, iteration.epoch, iteration.number)
@@ -178,21 +192,21 @@ class Bookmark:
         # For a worker's first iteration, the one set when it was started: the trainer may set another before the last
         # of a loader's workers begins.
         chosen = self._set_here if self._iterations == 1 else notes.get("set")
-        epoch, look = notes.get("next", 0), False
+        epoch = notes.get("next", 0)
         main = _find(notes, notes.get("main"))
+        is_held = False
         if loaded is not None and chosen in (None, loaded):
             epoch = loaded
         elif chosen is not None:
             epoch = chosen
-            look = main is not None and epoch == main["epoch"] and self._is_live(main, iteration.loader)
         elif main is not None and len(main["read"]) < main["workers"]:
-            look = self._is_live(main, iteration.loader)
-            epoch = main["epoch"] if look else self._epochs.follows(epoch, main["epoch"])
-        begun = {"epoch": epoch, "reader": reader, "look": look, "set": chosen is not None, "pid": os.getpid()}
+            is_held = self._is_live(main, iteration.loader)
+            epoch = self._epochs.follows(epoch, main["epoch"], is_held=is_held)
+        begun = {"epoch": epoch, "reader": reader, "look": False, "set": chosen is not None, "pid": os.getpid()}
         begun |= {"workers": iteration.workers, "joined": [iteration.worker], "read": []}
         with self.notes.edit() as notes:
             notes["begun"] = begun["number"] = notes.get("begun", 0) + 1
-            if not look and chosen is None:
+            if chosen is None and not is_held:
                 notes["next"] = epoch
             known = notes.get("iterations", [])
             kept = [each for each in known[:-_MAX_REMEMBERED] if each["number"] == notes.get("main")]
@@ -212,29 +226,54 @@ class Bookmark:
             return False
         return True
 
-    def count(self, iteration: Iteration) -> None:
-        """Count an iteration, of which the second batch is requested or the end was reached.
+    def take(self, iteration: Iteration) -> None:
+        """Note that a batch is taken from an iteration of this process, whose position is the dataset's from now on.
 
-        It becomes the main one, unless it only looks, or another has been counted since it began.
+        Raises ConfigError if a state was loaded since it began.
+        """
+        if self.is_outdated(iteration):
+            raise ConfigError(
+                "a state was loaded while this iterator was being read, and it would go on where it was",
+                remedy="load the state before the loop; or begin another one, which resumes from the state",
+            )
+        if self._begun and self._begun[-1] is iteration:
+            return
+        self._move_last(iteration)
+        if iteration.counted:
+            self.count(iteration)
+
+    def is_outdated(self, iteration: Iteration) -> bool:
+        """Return True if a state was loaded since the iteration began."""
+        return iteration.loads != self._loads
+
+    def _move_last(self, iteration: Iteration) -> None:
+        self._begun = [each for each in self._held() if each is not iteration]
+        self._begun.append(iteration)
+
+    def count(self, iteration: Iteration) -> None:
+        """Count an iteration, of which the second batch is requested or the end was reached, or which is read on.
+
+        It becomes the main one, unless it was nested in another that was read on, or has been overtaken.
         """
         if iteration.looks:
             return
         with self.notes.turn():
             notes = self.notes.read()
             found = _find(notes, iteration.number)
-            if found is None or found["look"]:
+            if found is None or found["look"] or (not iteration.counted and _is_overtaken(notes, found)):
                 iteration.looks = True
                 return
             if notes.get("main") != iteration.number:
                 self._epochs.begin(None if iteration.is_set else iteration.epoch)
                 with self.notes.edit() as notes:
                     _count(notes, iteration)
-        self._main, self._begun, iteration.counted = iteration, [], True
+        self._main, iteration.counted = iteration, True
 
     def leave(self, iteration: Iteration) -> None:
         """Note that an iteration of this process was dropped before its end."""
         counts = iteration.counted and not (iteration.looks or iteration.is_set or iteration.done)
-        if counts and iteration.loader is None and not sys.is_finalizing():
+        is_nested = any(each is not iteration for each in self._held())
+        if counts and iteration.loader is None and not is_nested and not sys.is_finalizing():
             self._epochs.leave(iteration.epoch)
 
     def finish(self, iteration: Iteration) -> None:
@@ -275,9 +314,17 @@ def _join(notes: Notes, reader: Any, worker: int) -> Notes | None:
     return None
 
 
+def _is_overtaken(notes: Notes, found: Notes) -> bool:
+    """Return True if another iteration has read the epoch of this one to its end, or a later epoch."""
+    main = _find(notes, notes.get("main"))
+    if main is None or main["number"] < found["number"] or found["set"]:
+        return False
+    return bool(main["epoch"] > found["epoch"] or len(main["read"]) == main["workers"])
+
+
 def _count(notes: Notes, iteration: Iteration) -> None:
     for each in notes["iterations"]:
-        each["look"] = each["number"] != iteration.number
+        each["look"] = each["look"] or each["number"] > iteration.number
     notes["main"] = iteration.number
     if not iteration.is_set:
         notes["next"] = iteration.epoch + 1

@@ -324,8 +324,11 @@ def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
 class Epochs:
     """One rank's count of epochs, by itself: its iterations read one epoch after another."""
 
-    def follows(self, epoch: int, left: int) -> int:
-        """Return the epoch after `left`, which this rank has ended early; `epoch` by its own count. May block."""
+    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
+        """Return the epoch after `left`, which this rank has ended early; `epoch` by its own count. May block.
+
+        With `is_held`, the iterator of `left` still exists, and may be read on: this does not block.
+        """
         return epoch
 
     def begin(self, epoch: int | None) -> None:

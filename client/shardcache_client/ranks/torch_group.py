@@ -263,7 +263,8 @@ class OneEpoch(Epochs):
 
     If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a single rank does, that
     rank begins the epoch again, in step with the others, which are in it or have yet to begin it. A rank that takes a
-    single batch does not end here: that is a look. One that reads an epoch to its end never waits, but logs a warning
+    single batch does not end here: that is a look. If it was the first to begin the epoch, it waits some seconds to see
+    if others do, too. One that reads an epoch to its end never waits, but logs a warning
     if some rank has not begun that epoch.
 
     Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's number of passes over
@@ -281,9 +282,9 @@ class OneEpoch(Epochs):
     def __repr__(self) -> str:
         return f"OneEpoch({self.name}, {self.place!r})"
 
-    def follows(self, epoch: int, left: int) -> int:
+    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
         """See `Epochs`. Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early."""
-        return left if self._noted(left, self._follows) == _AGAIN else epoch
+        return left if self._noted(left, _follows_held if is_held else self._follows) == _AGAIN else epoch
 
     def begin(self, epoch: int | None) -> None:
         """Note that this rank reads an epoch, beyond a look. Raises what `compare` raises."""
@@ -335,7 +336,7 @@ class OneEpoch(Epochs):
         """Return what follows an epoch that this rank has ended early: the same again, or the next one."""
         if passes.closed():
             return _NEXT
-        if passes.alone():
+        if passes.alone() and not passes.comes_to_be_joined(min(_LOG_AFTER_S, self.patience_s)):
             log.info("only rank %d has read from epoch %d; it begins the epoch again", passes.rank, passes.epoch)
             return passes.decide(_AGAIN)
         return passes.decided() or passes.leave() or self._wait(passes)
@@ -354,6 +355,11 @@ class OneEpoch(Epochs):
         return passes.decide(_AGAIN)
 
 
+def _follows_held(passes: "_Passes") -> str:
+    """Return what is read while an iterator of the epoch is held: a look, or all ranks replace their iterators."""
+    return _AGAIN if passes.alone() and not passes.closed() else _NEXT
+
+
 class _Passes:
     """The ranks' passes over an epoch, recorded in the key-value store; `number` counts those that this rank began."""
 
@@ -368,13 +374,23 @@ class _Passes:
         return _Passes(self._store, self._prefix, self._topology, epoch)
 
     def begin(self) -> None:
+        """Note that this rank begins the epoch; no-op if its last pass, of nested iterations, has not ended."""
+        if self.number and not (self._has_left() or self.decided()):
+            return
         self.number = self._store.add(self._mine, 1)
-        if self.number == 1:
-            self._store.add(f"{self._key}/ranks", 1)
+        if self.number == 1 and self._store.add(f"{self._key}/ranks", 1) > 1:
+            self._store.set(f"{self._key}/joined", "1")
+
+    def _has_left(self) -> bool:
+        return self._store.has(f"{self._mine}/{self.number}/left")
 
     def alone(self) -> bool:
         """Return True if no other rank has begun the epoch."""
         return self._begun() == min(1, self.number)
+
+    def comes_to_be_joined(self, timeout_s: float) -> bool:
+        """Return True as soon as a second rank has begun the epoch, False if none does within the timeout."""
+        return self._store.get(f"{self._key}/joined", timeout_s) is not None
 
     def by_all(self) -> bool:
         """Return True if all ranks have begun the epoch."""

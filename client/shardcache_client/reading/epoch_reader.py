@@ -93,22 +93,30 @@ class EpochReader(Generic[T_co]):
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
         self._group.refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
         in_worker = iteration.loader is not None
-        if iteration.looks and not in_worker:
-            self._start(iteration)  # by now, the iteration that was being read may have ended
+        if not in_worker and self._bookmark.is_outdated(iteration):
+            self._start(iteration)  # a state was loaded before the first sample is read
         # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
         ahead = self.batch_size * (1 if not in_worker else 2 if iteration.worker else 3)
 
         stream: EpochStream = iteration.place
         samples = stream.samples(partial(self._bookmark.finish, iteration))
-        yield from islice(samples, ahead)
-        if not in_worker or not stream.read:
-            self._bookmark.count(iteration)
+        if not in_worker:
+            samples = self._noted(iteration, samples)
         try:
+            yield from islice(samples, ahead)
+            if not in_worker or not stream.read:
+                self._bookmark.count(iteration)
             yield from samples
         except GeneratorExit:
             self._bookmark.leave(iteration)
             raise
         iteration.ended = True
+
+    def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield samples, noting of each that it is taken."""
+        for sample in samples:
+            self._bookmark.take(iteration)
+            yield sample
 
     def _stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
         """Return the stream of this process's share of an epoch, from states if there are any."""
@@ -213,7 +221,9 @@ class EpochReader(Generic[T_co]):
     def epoch(self) -> int:
         """The epoch that this process is reading, or else the next one that it would read."""
         current = self._bookmark.current
-        return self._bookmark.next_epoch if current is None or current.ended else current.epoch
+        if current is None or current.ended or (current.done and not current.live):
+            return self._bookmark.next_epoch
+        return current.epoch
 
     @property
     def position(self) -> int:

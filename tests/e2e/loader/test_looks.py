@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
 from support.shards.reading import keys_of
@@ -71,13 +73,15 @@ def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, optio
 @pytest.mark.slow
 def test_a_look_at_the_dataset_leaves_its_iteration(make: Make) -> None:
     """Before it, in its middle, after a state was loaded, and where two are read at once."""
-    whole = keys_of(make())
+    plain = make()
+    whole = keys_of(plain)
+    following = keys_of(plain)
     ds = make()
     next(iter(ds))
     samples = iter(ds)
     assert keys_of(islice(samples, 10)) == whole[:10]
     state = saved(ds)
-    assert keys_of(islice(ds, 20)) == whole[:20]
+    assert keys_of(islice(ds, 20)) == following[:20]
     assert saved(ds) == state
     assert keys_of(samples) == whole[10:]
     assert ds.epoch == 1
@@ -91,82 +95,145 @@ def test_a_look_at_the_dataset_leaves_its_iteration(make: Make) -> None:
     ]
 
 
+@dataclass(eq=False)
+class NaiveIterator:
+    """An iterator over lists of batches."""
+
+    epoch: int | None = None  # None until its first batch is asked for
+    place: int = 0
+    taken: int = 0
+    number: int = 0  # of the iterators that have begun
+    is_held: bool = True  # until it has ended, or is dropped
+    counts: bool = False
+    is_look: bool = False  # True if it can no longer count
+    is_outdated: bool = False  # True if a state was loaded since it began
+
+
 class Naive:
     """What the loader should do, by lists of batches: epochs, iterators, and the position to be saved."""
 
     def __init__(self, epochs: list[list[Batch]]) -> None:
         self.epochs = epochs
-        self.iterators: list[dict[str, Any]] = []
-        self.main: dict[str, Any] | None = None
-        self.go_on(0, 0)
+        self.begun: list[NaiveIterator] = []  # last the one that was read last
+        self.numbers = count()
+        self.load(0, 0)
 
-    def go_on(self, epoch: int, place: int) -> None:
+    def load(self, epoch: int, place: int) -> None:
         """Load a state."""
-        self.next, self.loaded, self.main = epoch, (epoch, place), None
-        for each in self.iterators:
-            each["look"] = True
+        self.next = epoch
+        self.loaded = (epoch, place)
+        self.main: NaiveIterator | None = None
+        for each in self.begun:
+            each.is_outdated = each.is_look = True
+        self.begun = []
 
-    def take(self, it: dict[str, Any]) -> Batch | None:
-        """Take an iterator's next batch; None at its end."""
-        if "epoch" not in it:
-            live = self.main is not None and self.is_read(self.main)
-            it["look"] = live
-            it["epoch"] = self.main["epoch"] if live and self.main else self.next
-            it["place"] = self.loaded[1] if not live and self.loaded[0] == it["epoch"] else 0
-            self.iterators.append(it)
-        batches = self.epochs[it["epoch"]]
-        over = it["place"] == len(batches)
-        if (it["taken"] == 1 or over) and not it["look"]:
-            if self.main is not it:
-                self.go_on(it["epoch"] + 1, 0)
-            self.main, it["look"] = it, False
-        it["live"] = not over
-        it["taken"] += 1
-        it["place"] += not over
-        return None if over else batches[it["place"] - 1]
+    def is_read(self, it: NaiveIterator) -> bool:
+        """Return True if an iterator has no batch left."""
+        return it.epoch is not None and it.place == len(self.epochs[it.epoch])
 
-    def is_read(self, it: dict[str, Any]) -> bool:
-        """Return True if an iterator has batches left, and its reader has not dropped it."""
-        return bool(it["live"] and it["place"] < len(self.epochs[it["epoch"]]))
+    def take(self, it: NaiveIterator) -> Batch | None:
+        """Take an iterator's next batch; None at its end. Raises ConfigError if it is outdated."""
+        if it.epoch is None:
+            it.epoch = self.next
+            it.place = self.loaded[1] if self.loaded[0] == it.epoch else 0
+            it.number = next(self.numbers)
+            self.begun.append(it)
+        if self.is_read(it):
+            self.count(it)
+            it.is_held = False
+            return None
+        if it.is_outdated:
+            it.is_held = False
+            raise ConfigError("outdated")
+        if it.taken == 1 or (it.counts and self.begun[-1] is not it):
+            self.count(it)
+        if it in self.begun:
+            self.begun.remove(it)
+        self.begun.append(it)
+        it.taken += 1
+        it.place += 1
+        return self.epochs[it.epoch][it.place - 1]
 
-    def position(self) -> tuple[int, int]:
-        """Return epoch and place of the state."""
-        current = self.main
-        if current is None or not self.is_read(current):
-            begun = [each for each in self.iterators if each["live"] and not each["look"]]
-            current = begun[-1] if begun else current
-        epoch, place = (current["epoch"], current["place"]) if current else self.loaded
+    def count(self, it: NaiveIterator) -> None:
+        """Count an iterator; those begun since were nested in it."""
+        main = self.main
+        assert it.epoch is not None
+        if main is not None and main.epoch is not None and not it.counts and main.number > it.number:
+            it.is_look |= main.epoch > it.epoch or self.is_read(main)
+        if it.is_look:
+            return
+        self.main = it
+        self.next = it.epoch + 1
+        self.loaded = (self.next, 0)
+        it.counts = True
+        for each in self.begun:
+            each.is_look |= each.number > it.number
+
+    @property
+    def current(self) -> NaiveIterator | None:
+        """The iterator whose position is the loader's."""
+        held = [each for each in self.begun if each.is_held]
+        return held[-1] if held else self.main
+
+    def state(self) -> tuple[int, int]:
+        """Return the epoch and place of the state."""
+        epoch, place = self.shown()
         return (epoch + 1, 0) if place == len(self.epochs[epoch]) else (epoch, place)
+
+    def shown(self) -> tuple[int, int]:
+        """Return the epoch and place that the loader shows: after its last batch, an epoch lasts as its iterator."""
+        current = self.current
+        if current is None or current.epoch is None:
+            return self.loaded
+        if self.is_read(current) and not current.is_held:
+            return current.epoch + 1, 0
+        return current.epoch, current.place
 
 
 def follow(make: Make, steps: list[tuple[str, int]], epochs: list[list[Batch]], **options: Any) -> None:
     """Do the steps with a loader and with the naive one, and compare all that both give."""
     loader, naive = load(make(), **options), Naive(epochs)
-    iterators: list[tuple[Iterator[Batch], dict[str, Any]]] = []
+    iterators: list[tuple[Iterator[Batch], NaiveIterator]] = []
     states = [(saved(loader), (0, 0))]
     for step, number in steps:
         if step == "iter" or (step == "look" and naive.next < len(epochs) - 1):
-            iterators.append((iter(loader), {"taken": 0, "live": True, "look": False}))
+            iterators.append((iter(loader), NaiveIterator()))
         if step in ("next", "look") and iterators and naive.next < len(epochs) - 1:
             real, model = iterators[-1 if step == "look" else number % len(iterators)]
-            if model["live"]:
-                assert next(real, None) == naive.take(model)
+            if model.is_held:
+                assert taken(real) == expected(naive, model)
             del real
         if step in ("drop", "look") and iterators:
             _, model = iterators.pop(-1 if step == "look" else number % len(iterators))
-            model["live"] = False
+            model.is_held = False
             del _
         if step == "save":
-            states.append((saved(loader), naive.position()))
+            states.append((saved(loader), naive.state()))
         if step == "load":
             state, place = states[number % len(states)]
             loader.load_state_dict(state)
-            naive.go_on(*place)
-        epoch, place = naive.position()
+            naive.load(*place)
+        epoch, place = naive.shown()
         assert (loader.epoch, loader.remaining) == (epoch, len(epochs[epoch]) - place)
     for state, (epoch, place) in states[-2:]:
         again = resumed(make, state, options.get("workers", 0))
         assert list(again) == epochs[epoch][place:]
+
+
+def taken(batches: Iterator[Batch]) -> Batch | str | None:
+    """Return an iterator's next batch, None at its end, the beginning of its error."""
+    try:
+        return next(batches, None)
+    except ConfigError as exn:
+        return str(exn)[:18]
+
+
+def expected(naive: Naive, it: NaiveIterator) -> Batch | str | None:
+    """Return what `taken` should return."""
+    try:
+        return naive.take(it)
+    except ConfigError:
+        return "a state was loaded"
 
 
 STEPS = st.lists(

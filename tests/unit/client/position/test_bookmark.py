@@ -170,27 +170,39 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
     assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
 
 
-def test_an_iteration_that_begins_while_another_is_read_looks_at_the_same_epoch(bookmark: Bookmark) -> None:
-    """As long as the worker of the other one lives: it is never counted, however much of it is read."""
+def test_iteration_begun_while_another_is_held_reads_the_next_epoch(bookmark: Bookmark) -> None:
+    """Whether or not the worker of the other one lives: a new iterator may be made before the old one is dropped."""
     with subprocess.Popen(["sleep", "60"]) as worker:
         bookmark.count(join(bookmark, 17, 0, 1))
         with bookmark.notes.edit() as notes:
             notes["iterations"][0]["pid"] = worker.pid
-        look = join(bookmark, 29, 0, 1)
-        assert (look.epoch, look.looks) == (0, True)
-        bookmark.count(look)
-        assert not look.counted
+        second = join(bookmark, 29, 0, 1)
+        assert second.epoch == 1
+        bookmark.count(second)
         worker.kill()
-    assert (join(bookmark, 31, 0, 1).epoch, bookmark.next_epoch) == (1, 1)
+    assert join(bookmark, 31, 0, 1).epoch == 2
 
 
-def test_the_first_of_two_iterations_to_be_counted_makes_the_other_a_look(bookmark: Bookmark) -> None:
-    """Both have begun with the same epoch, and one goes on: the other may be read, too, and counts for nothing."""
-    first, second = join(bookmark), join(bookmark)
-    bookmark.count(second)
-    bookmark.count(first)
-    assert [(each.epoch, each.counted) for each in (first, second)] == [(0, False), (0, True)]
-    assert bookmark.next_epoch == 1
+def test_iterations_begun_since_count_no_longer_when_an_earlier_one_is_read_on(bookmark: Bookmark) -> None:
+    """They were nested in it, whether they began before its second batch or after."""
+    outer = join(bookmark)
+    for epoch in (0, 1):
+        nested = join(bookmark)
+        bookmark.count(nested)
+        assert (nested.epoch, bookmark.next_epoch) == (epoch, epoch + 1)
+        bookmark.count(outer)
+        assert (outer.counted, bookmark.next_epoch) == (True, 1)
+        bookmark.count(nested)
+        assert (nested.looks, bookmark.next_epoch) == (True, 1)
+
+
+def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Bookmark) -> None:
+    """Others have read its epoch to the end since, and the next one follows."""
+    look = join(bookmark)
+    for _ in range(2):
+        begun(bookmark)
+    bookmark.count(look)
+    assert (look.looks, bookmark.next_epoch) == (True, 2)
 
 
 def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on() -> None:
@@ -198,7 +210,7 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
     asked: list[tuple[int, int]] = []
 
     class Again(Epochs):
-        def follows(self, epoch: int, left: int) -> int:
+        def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
             asked.append((epoch, left))
             return left
 

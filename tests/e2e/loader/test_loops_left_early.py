@@ -1,0 +1,176 @@
+"""Epochs and positions of loops that break, keep their iterators, nest others or are resumed in their middle."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardDataset
+from support.shards.reading import keys_of
+from support.shards.tars import BATCH, Make
+
+# The machine may have fewer CPUs than a test has workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+EPOCHS = 3
+# A worker of a plain DataLoader learns that its batches are taken when it is asked for its fourth.
+BATCHES = 6
+
+Batch = list[str]
+
+
+def loader_of(ds: ShardDataset, workers: int) -> Any:
+    """Return the recommended loader."""
+    return ds.loader(num_workers=workers, collate_fn=keys_of)
+
+
+def plain_loader_of(ds: ShardDataset, workers: int) -> Any:
+    """Return torch's own loader."""
+    return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=keys_of)
+
+
+LoaderOf = Callable[[ShardDataset, int], Any]
+loaders = pytest.mark.parametrize("loader_of", [loader_of, plain_loader_of], ids=["loader", "plain"])
+workers = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+
+
+def beginnings(make: Make, loader_of: LoaderOf, workers: int, batches: int) -> list[list[Batch]]:
+    """Return the first batches of each epoch, as `set_epoch` reads them."""
+    ds = make()
+    found = []
+    for epoch in range(EPOCHS):
+        ds.set_epoch(epoch)
+        found.append(list(islice(loader_of(ds, workers), batches)))
+    return found
+
+
+@loaders
+@workers
+def test_loop_that_breaks_reads_one_epoch_after_another(make: Make, loader_of: LoaderOf, workers: int) -> None:
+    """Whether it is a for loop or an iterator that is replaced by the next."""
+    expected = beginnings(make, loader_of, workers, BATCHES)
+    loader = loader_of(make(), workers)
+    assert [list(islice(loader, BATCHES)) for _ in range(EPOCHS)] == expected
+    replaced = loader_of(make(), workers)
+    read = []
+    for _ in range(EPOCHS):
+        batches = iter(replaced)
+        read.append([next(batches) for _ in range(BATCHES)])
+    assert read == expected
+
+
+@loaders
+@workers
+def test_iterators_that_are_kept_read_one_epoch_after_another(make: Make, loader_of: LoaderOf, workers: int) -> None:
+    """An old iterator may live on in a variable, a list or a traceback."""
+    loader = loader_of(make(), workers)
+    kept: list[Iterator[Batch]] = []
+    read = []
+    for _ in range(EPOCHS):
+        kept.append(iter(loader))
+        read.append([next(kept[-1]) for _ in range(BATCHES)])
+    assert read == beginnings(make, loader_of, workers, BATCHES)
+
+
+class Recorder(lightning.LightningModule):
+    """A model of one number, which notes the batches of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.read: list[list[Batch]] = [[] for _ in range(EPOCHS)]
+
+    def training_step(self, batch: Batch, _index: int) -> torch.Tensor:
+        """Note a batch."""
+        self.read[self.current_epoch].append(batch)
+        return self.weight.sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return any optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@loaders
+@workers
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_with_limited_batches_reads_one_epoch_after_another(
+    make: Make, loader_of: LoaderOf, workers: int
+) -> None:
+    """`limit_train_batches` leaves each epoch early, while the Trainer holds its iterator."""
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        limit_train_batches=BATCHES,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Recorder()
+    trainer.fit(model, loader_of(make(), workers))
+    assert model.read == beginnings(make, loader_of, workers, BATCHES)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_nested_loop_gives_the_position_back_to_the_outer_one(make: Make, workers: int) -> None:
+    """A state of the outer loop resumes it: each sample comes once, and the epoch is that of the loop."""
+    whole = list(loader_of(make(), workers))
+    loader = loader_of(make(), workers)
+    taken = []
+    for step, batch in enumerate(loader):
+        if step == 0:
+            list(islice(loader, 2))
+        taken.append(batch)
+        if step == 5:
+            break
+        assert (loader.epoch, loader.remaining) == (0, len(whole) - len(taken))
+    state = loader.state_dict()
+    resumed = loader_of(make(), workers)
+    resumed.load_state_dict(state)
+    assert taken + list(resumed) == whole
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_nested_loops_in_every_step_change_no_epoch_of_the_outer_one(make: Make, workers: int) -> None:
+    """Each pass of the outer loop reads the epoch after the one before it."""
+    plain = loader_of(make(), workers)
+    epochs = [list(plain) for _ in range(2)]
+    loader = loader_of(make(), workers)
+    for epoch in epochs:
+        read = []
+        for batch in loader:
+            list(islice(loader, 2))
+            read.append(batch)
+        assert read == epoch
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_iterator_is_refused_once_a_state_was_loaded_under_it(make: Make, workers: int) -> None:
+    """Its next batch is an error, the state stays the loaded one, and the next iterator resumes from it."""
+    whole = list(loader_of(make(), workers))
+    loader = loader_of(make(), workers)
+    batches = iter(loader)
+    taken = list(islice(batches, 4))
+    state = loader.state_dict()
+    taken += list(islice(batches, 3))
+    assert taken == whole[:7]
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="a state was loaded while this iterator was being read"):
+        next(batches)
+    assert loader.state_dict() == state
+    assert list(loader) == whole[4:]
+
+
+def test_epoch_and_remaining_hold_until_the_last_batch_is_left(make: Make) -> None:
+    """What is logged in the last step of an epoch is that epoch, with no batch remaining."""
+    loader = loader_of(make(), 0)
+    logged = [(loader.epoch, loader.remaining) for _ in loader]
+    assert logged == [(0, left) for left in reversed(range(len(loader)))]
+    assert (loader.epoch, loader.remaining) == (1, len(loader))
