@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,33 @@ def look(socket: str, urls: str) -> dict[str, Any]:
             dist.barrier()
         dist.barrier()
     return {"read": read, "warned": warned}
+
+
+def leave_early(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
+    """Read the first batches of three epochs: with `set_epoch`, in loops that break, and by iterators that are kept."""
+    meet()
+
+    def loader() -> Any:
+        return shuffled(urls, socket, timeout_s=60).loader(num_workers=0, collate_fn=keys)
+
+    fixed = loader()
+    found: dict[str, list[list[list[str]]]] = {"set": [], "broken": [], "kept": []}
+    for epoch in range(3):
+        fixed.set_epoch(epoch)
+        found["set"].append(list(islice(fixed, 3)))
+
+    broken = loader()
+    for _ in range(3):
+        found["broken"].append(list(islice(broken, 3)))
+        dist.barrier()
+
+    kept = loader()
+    iterators = []
+    for _ in range(3):
+        iterators.append(iter(kept))
+        found["kept"].append(list(islice(iterators[-1], 3)))
+        dist.barrier()
+    return found
 
 
 def elastic(socket: str, urls: str, out: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import PartialState, notebook_launcher
-from jobs import BATCH, elastic, look, meet, shuffled
+from jobs import BATCH, elastic, leave_early, look, meet, shuffled
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
@@ -138,6 +138,13 @@ def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon) -> None:
     for rank, told in enumerate(torchrun(look, daemon.socket, train)):
         assert list(map(sorted, told["read"])) == list(map(sorted, epochs(dataset(train, daemon, rank), 2)))
         assert told["warned"] == []
+
+
+def test_ranks_that_leave_their_loops_read_one_epoch_after_another(train: str, daemon: Daemon) -> None:
+    """As `set_epoch` reads them, whether the iterator is dropped or kept."""
+    for read in torchrun(leave_early, daemon.socket, train):
+        assert read["broken"] == read["set"]
+        assert read["kept"] == read["set"]
 
 
 def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, tmp_path: Path) -> None:
