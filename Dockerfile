@@ -40,7 +40,7 @@ FROM runtime AS tier
 # nginx gets the distribution's security updates: rebuild for them, a pinned version would keep the old one.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends nginx \
+ && apt-get install --yes --no-install-recommends nginx libnginx-mod-http-lua \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 COPY --from=build-tier /opt/shardcache /opt/shardcache
 USER 52780:52780

@@ -30,6 +30,7 @@ from shardcache.origin.registry import QUESTION
 from shardcache.store.disk import fsync_path
 
 _IDLE_S = 5
+_LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
 _COPIED = 10  # share of the time that a permission is good in which the owners of parts have it from another node
 _WAIT = 180
 _MAX_S = 30 * 86400
@@ -39,6 +40,7 @@ _MIN_KEYS_MIB = 16
 _MIN_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
 _SIGNATURE = r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
+_LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 _STATUS_FILE, _ACCESS_LOG, _PID_FILE = "status.json", "access.log", "nginx.pid"
@@ -63,19 +65,22 @@ Process = subprocess.Popen[bytes]
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
     """Return nginx's limits of time in milliseconds, all of which follow from the daemon's stall time-out.
 
+    Two facts have two limits: `store_ms` says how long the object store may be silent, and `lease_ms` when a worker
+    that does not show itself is gone, with the parts that it fetches.
+
     `connect_ms` is to connect to an owner, TLS handshakes included: an owner whose processors are busy is not lost, and
     whoever took over from it would fetch the part a second time. `tries_ms` is to find another owner; `answer_ms` for
-    an owner to answer whether it lives, which the daemon asks as long as no part comes; `store_ms` for the object store
-    to send the next bytes; `wait_ms` for a part that another request fetches, which only ends what hangs; `front_ms`
-    for the first or next bytes from an owner, which sends none while it waits.
+    an owner to answer whether it has a request in hand, which the daemon asks as long as no bytes come; `store_ms` for
+    the object store to send the next bytes; `front_ms` for the next bytes from an owner, which sends none while it
+    waits: it only ends what the daemon has not ended.
 
     Raises ConfigError if they contradict each other.
     """
     asked_ms, store_ms = 1000 * QUESTION * stall_timeout_s, round(1000 * stall_timeout_s)
-    connect_ms, wait_ms = round(0.8 * asked_ms), round(_WAIT * 1000 * stall_timeout_s)
-    if 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < wait_ms and wait_ms + store_ms < 1000 * _MAX_S:
+    connect_ms, front_ms = round(0.8 * asked_ms), round(_WAIT * 1000 * stall_timeout_s)
+    if 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < front_ms < 1000 * _MAX_S:
         limits = {"connect_ms": connect_ms, "tries_ms": 3 * connect_ms, "answer_ms": connect_ms, "store_ms": store_ms}
-        return limits | {"asked_ms": 2 * store_ms, "wait_ms": wait_ms, "front_ms": wait_ms + store_ms}
+        return limits | {"asked_ms": 2 * store_ms, "lease_ms": connect_ms, "front_ms": front_ms}
     remedy = "use that of the daemons, such as 20"
     raise ConfigError(f"no time limits follow from a stall time-out of {stall_timeout_s:g} s", remedy=remedy)
 
@@ -87,7 +92,14 @@ class _Line(Template):
 def render(tier: Tier, node: Node) -> str:
     """Return the nginx.conf of a node. Raises ConfigError."""
     values, rows = _values(tier, node), _rows(tier, node)
+    rows["lua"] = _parts_in_hand(values)
     return "".join(f"{line}\n" for source in _template() for line in _expanded(source, values, rows))
+
+
+def _parts_in_hand(values: Mapping[str, object]) -> Rows:
+    """Return the lines of the Lua program by which nginx's workers know of each other's parts."""
+    source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
+    return [{"line": _Line(line).substitute(values)} for line in source.splitlines()]
 
 
 @cache
@@ -115,6 +127,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "max_size": f"{max(1, tier.max_size_bytes // MIB)}m",
         "min_free": f"{max(1, tier.min_free_bytes // MIB)}m",
         "permitted_s": max(tier.trust_s, 1),
+        "leases_mib": _LEASES_MIB,
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
         "front": tier.front,
@@ -379,7 +392,8 @@ class AccessLog:
 def _program() -> str:
     """Return the path of nginx on this machine. Raises ConfigError."""
     if (found := shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS)))) is None:
-        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
+        remedy = "apt-get install nginx-light libnginx-mod-http-lua, or your system's nginx ≥ 1.22 with its Lua module"
+        raise ConfigError("nginx is not installed", remedy=remedy)
     return found
 
 
@@ -395,7 +409,8 @@ def _check(nginx: str, config: Path) -> None:
     done = subprocess.run([*_command(nginx, config), "-t", "-q"], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
+        remedy = "apt-get install libnginx-mod-http-lua" if _LUA.search(reason) else "correct the options"
+        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy=remedy)
 
 
 def _start(nginx: str, config: Path) -> Process:

@@ -180,6 +180,7 @@ class PausableRead(Flow):
         self.written_bytes = 0  # size of the body's beginning that is in the file, as far as known
         self.when_written: Callable[[], object] = _nothing  # called when that grows
         self.first_byte_s: float | None = None  # reading time before the first byte; None until it arrives
+        self.last_byte_s = -math.inf  # reading time before the last byte
         self.worked = Stopwatch()  # reading time, pauses excluded
 
     @asynccontextmanager
@@ -232,8 +233,9 @@ class PausableRead(Flow):
         self._lately_bytes += count
         if self._lately_bytes >= self._enough_bytes:
             self._restart()
+        self.last_byte_s = self.worked.elapsed_s
         if self.first_byte_s is None:
-            self.first_byte_s = self.worked.elapsed_s
+            self.first_byte_s = self.last_byte_s
         self.received_bytes += count
         self._left_bytes -= count
         self.credit_bytes -= count

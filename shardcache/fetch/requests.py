@@ -2,7 +2,7 @@
 
 The object store may be slow, and then the tier is: nginx sends a part that another node has requested as well only when
 it is whole. A node that requested it from the store for that would make both slower. So it waits as long as the owner
-lives, and requests from the store only what takes much longer than the tier's other parts.
+has the part in hand, and requests from the store only what takes much longer than the tier's other parts.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +28,10 @@ from shardcache.transport.workers import Commit, Received
 
 T = TypeVar("T")
 
+_NOT_IN_HAND = 404  # status of an owner's answer
+_MIN_DENIALS = 2
+# Then the object store is requested.
+_MAX_LOSSES = 1
 # An owner is slow if the object store sends the part within this share of the time that the owner would still take.
 _MUCH_SOONER = 0.25
 
@@ -214,6 +219,18 @@ class _SlowOwnerError(Exception):
     """The owner has been slow before, and is slow again."""
 
 
+class _LostRequestError(Exception):
+    """The owner answers, and has no request for the parts in hand: a worker of nginx has been killed, or hangs."""
+
+
+class _Owner(Enum):
+    """Answer of the parts' owner to the question whether it has a request for them in hand."""
+
+    HAS_THEM = auto()
+    LOST_THEM = auto()  # it has none, or only such that a worker holds which does not run
+    SILENT = auto()
+
+
 @dataclass(eq=False, repr=False)
 class _TierRequests:
     """Requests to the tier for one span, one after the other: by the owner, past its cache, or by another owner."""
@@ -225,7 +242,8 @@ class _TierRequests:
     # of the request in flight
     _route: Route = field(init=False)
     _read: PausableRead = field(init=False)
-    _asked_s: float = field(init=False)  # its reading time when its owner was last asked whether it lives
+    _asked_s: float = field(init=False)  # its reading time when its owner was last asked about it
+    _denials: int = field(init=False)  # the owner's last answers in a row that it has no request in hand
 
     def __post_init__(self) -> None:
         requests, span = self._requests, self._span
@@ -235,15 +253,22 @@ class _TierRequests:
     async def fetch(self) -> list[PartSums] | None:
         """Return the checksums of the bytes; None if the origin has to be requested.
 
-        A part that stops short is requested once more, past the tier's cache: the file there may be damaged.
+        A part that stops short is requested once more, past the tier's cache: the file there may be damaged. A request
+        that was lost is repeated once.
         """
-        while (route := await self._next_route()) is not None:
-            self._route, self._asked_s = route, -math.inf
+        losses = 0
+        while losses <= _MAX_LOSSES and (route := await self._next_route()) is not None:
+            self._route, self._asked_s, self._denials = route, -math.inf, 0
             with self._requests.reading(self._span, self._span.claim, self._count) as self._read:
                 self._span.begun(self._read)
                 try:
                     sums, is_first = await race(self._ask(), 0.0, self._watch)
                 except _SlowOwnerError:
+                    continue
+                except _LostRequestError:
+                    losses += 1
+                    self._counters.tier_requests += 1
+                    self._counters.tier_failures += 1
                     continue
                 except OriginError as exn:
                     if self._repeats(exn):
@@ -305,10 +330,12 @@ class _TierRequests:
     def _is_slow(self, owner: str) -> bool:
         return self._tier.slow_owners.has(owner, time.monotonic())
 
-    async def _is_alive(self) -> bool:
-        """Return whether the owner of the parts answers."""
+    async def _ask_owner(self) -> _Owner:
+        """Ask the owner of the parts whether it has a request for them in hand."""
         answer = await self._question(replace(self._route, question="alive"))
-        return answer is not None and answer.status < 500
+        if answer is None or answer.status >= 500:
+            return _Owner.SILENT
+        return _Owner.LOST_THEM if answer.status == _NOT_IN_HAND else _Owner.HAS_THEM
 
     async def _question(self, route: Route) -> Answer | None:
         """Return the answer to a question about the parts' owner; None if there is none in time."""
@@ -321,13 +348,13 @@ class _TierRequests:
     def _count(self, received_bytes: int) -> None:
         self._counters.tier_bytes += received_bytes
 
-    # the watch over one request: whether its owner lives, and whether the object store would be quicker
+    # the watch over one request: whether its owner has it in hand, and whether the object store would be quicker
 
     async def _watch(self, end_first: Commit) -> list[PartSums] | None:
         """Return the checksums of the bytes once the origin has sent them sooner; run on until the request ends.
 
-        Raises, after it has ended the request, OriginUnavailableError if the owner is silent, _SlowOwnerError if it has
-        been slow before.
+        Raises, after it has ended the request, OriginUnavailableError if the owner is silent, _LostRequestError if the
+        owner has lost it, _SlowOwnerError if the owner has been slow before.
         """
         while True:
             look_s = max(self._usual_s, LOOK_AGAIN * self._read.worked.elapsed_s)
@@ -335,7 +362,7 @@ class _TierRequests:
             left_s = self._left_s()
             if left_s is None and self._read.worked.elapsed_s < self._next_question_s:
                 continue
-            asking = asyncio.ensure_future(self._is_alive())
+            asking = asyncio.ensure_future(self._ask_owner())
             try:
                 if (sums := await self._look(left_s, asking, end_first)) is not None:
                     return sums
@@ -348,7 +375,7 @@ class _TierRequests:
 
     @property
     def _next_question_s(self) -> float:
-        return math.inf if self._read.received_bytes else self._asked_s + QUESTION * self._stall_timeout_s
+        return max(self._asked_s, self._read.last_byte_s) + QUESTION * self._stall_timeout_s
 
     def _left_s(self) -> float | None:
         """Return the time that the request will still take, if that is much longer than usual; else None."""
@@ -358,7 +385,7 @@ class _TierRequests:
         )
 
     async def _look(
-        self, left_s: float | None, asking: asyncio.Future[bool], end_first: Commit
+        self, left_s: float | None, asking: asyncio.Future[_Owner], end_first: Commit
     ) -> list[PartSums] | None:
         """An owner that answers promptly is not slow itself: it waits for the object store."""
         self._asked_s = self._read.worked.elapsed_s
@@ -367,17 +394,26 @@ class _TierRequests:
             left_s = self._stall_timeout_s
         if left_s is not None and (sums := await self._sooner(left_s, asking, end_first)) is not None:
             return sums
-        is_alive = await asking
-        if self._read.received_bytes:
-            return None  # the stall time-out decides
-        if is_alive:
-            self._read.heard()
-        elif await end_first():
-            url = self._span.obj.url
-            raise OriginUnavailableError("the part's owner in the tier does not answer", url=url)
+        await self._judge(await asking, end_first)
         return None
 
-    async def _sooner(self, left_s: float, asking: asyncio.Future[bool], end_first: Commit) -> list[PartSums] | None:
+    async def _judge(self, answer: _Owner, end_first: Commit) -> None:
+        """Go on or end the request: bytes are a sign of life, and an answer only if it is about these parts."""
+        if self._read.last_byte_s > self._asked_s:
+            self._denials = 0
+        elif answer is _Owner.HAS_THEM:
+            self._denials = 0
+            if not self._read.received_bytes:
+                self._read.heard()
+        elif answer is _Owner.LOST_THEM:
+            self._denials += 1  # the first may have crossed with the request, or its last bytes
+            if self._denials >= _MIN_DENIALS and await end_first():
+                raise _LostRequestError
+        elif not self._read.received_bytes and await end_first():
+            url = self._span.obj.url
+            raise OriginUnavailableError("the part's owner in the tier does not answer", url=url)
+
+    async def _sooner(self, left_s: float, asking: asyncio.Future[_Owner], end_first: Commit) -> list[PartSums] | None:
         owner = await self._owner(self._route)
         if self._is_slow(owner):
             if await end_first():

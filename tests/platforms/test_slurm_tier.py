@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.tier import NGINX
+from support.cluster.tier import why_no_tier
 from support.network.ports import free_port
 from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, deployed, why_not
 from support.programs.daemon import Daemon
@@ -22,7 +22,7 @@ SHARDS = 6
 ADDRESSES = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
 LIST = ",".join(f"{node}={address}" for node, address in ADDRESSES.items())
 LIMIT_S = 60.0
-WHY_NOT = why_not() or ("no nginx: apt-get install nginx-light" if NGINX is None else None)
+WHY_NOT = why_not() or why_no_tier()
 
 pytestmark = [
     pytest.mark.platform,

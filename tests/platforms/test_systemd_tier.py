@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster.tier import NGINX
+from support.cluster.tier import why_no_tier
 from support.network.ports import free_port
 from support.platforms.nspawn import Machine, installed, recipe, why_not
 from support.programs.daemon import eventually
@@ -17,7 +17,7 @@ from support.stores.buckets import MotoS3
 
 UNIT = "shardcache-tier.service"
 PARTS = Path("/var/cache/shardcache-tier/parts")
-REASON = why_not() or ("no nginx here: apt-get install nginx-light" if NGINX is None else None)
+REASON = why_not() or why_no_tier()
 LIMIT_S = 120.0
 
 pytestmark = [

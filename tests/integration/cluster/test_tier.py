@@ -156,6 +156,29 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (0, 0)
 
 
+@pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.STALL])
+async def test_a_request_that_its_owner_has_lost_is_sent_again(fault: Fault, tiered: TieredRig) -> None:
+    """An owner that says that it has no request for the part is not waited for, and the store is not asked."""
+    obj = await tiered.put()
+    tiered.near.owner_has_parts = False
+    tiered.near.fail("a.tar", fault, start=2 * PART)
+    tiered.downloader = tiered.make(stall_timeout_s=8, attempts=1)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert tiered.gets(tiered.near) == PARTS + 1
+    assert tiered.gets(tiered.far) == 0
+    assert tiered.near.refreshed == []
+
+
+async def test_a_request_that_is_lost_twice_goes_to_the_store(tiered: TieredRig) -> None:
+    """No part waits for a third worker that may hang as well."""
+    obj = await tiered.put()
+    tiered.near.owner_has_parts = False
+    tiered.near.fail("a.tar", Fault.SILENCE, start=2 * PART, times=2)
+    tiered.downloader = tiered.make(stall_timeout_s=4, attempts=1)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.near), tiered.gets(tiered.far)) == (PARTS + 1, 1)
+
+
 @pytest.mark.slow
 async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> None:
     """What it sends too slowly comes from the origin, and then everything from another owner."""

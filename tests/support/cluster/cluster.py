@@ -12,7 +12,7 @@ from typing import Self
 from support.cluster import network
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Node, Store
-from support.cluster.tier import FRONT, NGINX, Tier
+from support.cluster.tier import FRONT, Tier, why_no_tier
 from support.programs.cli import Ran
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -31,7 +31,7 @@ _STORE = 100
 
 def why_not() -> str | None:
     """Return why there can be no cluster here, None where there can be one."""
-    return network.why_not() or (None if NGINX else "no nginx: apt-get install nginx-light")
+    return network.why_not() or why_no_tier()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """The cluster's tier: an nginx on each node, in the foreground, as `shardcache cluster render` configures it."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,17 @@ from support.programs.processes import children, wait_until_ended
 
 # Debian has it in a folder that is not on the path of users other than root.
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+
+
+def why_no_tier() -> str | None:
+    """Return why there can be no tier here, None where there can be one."""
+    if NGINX is None:
+        return "no nginx: apt-get install nginx-light libnginx-mod-http-lua"
+    built = subprocess.run([NGINX, "-V"], capture_output=True, text=True, check=False).stderr
+    prefix = re.search(r"--prefix=(\S+)", built)
+    if prefix and Path(prefix[1], "modules", "ngx_http_lua_module.so").exists():
+        return None
+    return "nginx has no Lua: apt-get install libnginx-mod-http-lua"
 
 
 class Nginx:
@@ -69,21 +81,45 @@ class Nginx:
             wait_until_ended(pid)
 
     def reload(self) -> None:
-        """Let it read its configuration again, and return when it goes by that."""
+        """Let it read its configuration again, and return when it goes by that.
+
+        Its previous workers may still finish their transfers.
+        """
         assert self._process is not None
-        before = set(children(self._process.pid))
+        before = set(self.workers())
         self._process.send_signal(signal.SIGHUP)
         eventually(lambda: self._has_new_workers(before))
 
+    def workers(self) -> list[int]:
+        """Return the worker processes that accept connections."""
+        return [pid for pid in children(self.pid) if _title(pid) == "nginx: worker process"]
+
+    def busiest_worker(self) -> int:
+        """Return the worker that has used the most processor time, and thus most likely has transfers."""
+        return max(self.workers(), key=_worked_ticks)
+
     def _has_new_workers(self, before: set[int]) -> bool:
-        assert self._process is not None
-        return before.isdisjoint(now := children(self._process.pid)) and len(now) >= len(before)
+        now = self.workers()
+        return before.isdisjoint(now) and len(now) >= len(before)
 
     def _listens(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"nginx ended at once:\n{self.log.read_text()}")
         with self._entered():
             return all(map(_accepts, self._addresses))
+
+
+def _title(pid: int) -> str:
+    """Return how a process calls itself; empty if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text().strip("\0 ")
+    return ""
+
+
+def _worked_ticks(pid: int) -> int:
+    """Return the processor time that a process has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
 
 
 def _accepts(address: tuple[str, int]) -> bool:

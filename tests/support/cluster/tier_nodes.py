@@ -17,12 +17,12 @@ import pytest
 
 from shardcache.cluster.nginx import render
 from shardcache.cluster.tier import Node, Tier, Tls, Upstream, parse
-from support.cluster.tier import NGINX, Nginx
+from support.cluster.tier import Nginx, why_no_tier
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.guard import GUARD_S
 
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx here: apt-get install nginx-light")
+needs_nginx = pytest.mark.skipif(why_no_tier() is not None, reason=str(why_no_tier()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class FaultyS3(S3Server):
     refreshed: list[str | None] = field(default_factory=list)
     detoured: list[str | None] = field(default_factory=list)
     owner: str | None = "10.0.0.1:9081"  # the tier's answer to questions about owners; None if the owner is silent
+    owner_has_parts: bool = True  # whether the owner has requests in hand, as it says
     owner_is_slow: bool = False  # whether no owner says that it lives
     passes_on: bool = False  # whether refusals are those of an object store, passed on by a tier
     questions: Counter[str] = field(default_factory=Counter)  # those questions, by kind
@@ -192,6 +193,8 @@ class FaultyS3(S3Server):
         self.questions[question] += 1
         if self.owner_is_slow and question == "alive":
             await self._closing.wait()
+        if question == "alive" and not self.owner_has_parts:
+            return web.Response(status=404)
         owner = "10.0.0.2:9081" if is_detour else self.owner
         return web.Response(status=502 if owner is None else 200, headers={"X-Shardcache-Owner": owner or ""})
 

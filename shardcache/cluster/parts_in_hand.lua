@@ -1,0 +1,121 @@
+-- Parts in hand: those that some worker of this nginx has still to answer, and those that one fetches from the store.
+--
+-- Both are leases that a worker renews as long as it runs. A worker that is killed or hangs renews nothing: what it
+-- fetched, a waiter fetches, and whoever asks is told that its request is lost. nginx's own lock on a cached file ends
+-- with the answer or at an age, and a slow object store takes longer than a worker should be waited for.
+local leases = ngx.shared.parts_in_hand
+local LEASE_S = @lease_ms / 1000
+local RENEWED_S = LEASE_S / 4
+local LOOK_S = 0.1      -- between two looks of a waiter at the lease
+local FILE_LOOKS = 5    -- looks at the lease for each look at the file
+local FILES = "@cache/parts"
+
+local parts = {}
+package.loaded.parts = parts
+
+local asked = {}        -- number of this worker's requests for each part that it has not answered yet
+local fetched = {}      -- parts that this worker fetches
+
+local function renew()
+    for part in pairs(asked) do
+        leases:set("asked " .. part, true, LEASE_S)
+    end
+    for part in pairs(fetched) do
+        local holder = leases:get("fetched " .. part)
+        if holder == nil or holder == ngx.worker.pid() then
+            leases:set("fetched " .. part, ngx.worker.pid(), LEASE_S)
+        end
+    end
+end
+
+-- Renew the leases of this worker from now on. After a reload, a worker that finishes its transfers gets no more turns
+-- of its timers but one.
+function parts.start_worker()
+    ngx.timer.every(RENEWED_S, function(is_last_turn)
+        renew()
+        while is_last_turn and (next(asked) or next(fetched)) do
+            ngx.sleep(RENEWED_S)
+            renew()
+        end
+    end)
+end
+
+local function is_cached(part)
+    local name = ngx.md5(part)
+    local file = io.open(FILES .. "/" .. name:sub(-1) .. "/" .. name:sub(-3, -2) .. "/" .. name)
+    if file then
+        file:close()
+    end
+    return file ~= nil
+end
+
+-- Tell whoever waits for a part whether a worker that runs has it in hand.
+function parts.tell(part)
+    local is_arriving = leases:get("fetched " .. part) ~= nil and not is_cached(part)
+    return ngx.exit((is_arriving or leases:get("asked " .. part)) and 204 or 404)
+end
+
+-- Begin a request for a part. One that is to be fetched past the cache is, if it is cached at all.
+function parts.arrive(part, is_past_cache)
+    ngx.var.asked_part = part
+    asked[part] = (asked[part] or 0) + 1
+    leases:set("asked " .. part, true, LEASE_S)
+    if is_past_cache and is_cached(part) then
+        ngx.exec("@@fresh")
+    end
+end
+
+local function settle()
+    local part = ngx.var.asked_part
+    if part ~= "" then
+        ngx.var.asked_part = ""
+        asked[part] = asked[part] > 1 and asked[part] - 1 or nil
+        if asked[part] == nil then
+            leases:delete("asked " .. part)
+        end
+    end
+end
+
+local function release()
+    local part = ngx.var.fetched_part
+    if part ~= "" then
+        ngx.var.fetched_part = ""
+        fetched[part] = nil
+        if leases:get("fetched " .. part) == ngx.worker.pid() then
+            leases:delete("fetched " .. part)
+        end
+    end
+end
+
+-- Return once a part is cached, or this request is the one that fetches it. One that is cached for a short time has a
+-- file for longer: of its requests, one at a time goes on.
+function parts.wait(part, is_brief)
+    local looks = 0
+    while true do
+        local is_free = leases:get("fetched " .. part) == nil
+        if not is_brief and (is_free or looks % FILE_LOOKS == 0) and is_cached(part) then
+            return
+        end
+        if is_free and leases:add("fetched " .. part, ngx.worker.pid(), LEASE_S) then
+            fetched[part] = true
+            ngx.var.fetched_part = part
+            return
+        end
+        looks = looks + 1
+        ngx.sleep(LOOK_S)
+    end
+end
+
+-- Note that an answer begins. Where the part turned out to be cached, waiters may look again.
+function parts.begin_answer()
+    settle()
+    if ngx.var.upstream_cache_status == "HIT" then
+        release()
+    end
+end
+
+-- End a request, whatever has become of it.
+function parts.leave()
+    settle()
+    release()
+end

@@ -1,0 +1,67 @@
+"""Workers of an owner's nginx that end, hang or are replaced, while nodes fetch over a narrow link to the store."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from support.cluster.cluster import MBIT_PER_S, Cluster, Round
+from support.cluster.node import Dataset, Node
+from support.cluster.tier import Tier
+from support.programs.processes import wait_until_ended
+
+pytestmark = pytest.mark.slow
+
+# Parts take longer than the time after which an owner is asked about them.
+LINK_MBIT_PER_S = 20
+PARTS = ("--part-size", "1MiB")
+LIMIT_S = 120.0
+"""Some five times what a fetch takes without a fault; with the faults, it took more than that, or did not end."""
+
+
+@contextmanager
+def midway(cluster: Cluster, dataset: Dataset) -> Iterator[tuple[list[Node], Tier, Round]]:
+    """Three nodes with a tier, that have fetched a third of a dataset over a narrow link."""
+    cluster.store.host.limit(LINK_MBIT_PER_S)
+    try:
+        with (
+            cluster.tiered(3, *PARTS) as (nodes, tier),
+            cluster.fetching(nodes, dataset) as round_,
+        ):
+            try:
+                round_.wait_until_midway(nodes[0])
+                yield nodes, tier, round_
+            finally:
+                for node in nodes:
+                    node.daemon.kill()
+    finally:
+        cluster.store.host.limit(MBIT_PER_S)
+
+
+@contextmanager
+def stopped(worker: int) -> Iterator[None]:
+    """A worker that hangs, as in a read of a bad disk."""
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def test_a_hung_worker_holds_up_nobody(cluster: Cluster, dataset: Dataset) -> None:
+    """Its transfers are those of other workers soon, and requests that it took are sent again."""
+    with midway(cluster, dataset) as (nodes, tier, round_), stopped(tier[nodes[2]].busiest_worker()):
+        round_.check(nodes, limit_s=LIMIT_S)
+        assert round_.sent() <= 1.2
+
+
+def test_a_killed_workers_transfers_are_taken_over(cluster: Cluster, dataset: Dataset) -> None:
+    """Nobody waits for the age of what it locked, and the store sends little more than what was in flight there."""
+    with midway(cluster, dataset) as (nodes, tier, round_):
+        worker = tier[nodes[2]].busiest_worker()
+        os.kill(worker, signal.SIGKILL)
+        wait_until_ended(worker)
+        round_.check(nodes, limit_s=LIMIT_S)
+        assert round_.sent() <= 1.2

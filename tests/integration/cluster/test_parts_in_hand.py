@@ -1,0 +1,144 @@
+"""Parts in hand: nginx's workers fetch each once, and what a worker leaves behind ends with it."""
+
+import http.server
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.programs.daemon import eventually
+from support.programs.processes import children, wait_until_ended
+
+pytestmark = needs_nginx
+
+BODY = b"part" * 25
+PART = {"Range": "bytes=0-99", "If-Match": '"any"'}
+QUESTION = {**PART, "X-Shardcache-Owner": "alive"}
+STALL_TIMEOUT_S = 5.0
+"""A worker that does not show itself is gone after a fifth of it."""
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """A store whose first answer with a part comes only when it is released."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.parts = 0  # requests for parts
+        self.released = threading.Event()
+        self.counting = threading.Lock()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Store
+
+    def do_GET(self) -> None:
+        """Answer a range."""
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        if last > 0:
+            with self.server.counting:
+                self.server.parts += 1
+                is_first = self.server.parts == 1
+            if is_first:
+                self.server.released.wait()
+        with suppress(OSError):  # whoever asked was killed
+            self.send_response(206)
+            self.send_header("ETag", '"any"')
+            self.send_header("Content-Range", f"bytes {first}-{last}/100")
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.end_headers()
+            self.wfile.write(BODY[first : last + 1])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A store that holds back its first answer."""
+    with Store() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.released.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def nodes(store: Store) -> Iterator[TierNodes]:
+    """One node, whose nginx has one worker."""
+    with TierNodes([store.url], 1, stall_timeout_s=STALL_TIMEOUT_S) as running:
+        yield running
+
+
+def get(nodes: TierNodes, store: Store, headers: dict[str, str]) -> Answer:
+    """Ask the node's front for the part, or about it."""
+    return nodes.get(nodes.front(nodes.tier.nodes[0]), f"{store.url}/a.tar?", headers)
+
+
+def worker_of(nodes: TierNodes) -> int:
+    """Return the process that is the node's worker: its first child."""
+    return children(nodes.pid(nodes.tier.nodes[0]))[0]
+
+
+def test_waiters_get_a_part_that_is_fetched_once(nodes: TierNodes, store: Store) -> None:
+    """All of those who ask for it while it is fetched."""
+    with ThreadPoolExecutor(10) as threads:
+        answers = [threads.submit(get, nodes, store, PART) for _ in range(10)]
+        eventually(lambda: store.parts == 1)
+        store.released.set()
+        assert [answer.result().body for answer in answers] == [BODY] * 10
+    assert store.parts == 1
+
+
+def test_a_killed_workers_lock_ends_with_it(nodes: TierNodes, store: Store) -> None:
+    """Whoever asks next gets the part from the store, which has not answered the killed worker yet."""
+    worker = worker_of(nodes)
+    with ThreadPoolExecutor(1) as threads:
+        lost = threads.submit(get, nodes, store, PART)
+        eventually(lambda: store.parts == 1)
+        os.kill(worker, signal.SIGKILL)
+        wait_until_ended(worker)
+        with pytest.raises((OSError, HTTPException)):
+            lost.result()
+    eventually(lambda: worker_of(nodes) != worker)
+    assert get(nodes, store, PART).body == BODY
+    assert store.parts == 2
+
+
+def test_the_owner_tells_whether_a_part_is_in_hand(nodes: TierNodes, store: Store) -> None:
+    """While it is fetched; not before, and not afterwards."""
+    assert get(nodes, store, QUESTION).status == 404
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(get, nodes, store, PART)
+        eventually(lambda: store.parts == 1)
+        assert get(nodes, store, QUESTION).status == 204
+        store.released.set()
+        assert answer.result().body == BODY
+    eventually(lambda: get(nodes, store, QUESTION).status == 404)
+
+
+def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) -> None:
+    """The node answers for it, by its next worker, and does not claim that it fetches the part."""
+    worker = worker_of(nodes)
+    with ThreadPoolExecutor(1) as threads:
+        lost = threads.submit(get, nodes, store, PART)
+        eventually(lambda: store.parts == 1)
+        os.kill(worker, signal.SIGKILL)
+        wait_until_ended(worker)
+        assert lost.exception() is not None
+    eventually(lambda: worker_of(nodes) != worker)
+    eventually(lambda: get(nodes, store, QUESTION).status == 404)
+
+
+def test_cached_parts_are_read_in_threads(nodes: TierNodes) -> None:
+    """A worker does not wait for the disk: other requests go on while one read hangs."""
+    eventually(lambda: len(list(Path(f"/proc/{worker_of(nodes)}/task").iterdir())) > 1)
