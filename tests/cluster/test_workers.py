@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -65,3 +65,26 @@ def test_a_killed_workers_transfers_are_taken_over(cluster: Cluster, dataset: Da
         wait_until_ended(worker)
         round_.check(nodes, limit_s=LIMIT_S)
         assert round_.sent() <= 1.2
+
+
+def renewed(nodes: list[Node], tier: Tier) -> None:
+    """Renew all certificates."""
+    tier.form(nodes)
+
+
+def rewritten(nodes: list[Node], tier: Tier) -> None:
+    """Rewrite the list six times."""
+    for _ in range(6):
+        tier.form(nodes)
+
+
+@pytest.mark.parametrize("change", [renewed, rewritten])
+def test_transfers_outlive_a_reload(
+    cluster: Cluster, dataset: Dataset, change: Callable[[list[Node], Tier], None]
+) -> None:
+    """However often nginx reads its configuration again, each byte leaves the store once."""
+    with midway(cluster, dataset) as (nodes, tier, round_):
+        change(nodes, tier)
+        round_.check(nodes, limit_s=LIMIT_S)
+        assert round_.sent() <= 1.05
+        assert not sum(node.daemon.status()["counters"]["tier_failures"] for node in nodes)
