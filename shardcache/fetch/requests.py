@@ -29,11 +29,12 @@ from shardcache.transport.workers import Commit, Received
 T = TypeVar("T")
 
 _NOT_IN_HAND = 404  # status of an owner's answer
-_MIN_DENIALS = 2
 # Then the object store is requested.
 _MAX_LOSSES = 1
 # An owner is slow if the object store sends the part within this share of the time that the owner would still take.
 _MUCH_SOONER = 0.25
+# So is one that sends a cached part in this many times the time in which parts usually come from the object store.
+_SLOWNESS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ class _TierRequests:
     _route: Route = field(init=False)
     _read: PausableRead = field(init=False)
     _asked_s: float = field(init=False)  # its reading time when its owner was last asked about it
-    _denials: int = field(init=False)  # the owner's last answers in a row that it has no request in hand
+    _denied_s: float | None = field(init=False)  # that of the last answer, if it was that there is none in hand
 
     def __post_init__(self) -> None:
         requests, span = self._requests, self._span
@@ -258,7 +259,7 @@ class _TierRequests:
         """
         losses = 0
         while losses <= _MAX_LOSSES and (route := await self._next_route()) is not None:
-            self._route, self._asked_s, self._denials = route, -math.inf, 0
+            self._route, self._asked_s, self._denied_s = route, -math.inf, None
             with self._requests.reading(self._span, self._span.claim, self._count) as self._read:
                 self._span.begun(self._read)
                 try:
@@ -360,7 +361,8 @@ class _TierRequests:
             look_s = max(self._usual_s, LOOK_AGAIN * self._read.worked.elapsed_s)
             await self._read.worked.reaches(min(look_s, max(self._usual_s, self._next_question_s)))
             left_s = self._left_s()
-            if left_s is None and self._read.worked.elapsed_s < self._next_question_s:
+            is_due = self._sends_slowly or self._read.worked.elapsed_s >= self._next_question_s
+            if left_s is None and not is_due:
                 continue
             asking = asyncio.ensure_future(self._ask_owner())
             try:
@@ -390,7 +392,7 @@ class _TierRequests:
         """An owner that answers promptly is not slow itself: it waits for the object store."""
         self._asked_s = self._read.worked.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
-        if not asking.done() and left_s is None and not self._read.received_bytes:
+        if not asking.done() and left_s is None:
             left_s = self._stall_timeout_s
         if left_s is not None and (sums := await self._sooner(left_s, asking, end_first)) is not None:
             return sums
@@ -399,19 +401,47 @@ class _TierRequests:
 
     async def _judge(self, answer: _Owner, end_first: Commit) -> None:
         """Go on or end the request: bytes are a sign of life, and an answer only if it is about these parts."""
-        if self._read.last_byte_s > self._asked_s:
-            self._denials = 0
-        elif answer is _Owner.HAS_THEM:
-            self._denials = 0
+        if answer is _Owner.LOST_THEM:
+            await self._judge_denial(end_first)
+            return
+        self._denied_s = None
+        if answer is _Owner.HAS_THEM:
             if not self._read.received_bytes:
                 self._read.heard()
-        elif answer is _Owner.LOST_THEM:
-            self._denials += 1  # the first may have crossed with the request, or its last bytes
-            if self._denials >= _MIN_DENIALS and await end_first():
+        elif self._read.last_byte_s <= self._asked_s and await end_first():
+            if self._read.received_bytes:
                 raise _LostRequestError
-        elif not self._read.received_bytes and await end_first():
             url = self._span.obj.url
             raise OriginUnavailableError("the part's owner in the tier does not answer", url=url)
+
+    async def _judge_denial(self, end_first: Commit) -> None:
+        """The owner has answered the request, or has lost it: bytes that came since the last denial tell which."""
+        denied_s = self._denied_s
+        if denied_s is None or self._read.last_byte_s > denied_s:
+            self._denied_s = self._asked_s
+            if denied_s is not None and self._sends_slowly:
+                await self._leave_out(end_first)
+        elif self._asked_s - denied_s >= QUESTION * self._stall_timeout_s and await end_first():
+            raise _LostRequestError
+
+    @property
+    def _sends_slowly(self) -> bool:
+        """True if the bytes, once they came, came more slowly than the object store usually sends them."""
+        read = self._read
+        if read.first_byte_s is None or not read.received_bytes:
+            return False
+        sending_s = read.worked.elapsed_s - read.first_byte_s
+        if sending_s < MIN_STALL_SHARE * self._stall_timeout_s:
+            return False
+        return sending_s * self._size_bytes / read.received_bytes >= _SLOWNESS * self._usual_s
+
+    async def _leave_out(self, end_first: Commit) -> None:
+        """Record that the owner is slow by itself, and end the request once that is certain."""
+        owner = await self._owner(self._route)
+        if owner and not self._is_slow(owner):
+            self._tier.slow_owners.add(owner, time.monotonic())
+        if self._is_slow(owner) and await end_first():
+            raise _SlowOwnerError
 
     async def _sooner(self, left_s: float, asking: asyncio.Future[_Owner], end_first: Commit) -> list[PartSums] | None:
         owner = await self._owner(self._route)
@@ -426,7 +456,9 @@ class _TierRequests:
         sums = await self._requests.sooner(self._span, limit_s, end_first)
         if sums is not None:
             self._hedging.took(self._size_bytes, time.monotonic() - asked_s)
-            if owner and not asking.done():  # the store has sent all of it before the owner has answered a question
+            # The store has sent all of it before the owner has answered a question. One that has sent nothing may be
+            # dead: then nginx has another owner, the same one for all nodes.
+            if owner and self._read.received_bytes and not asking.done():
                 self._hedging.won()
                 self._tier.slow_owners.add(owner, time.monotonic())
         return sums

@@ -100,7 +100,7 @@ class Breaker:
 
 
 class SlowOwners:
-    """Owners that are left out for a minute, each because the object store was much quicker twice within that time."""
+    """Owners that are left out for a minute, each because it was slower than the store twice within that time."""
 
     def __init__(self, pause_s: float = _SLOW_S) -> None:
         self._pause_s = pause_s
@@ -108,7 +108,7 @@ class SlowOwners:
         self._until_s: dict[str, float] = {}
 
     def add(self, owner: str, now_s: float) -> None:
-        """Record that the object store was much quicker than an owner."""
+        """Record that an owner was slower than the object store."""
         if now_s - self._seen_s.get(owner, -math.inf) < self._pause_s:
             self._until_s[owner] = now_s + self._pause_s
             log.info("a slow owner is left out of the tier", owner=owner, for_s=self._pause_s)

@@ -199,6 +199,45 @@ async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> Non
 
 
 @pytest.mark.slow
+async def test_an_owner_is_learnt_to_be_slow_from_its_own_rate(tiered: TieredRig) -> None:
+    """It answers promptly that it waits for nothing: what it sends slowly, it sends from its disk.
+
+    After two such parts, all of them come by way of another owner, and nothing comes from the store directly.
+    """
+    obj = await tiered.put()
+    tiered.downloader = tiered.make(stall_timeout_s=10)
+    await tiered.download(obj)
+    tiered.forget()
+    tiered.near.owner_has_parts = False
+    for number in (1, 2, 3):
+        tiered.near.fail("a.tar", Fault.TRICKLE, start=number * PART)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert len(tiered.near.detoured) > 0
+    assert tiered.gets(tiered.far) == 0
+    tiered.near.detoured.clear()
+    tiered.forget()
+    await tiered.download(obj)
+    assert len(tiered.near.detoured) == PARTS
+
+
+@pytest.mark.slow
+async def test_a_silent_owner_is_not_called_slow(tiered: TieredRig) -> None:
+    """It is dead, and nginx has the next one for all nodes alike: another way would fetch its parts a second time."""
+    obj = await tiered.put()
+    tiered.downloader = tiered.make(hedged_share=0.03, stall_timeout_s=10)
+    await tiered.download(obj)
+    tiered.near.owner_is_slow = True
+    for number in (2, 4):
+        tiered.forget()
+        tiered.near.fail("a.tar", Fault.SILENCE, start=number * PART)
+        assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert tiered.gets(tiered.far) == 2
+    tiered.forget()
+    await tiered.download(obj)
+    assert tiered.near.detoured == []
+
+
+@pytest.mark.slow
 async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_time(tiered: TieredRig) -> None:
     """That part alone, and once; one that was refused, from the cache."""
     obj = await tiered.put()

@@ -25,6 +25,7 @@ BUCKET = "faulty"
 
 class Fault(enum.StrEnum):
     STALL = "half of the body, then nothing"
+    TRICKLE = "the body at a hundredth of its size per tenth of a second"
     SILENCE = "no answer at all"
     LATE = "no answer until `answer_late`"
     RESET = "half of the body, then the connection is reset"
@@ -234,6 +235,9 @@ class FaultyS3(S3Server):
             return answer
         if fault is Fault.CORRUPT:
             body = bytes([body[0] ^ 1]) + body[1:]
+        if fault is Fault.TRICKLE:
+            await self._trickle(answer, body)
+            return answer
         cut = fault in (Fault.STALL, Fault.RESET, Fault.TRUNCATE)
         await answer.write(body[: len(body) // 2] if cut else body)
         if fault is Fault.STALL:
@@ -243,6 +247,13 @@ class FaultyS3(S3Server):
         if fault is Fault.RESET and request.transport is not None:
             request.transport.abort()
         return answer
+
+    async def _trickle(self, answer: web.StreamResponse, body: bytes) -> None:
+        """Send a body in a hundred pieces, over ten seconds unless the client goes."""
+        piece_bytes = -(-len(body) // 100)
+        for start in range(0, len(body), piece_bytes):
+            await answer.write(body[start : start + piece_bytes])
+            await asyncio.sleep(0.1)
 
 
 @functools.lru_cache(maxsize=8)  # it is asked for with each part of a shard
