@@ -53,7 +53,8 @@ class Bookmark:
 
     Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch on; until then it may be
     a look, of which nothing remains. The last one to count is the main one, and the next one reads the epoch after it.
-    If an earlier one is read on, those begun since were nested in it: it is the main one again, as if they had not been.
+    If an earlier one is read on, those begun since were nested in it: it is the main one again, as if they had never
+    begun.
 
     The position is that of the iteration of this process from which the last batch was taken, of those that are still
     held: a nested one that is dropped gives it back. If none is held, it is that of the main one.
