@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import PartialState, notebook_launcher
-from jobs import BATCH, elastic, leave_early, look, meet, shuffled
+from jobs import BATCH, elastic, leave_early, leave_out_of_step, look, meet, shuffled
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
@@ -145,6 +145,17 @@ def test_ranks_that_leave_their_loops_read_one_epoch_after_another(train: str, d
     for read in torchrun(leave_early, daemon.socket, train):
         assert read["broken"] == read["set"]
         assert read["kept"] == read["set"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(train: str, daemon: Daemon, workers: int) -> None:
+    """A rank that is through first waits until the other has begun the epoch and left it, too."""
+    for rank, begun in enumerate(torchrun(leave_out_of_step, daemon.socket, train, workers)):
+        reference = dataset(train, daemon, rank)
+        loader = DataLoader(reference, batch_size=BATCH, num_workers=workers, collate_fn=keys_of)
+        for number, batch in enumerate(begun):
+            reference.set_epoch(number)
+            assert batch == next(iter(loader))
 
 
 def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, tmp_path: Path) -> None:

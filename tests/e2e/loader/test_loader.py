@@ -47,9 +47,8 @@ def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
     whole, loader = load(make(), 2), load(make(), 2, drop_last=True)
     assert [len(whole), sorted(chain(*whole))] == [12, KEYS]
     assert len(loader) == len(KEYS) // BATCH == 11
-    assert [loader.remaining for _ in loader] == [*range(10, 0, -1), 11], (
-        "after the last batch, those of the next epoch"
-    )
+    assert [(loader.epoch, loader.remaining) for _ in loader] == [(0, left) for left in range(10, -1, -1)]
+    assert (loader.epoch, loader.remaining) == (1, 11)
     loader.load_state_dict(loader.state_dict())
     assert (loader.epoch, loader.remaining) == (1, len(loader))
 
