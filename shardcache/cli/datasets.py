@@ -16,7 +16,7 @@ from shardcache import shardlist
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.protocol import Json, ShardRef, from_here, local_path
 from shardcache.units import size
 from shardcache.url_names import INDEX_SUFFIX, beside_index, is_index
 
@@ -181,10 +181,19 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return {name: extension for name, _, extension in pairs}
 
 
+def _sources(ctx: click.Context, _param: click.Parameter, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Reject a command that lacks a place: click gives the only one to the destination."""
+    if not sources:
+        raise click.UsageError(
+            "Missing argument 'DESTINATION': name sources, then the folder or url of the shards", ctx
+        )
+    return sources
+
+
 @common.examples("write photos/ s3://bucket/train/ --classes --shuffle 7", "write lines.jsonl text/ --pack --workers 8")
 @click.command(context_settings={"show_default": True})
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.argument("destination")
+@click.argument("sources", nargs=-1, callback=_sources, metavar="SOURCE...")
+@click.argument("destination", required=False, metavar="DESTINATION")
 @click.option(
     "--shard-size",
     "shard_size_bytes",
@@ -196,6 +205,12 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 @click.option("--names", default="shard-%06d.tar", metavar="PATTERN", help="Names of the shards, by number.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU, at most 8]")
 @click.option("--shuffle", type=int, metavar="SEED", help="Write files or rows in random order; not for JSONL.")
+@click.option(
+    "--key-at",
+    type=click.Choice(["first-dot", "last-dot"]),
+    help="Folders: where a file's key ends; the last dot leaves underscores for others.  [default: the first, but an "
+    "error for files such as 22.05.png and 22.06.png]",
+)
 @click.option("--classes", is_flag=True, help="Folders: add the number of each file's first-level folder as cls.")
 @click.option(
     "--columns",
@@ -242,7 +257,16 @@ def write(
 
     processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     wanted, tables = WriteOptions(names=ShardNames(names), **options), Settings.load({}, config).origin
-    with common.byte_progress(common.make_console(stderr=True), "writing") as show:
+    stderr = common.make_console(stderr=True)
+    with common.byte_progress(stderr, "writing") as show_bytes:
+
+        def show(event: Json) -> None:
+            if "files" in event:
+                what = common.count(event["files"], "file") if event["files"] else "the input"
+                stderr.print(f"checking {what}: shards of an earlier run are there")
+            else:
+                show_bytes(event)
+
         work = convert(sources, destination, wanted, workers=processes, tables=tables, progress=show)
         summary = asyncio.run(work)
     if as_json:
@@ -251,6 +275,8 @@ def write(
     console = common.make_console()
     shards, samples = (common.count(summary[f"{noun}s"], noun) for noun in ("shard", "sample"))
     numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
+    if not summary["written"]:
+        numbers = "all already there, nothing to upload"
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
     members = {name: "" if n == summary["samples"] else f" (in {n:,})" for name, n in summary["members"].items()}
     console.print(f"members: {', '.join(map(''.join, members.items()))}", markup=False)

@@ -31,7 +31,10 @@ CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
 
 Progress = Callable[[Json], object]
-"""Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned."""
+"""Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned.
+
+First, if shards are there already, with the number of `files` of the input, 0 if unknown, that are compared with them.
+"""
 
 
 async def convert(
@@ -99,6 +102,7 @@ class _Conversion:
         """Read the journal of an interrupted run, or begin one."""
         self._objects = await self._target.objects()
         if JOURNAL in self._objects:
+            self._progress({"files": self._input.files})
             self._journal = resume(await self._target.read(JOURNAL), self._journal.settings, self._target.url)
             check_empty(self._options.names.foreign(self._objects.keys() - {TABLE}), self._target.url)
             self._tabled |= TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards))

@@ -15,6 +15,10 @@ from shardcache.writing import sources
 from shardcache.writing.shards import ShardNames
 
 _PARQUET = (".parquet",)
+_UNSHUFFLED = (
+    "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, omit it: "
+    "ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
+)
 _SAVED = ("state.json", "dataset_dict.json")
 
 
@@ -30,6 +34,7 @@ class WriteOptions:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of tables, column → extension; empty for all
     split: str | None = None  # of a dataset with splits, the one to read
     classes: bool = False  # of folders, add the number of a sample's first-level folder as `cls`
+    key_at: sources.KeyAt | None = None  # of folders; None for the first dot, unless it would merge numbered files
     shuffle: int | None = None  # seed of a random order, of folders and tables; None for the input's own
 
     def recorded(self, found: sources.Input) -> Json:
@@ -57,7 +62,10 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
     _check(kind, options)
     table = {"columns": dict(options.columns), "seed": options.shuffle}
     if kind == "folder":
-        return sources.list_folders(list(map(Path, paths)), scratch, seed=options.shuffle, classes=options.classes)
+        roots = [Path(path) for path in paths]
+        return sources.list_folders(
+            roots, scratch, seed=options.shuffle, classes=options.classes, key_at=options.key_at
+        )
     if kind == "datasets":
         if len(paths) > 1:
             raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
@@ -65,11 +73,11 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
         with _needing(kind):
             from shardcache.writing.tables import HuggingFace
 
-            return sources.Input(kind, arguments, HuggingFace(**arguments).identity)
+            return sources.Input(kind, arguments, HuggingFace(**arguments).identity, files=0)
     facts = [sources.fact_of(Path(path)) for path in paths]
     identity = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
     arguments = {"files": facts, **(table if kind == "parquet" else {"field": options.field, "pack": options.pack})}
-    return sources.Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16])
+    return sources.Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16], len(facts))
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
@@ -140,9 +148,10 @@ def _check(kind: str, options: WriteOptions) -> None:
         "--columns": (bool(options.columns), {"parquet", "datasets"}),
         "--split": (options.split is not None, {"datasets"}),
         "--classes": (options.classes, {"folder"}),
+        "--key-at": (options.key_at is not None, {"folder"}),
         "--shuffle": (options.shuffle is not None, {"folder", "parquet", "datasets"}),
     }
     for option, (is_given, kinds) in given.items():
         if is_given and kind not in kinds:
-            remedy = "ShardDataset shuffles lines when it reads them" if option == "--shuffle" else "omit it"
+            remedy = _UNSHUFFLED if option == "--shuffle" else "omit it"
             raise ConfigError(f"{option} does not apply to this input ({kind})", remedy=remedy)

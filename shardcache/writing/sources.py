@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
 from shardcache.protocol import Json
@@ -20,6 +20,9 @@ from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, 
 
 HUB = "hf:"
 """Prefix of a dataset's name on Hugging Face's hub."""
+
+KeyAt = Literal["first-dot", "last-dot"]
+"""The dot of a file's name before which its key ends."""
 
 Position = Any
 """A place in the input, as JSON: a tuple arrives as a list in another process."""
@@ -54,6 +57,7 @@ class Input:
     kind: str  # "folder", "jsonl", "parquet" or "datasets"
     arguments: Json  # of the `Source`, for any process
     identity: str  # short name of its contents, as far as names, sizes and modification times tell
+    files: int  # number of its files; 0 if unknown
     skipped: int = 0  # number of files that belong to no sample
     classes: tuple[str, ...] = ()  # their names, by number
 
@@ -131,30 +135,35 @@ class FolderSource:
                 yield checked(Sample(key, (*found, *([] if label is None else [("cls", b"%d" % label)]))))
 
 
-def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool) -> Input:
+def list_folders(
+    roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool, key_at: KeyAt | None = None
+) -> Input:
     """List the files of folders, sorted, or shuffled by a seed.
 
-    A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
-    folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;
-    hidden files and folders, and what macOS adds, are left out. With `classes`, each sample gets a member `cls`: the
-    number of its folder among all first-level folders with samples, sorted. The listing, in the folder `scratch`, has
-    to stay. Memory: 16 bytes per sample.
+    A file belongs to the sample of its path below the folder up to the first dot of its name, as readers split it; with
+    `key_at` "last-dot" up to the last one, and dots before that become underscores. The paths of several folders begin
+    with the folder's name. Files without such a key, as readers split names, are left out and counted; hidden files and
+    folders, and what macOS adds, are left out. With `classes`, each sample gets a member `cls`: the number of its
+    folder among all first-level folders with samples, sorted. The listing, in the folder `scratch`, has to stay.
+    Memory: 16 bytes per sample.
 
-    Raises ConfigError for folders of one name, a sample below no class, a loop of links; InputError.
+    Raises ConfigError for folders of one name, a sample below no class, a loop of links, and without `key_at` for
+    numbered files that would become one sample; InputError.
     """
     names = [root.resolve().name for root in roots]
     if len(set(names)) < len(names):
         raise ConfigError("two of the folders have the same name", remedy="rename one, or write them separately")
     labels = {name: number for number, name in enumerate(_class_names(roots))} if classes else {}
     offsets, sizes, skipped, digest = array("Q"), array("Q"), 0, hashlib.sha256()
+    count = 0  # of files
     with open(scratch / _LISTING, "wb") as rows:
         for root, name in zip(roots, names, strict=True):
             prefix = f"{name}/" if len(roots) > 1 else ""
-            for key, group in groupby(_walk(root, ""), key=lambda file: _key(file[0])):
+            for key, members in _members_by_key(root, key_at):
+                count += len(members)
                 if not key:
-                    skipped += len(list(group))
+                    skipped += len(members)
                     continue
-                members = [(file[len(key) + 1 :], fact) for file, fact in group]
                 label = _label(key, labels, root) if classes else None
                 offsets.append(rows.tell())
                 cls = [] if label is None else [("cls", len(str(label)))]
@@ -172,10 +181,22 @@ def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, clas
         if seed is not None:
             random.Random(seed).shuffle(table)  # both in the same order
         (scratch / file).write_bytes(table.tobytes())
-    return Input("folder", {"listing": str(scratch)}, digest.hexdigest()[:16], skipped, tuple(labels))
+    return Input("folder", {"listing": str(scratch)}, digest.hexdigest()[:16], count, skipped, tuple(labels))
 
 
-def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, FileFact]]:
+def _members_by_key(root: Path, key_at: KeyAt | None) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
+    """Yield each key of a folder's files, with extension and facts of each; an empty key for files without one."""
+    split = _split_at_last_dot if key_at == "last-dot" else _split
+    for key, group in groupby(_walk(root, "", key_at=key_at), key=lambda file: split(file[0])[0]):
+        files = list(group)
+        if key:
+            _check_names(key, [file for file, _ in files], key_at, root)
+        yield key, [(split(file)[1], fact) for file, fact in files]
+
+
+def _walk(
+    folder: Path, below: str, above: frozenset[tuple[int, int]] = frozenset(), *, key_at: KeyAt | None = None
+) -> Iterator[tuple[str, FileFact]]:
     """Yield the path below the root, and the facts, of every file, so that files with the same key come together."""
     try:
         here = folder.stat()
@@ -183,9 +204,10 @@ def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozense
             raise ConfigError("this folder contains a link to itself", url=str(folder), remedy="remove the link")
         above |= {(here.st_dev, here.st_ino)}
         entries = [(entry.is_dir(), entry.name) for entry in os.scandir(folder) if not is_left_out(entry.name)]
-        for is_folder, name in sorted(entries, key=lambda entry: (entry[1].partition(".")[0], entry)):
+        stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
+        for is_folder, name in sorted(entries, key=lambda entry: (stem_of(entry[1]), entry)):
             if is_folder:
-                yield from _walk(folder / name, f"{below}{name}/", above)
+                yield from _walk(folder / name, f"{below}{name}/", above, key_at=key_at)
             else:
                 yield f"{below}{name}", fact_of(folder / name)
     except OSError as exn:
@@ -197,10 +219,62 @@ def is_left_out(name: str) -> bool:
     return name.startswith(".") or is_of_macos(os.fsencode(name))
 
 
-def _key(path: str) -> str:
-    """Return the key that readers will find in a member's name; empty if they will find none."""
-    key = split_name(os.fsencode(path))[0]
-    return "" if key.startswith(b"__") else os.fsdecode(key)
+def _split(path: str) -> tuple[str, str]:
+    """Return key and extension that readers will find in a member's name; empty if they will find none."""
+    key, extension = split_name(os.fsencode(path))
+    return ("", "") if key.startswith(b"__") else (os.fsdecode(key), os.fsdecode(extension))
+
+
+def _split_at_last_dot(path: str) -> tuple[str, str]:
+    """Return the key up to the last dot, with underscores for those before, and the extension, as `_split` does."""
+    folder, slash, name = path.rpartition("/")
+    extension = name.rpartition(".")[2]
+    return _split(f"{folder}{slash}{_stem_to_last_dot(name)}.{extension}") if "." in name else ("", "")
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _stem_to_last_dot(name: str) -> str:
+    return name.rpartition(".")[0].replace(".", "_")
+
+
+def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Path) -> None:
+    """Raise ConfigError if files that are probably samples of their own would become one."""
+    if key_at == "last-dot":
+        stems = sorted({file.rpartition(".")[0] for file in files})
+        if len(stems) > 1:
+            raise ConfigError(
+                f"with underscores for dots, files of two samples have the key {key!r}: {stems[0]}, {stems[1]}",
+                url=str(root),
+                remedy="rename the files of one of them",
+            )
+        return
+    merged = _merged([file[len(key) + 1 :] for file in files]) if key_at is None else None
+    if merged is not None:
+        one, other = (f"{key}.{extension}" for extension in merged)
+        raise ConfigError(
+            f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot of a name",
+            url=str(root),
+            remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores for dots in "
+            "keys; if they are members of one sample, pass --key-at first-dot",
+        )
+
+
+def _merged(extensions: Sequence[str]) -> tuple[str, str] | None:
+    """Return two extensions that begin with different numbers, or of which one is the other's with a number before it.
+
+    Words there, as in `left.png` and `right.png`, name members of one sample.
+    """
+    if not any(extension[:1].isdigit() for extension in extensions):
+        return None
+    for one, other in combinations(extensions, 2):
+        (name, _, suffix), (other_name, _, other_suffix) = one.rpartition("."), other.rpartition(".")
+        numbered = [each for each in (name, other_name) if each[:1].isdigit()]
+        if name != other_name and (len(numbered) == 2 or (numbered and suffix == other_suffix)):
+            return one, other
+    return None
 
 
 def _class_names(roots: Sequence[Path]) -> list[str]:
@@ -213,7 +287,7 @@ def _class_names(roots: Sequence[Path]) -> list[str]:
 
 
 def _has_samples(folder: os.DirEntry[str]) -> bool:
-    return any(_key(file) for file, _ in _walk(Path(folder.path), f"{folder.name}/"))
+    return any(_split(file)[0] for file, _ in _walk(Path(folder.path), f"{folder.name}/"))
 
 
 def _label(key: str, labels: dict[str, int], root: Path) -> int:

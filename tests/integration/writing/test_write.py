@@ -104,6 +104,89 @@ def test_only_folders_with_samples_are_classes(photos: Path, tmp_path: Path) -> 
     assert found["dog/001"]["cls"] == b"1"
 
 
+def make_files(folder: Path, *names: str) -> Path:
+    """Write files that hold their own names, and return the folder."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("22.05.png", "22.06.png"),
+        ("img.1.png", "img.2.png", "img.3.png"),
+        ("img.png", "img.1.png"),
+        ("at 10.15.22.png", "at 10.15.23.jpg"),
+        ("7.left.png", "7.1.png"),
+    ],
+)
+def test_numbered_files_are_not_merged(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """The error names two of them, and both ways on; by the last dot, each is a sample, its key without dots."""
+    folder = make_files(tmp_path / "in", *names)
+    refused = shardcache("write", folder, tmp_path / "out")
+    assert refused.code == USAGE
+    assert "would become one sample" in refused.err
+    assert "--key-at last-dot" in refused.err and "--key-at first-dot" in refused.err
+    assert not (tmp_path / "out" / "index.json").exists()
+    ran = shardcache("write", folder, tmp_path / "last", "--key-at", "last-dot")
+    assert ran.code == 0, ran.err
+    parts = [name.rpartition(".") for name in names]
+    assert samples(tmp_path / "last") == {
+        stem.replace(".", "_"): {extension: f"{stem}.{extension}".encode()} for stem, _, extension in parts
+    }
+    ran = shardcache("write", folder, tmp_path / "first", "--key-at", "first-dot")
+    assert ran.code == 0, ran.err
+    assert len(samples(tmp_path / "first")) == 1
+
+
+def test_words_after_the_first_dot_name_members(tmp_path: Path) -> None:
+    """As do numbers that all files of a sample share: nothing of another sample is merged into it."""
+    folder = make_files(
+        tmp_path / "in", "7.left.png", "7.right.png", "7.json", "8.05.png", "8.05.txt", "9.0.jpg", "9.json"
+    )
+    ran = shardcache("write", folder, tmp_path / "out")
+    assert ran.code == 0, ran.err
+    assert {key: set(members) for key, members in samples(tmp_path / "out").items()} == {
+        "7": {"left.png", "right.png", "json"},
+        "8": {"05.png", "05.txt"},
+        "9": {"0.jpg", "json"},
+    }
+
+
+def test_keys_that_underscores_make_equal_are_refused(tmp_path: Path) -> None:
+    """Two samples would be one again."""
+    folder = make_files(tmp_path / "in", "22.05.png", "22_05.txt")
+    ran = shardcache("write", folder, tmp_path / "out", "--key-at", "last-dot")
+    assert ran.code == USAGE
+    assert "the key '22_05': 22.05, 22_05" in ran.err
+
+
+def test_missing_destination_is_named(tmp_path: Path) -> None:
+    """The only place given is the source, which nobody forgets."""
+    ran = shardcache("write", make_files(tmp_path / "in", "1.txt"))
+    assert ran.code == USAGE
+    assert "Missing argument 'DESTINATION'" in ran.err
+
+
+def test_what_is_there_already_is_checked_and_said_to_be(photos: Path, tmp_path: Path) -> None:
+    """The number of files that are compared at once, and at the end that nothing was written."""
+    assert "checking" not in shardcache("write", photos, tmp_path / "out").err
+    again = shardcache("write", photos, tmp_path / "out")
+    assert again.code == 0
+    assert again.err.startswith("checking 81 files")
+    assert "nothing to upload" in again.out
+
+
+def test_shuffling_of_lines_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """The error names the program that shuffles them."""
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    ran = shardcache("write", tmp_path / "a.jsonl", tmp_path / "out", "--shuffle", "3")
+    assert ran.code == USAGE
+    assert "shuf lines.jsonl > shuffled.jsonl" in ran.err
+
+
 @pytest.mark.slow
 def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Path) -> None:
     """Not on the number of workers, the place or the time; a seed shuffles, and does so the same way again."""
