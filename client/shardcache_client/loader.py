@@ -53,7 +53,7 @@ class ShardLoader(Generic[B_co]):
     take it as it is.
 
     Attributes:
-        dataset: the dataset.
+        dataset: the dataset, without its class of torch's.
         batch_size: number of samples in a batch; None if samples come one by one.
         collate_fn: makes a batch of samples.
     """
@@ -66,7 +66,8 @@ class ShardLoader(Generic[B_co]):
         options: Mapping[str, Any],
     ) -> None:
         _refuse(options)
-        self.dataset = dataset
+        self.dataset = _LoadedDataset(dataset)
+        self._source = dataset
         self.batch_size: int | None = options["batch_size"]
         self.collate_fn = collate_fn or (default_convert if self.batch_size is None else default_collate)
         self._reader = reader  # a copy, of this batch size
@@ -83,7 +84,7 @@ class ShardLoader(Generic[B_co]):
         self._keep(self._new_batches(), None)
 
     def __repr__(self) -> str:
-        return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
+        return f"ShardLoader({self._source!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
@@ -167,8 +168,8 @@ class ShardLoader(Generic[B_co]):
 
     def _follow(self) -> ShardReader[Any]:
         """Have the copy continue where the dataset does, if its epoch or state were set since; return it."""
-        if self._reader._bookmark.follow(self.dataset._bookmark):
-            self._reader._take_seeds(self.dataset._settings.seeds)
+        if self._reader._bookmark.follow(self._source._bookmark):
+            self._reader._take_seeds(self._source._settings.seeds)
         return self._reader
 
     def _position_of(self, begun: Iteration | None) -> RankPosition:
@@ -242,6 +243,31 @@ class ShardLoader(Generic[B_co]):
         Raises what `ShardDataset.load_state_dict` raises.
         """
         self._follow().load_state_dict(state)
+
+
+class _LoadedDataset:
+    """A loader's dataset as frameworks see it: all that it has, but not an IterableDataset.
+
+    Lightning takes the length of a loader over an IterableDataset for a DataLoader's, which is wrong unless the dataset
+    divides its samples among the workers, and warns of it. A ShardLoader's length is exact.
+    """
+
+    def __init__(self, dataset: ShardReader[Any]) -> None:
+        self._dataset = dataset
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while it is unpickled, before it has a dataset
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._dataset, name)
 
 
 class _Batches(DataLoader[Any]):

@@ -92,6 +92,9 @@ class Recorder(lightning.LightningModule):
         self.read[self.current_epoch].append(batch)
         return self.weight.sum()
 
+    def validation_step(self, _batch: Batch, _index: int) -> None:
+        """Look at a batch."""
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return any optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -116,6 +119,22 @@ def test_lightning_with_limited_batches_reads_one_epoch_after_another(
     model = Recorder()
     trainer.fit(model, loader_of(make(), workers))
     assert model.read == beginnings(make, loader_of, workers, BATCHES)
+
+
+@pytest.mark.filterwarnings("ignore", "error:Your .IterableDataset. has .__len__. defined")
+def test_lightning_trusts_the_length_of_the_loader(make: Make) -> None:
+    """No warning that workers may read samples twice, in training and validation; epochs have as many batches."""
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model, loader = Recorder(), loader_of(make(), 0)
+    trainer.fit(model, loader, loader_of(make(), 0))
+    assert len(model.read[0]) == trainer.num_training_batches == len(loader)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
