@@ -16,6 +16,7 @@ from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
 from shardcache.protocol import Json
 from shardcache.store.partial import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER, is_of_macos, split_name
+from shardcache.writing.merged_names import RareWords
 from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8
 
 HUB = "hf:"
@@ -187,11 +188,17 @@ def list_folders(
 def _members_by_key(root: Path, key_at: KeyAt | None) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
     """Yield each key of a folder's files, with extension and facts of each; an empty key for files without one."""
     split = _split_at_last_dot if key_at == "last-dot" else _split
+    words = RareWords()
     for key, group in groupby(_walk(root, "", key_at=key_at), key=lambda file: split(file[0])[0]):
         files = list(group)
         if key:
             _check_names(key, [file for file, _ in files], key_at, root)
+            words.add({split(file)[1]: file for file, _ in files})
         yield key, [(split(file)[1], fact) for file, fact in files]
+
+    merged = words.found()
+    if merged is not None and key_at is None:
+        raise _merging(*merged, root)
 
 
 def _walk(
@@ -254,12 +261,16 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
     merged = _merged([file[len(key) + 1 :] for file in files]) if key_at is None else None
     if merged is not None:
         one, other = (f"{key}.{extension}" for extension in merged)
-        raise ConfigError(
-            f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot of a name",
-            url=str(root),
-            remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores for dots in "
-            "keys; if they are members of one sample, pass --key-at first-dot",
-        )
+        raise _merging(one, other, root)
+
+
+def _merging(one: str, other: str, root: Path) -> ConfigError:
+    return ConfigError(
+        f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot of a name",
+        url=str(root),
+        remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores for dots in "
+        "keys; if they are members of one sample, pass --key-at first-dot",
+    )
 
 
 def _merged(extensions: Sequence[str]) -> tuple[str, str] | None:

@@ -144,11 +144,21 @@ def test_numbered_files_are_not_merged(tmp_path: Path, names: tuple[str, ...]) -
 def test_words_after_the_first_dot_name_members(tmp_path: Path) -> None:
     """As do numbers that all files of a sample share: nothing of another sample is merged into it."""
     folder = make_files(
-        tmp_path / "in", "7.left.png", "7.right.png", "7.json", "8.05.png", "8.05.txt", "9.0.jpg", "9.json"
+        tmp_path / "in",
+        "6.left.png",
+        "6.right.png",
+        "7.left.png",
+        "7.right.png",
+        "7.json",
+        "8.05.png",
+        "8.05.txt",
+        "9.0.jpg",
+        "9.json",
     )
     ran = shardcache("write", folder, tmp_path / "out")
     assert ran.code == 0, ran.err
     assert {key: set(members) for key, members in samples(tmp_path / "out").items()} == {
+        "6": {"left.png", "right.png"},
         "7": {"left.png", "right.png", "json"},
         "8": {"05.png", "05.txt"},
         "9": {"0.jpg", "json"},
