@@ -81,6 +81,7 @@ SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 # A manifest of a million shards is 20 to 100 MB; clients send theirs, and their plans, in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
+MAX_JOB_CHARS = 255  # a longer name would crowd everything else off the status page
 
 # The largest integer that SQLite and the kernel accept; JSON can hold sums of such numbers.
 _MAX_INT = 2**63 - 1

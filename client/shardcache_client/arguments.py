@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import ConfigError
+from shardcache.protocol import MAX_JOB_CHARS
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # defaults of type variables: PEP 696, in the standard library from 3.13 on
@@ -34,6 +35,9 @@ U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_CHARS = 100
+_MAX_WHOLE = 2**62  # states hold no larger number
+MAX_PROCESSES = 2**20
+MAX_BATCH = 2**31 - 1
 _BY_POSITION = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -57,18 +61,24 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def whole(least: int | None = None) -> Accepts:
-    """Accept a whole number of any type, numpy's and 1e6 included, not below `least`; kept as an int."""
+def whole(least: int | None = None, most: int = _MAX_WHOLE) -> Accepts:
+    """Accept a whole number of any type, numpy's and 1e6 included, from `least` to `most`; kept as an int.
+
+    Without `least`, any number, as for seeds.
+    """
 
     def converted(value: Any) -> int:
         if isinstance(value, bool):
             raise TypeError
         number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
-        if least is not None and number < least:
+        if least is not None and not least <= number <= most:
             raise ValueError
         return number
 
-    return Accepts("a whole number" if least is None else f"a whole number, {least} or more", converted)
+    if least is None:
+        return Accepts("a whole number", converted)
+    limit = "" if most == _MAX_WHOLE else f" and at most {most:,}"
+    return Accepts(f"a whole number, {least} or more{limit}", converted)
 
 
 def one_of(*choices: object) -> Accepts:
@@ -110,7 +120,7 @@ def _flag(value: Any) -> bool:
 
 
 def _positive(value: Any) -> float:
-    number = value if isinstance(value, int) and not isinstance(value, bool) else float(value)
+    number = float(value)
     if isinstance(value, str | bool) or not number > 0:
         raise ValueError
     return number
@@ -132,6 +142,14 @@ def _names(value: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError
     return names
+
+
+def _job(value: Any) -> str:
+    name: str = TEXT.converted(value)
+    name.encode()
+    if len(name) > MAX_JOB_CHARS:
+        raise ValueError
+    return name
 
 
 def flag(what: str = "") -> Accepts:
@@ -198,7 +216,9 @@ NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
 DAEMONS = one_of("auto", "node", "private")
 SECONDS = Accepts("a number of seconds above 0", _positive)
+SECONDS_OR_ZERO = Accepts("a number of seconds; 0 for no limit", lambda value: value and _positive(value))
 TEXT = instance("a string", str)
+JOB = Accepts(f"a name of at most {MAX_JOB_CHARS} characters", _job)
 SPLIT = {
     "fractions": Accepts("numbers above 0 whose sum is 1", lambda value: [_positive(plain(each)) for each in value]),
     "seed": whole(),
@@ -208,13 +228,18 @@ URLS = Accepts("a url, a path, or a list of them", _urls)
 
 
 def checked(
-    elsewhere: Mapping[str, str] = MappingProxyType({}), also: Iterable[str] = (), /, **rules: Accepts
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+    also: Iterable[str] = (),
+    unlisted: Iterable[str] = (),
+    /,
+    **rules: Accepts,
 ) -> Callable[[F], F]:
     """Check the arguments of a function at each call, and convert them.
 
     Args:
         elsewhere: other libraries' words, and the remedy of an error for each.
         also: names of further arguments, which the function passes on.
+        unlisted: those of them that the function takes only in order to refuse; no error recommends them.
         rules: what each argument accepts; others are passed as they are.
     """
 
@@ -225,12 +250,13 @@ def checked(
             name for name, each in signature.parameters.items() if name != "self" and each.kind not in _BY_POSITION
         ]
         known += also
+        listed = [name for name in known if name not in unlisted]
 
         @wraps(function)
         def call(*args: Any, **named: Any) -> Any:
             try:
                 if unknown := [name for name in named if name not in known and (also or not open_ended)]:
-                    raise _unknown(unknown[0], known, elsewhere)
+                    raise _unknown(unknown[0], listed, elsewhere)
                 bound = _bound(signature, args, named)
                 for arguments in (bound.arguments, bound.arguments.get("options", {})):
                     arguments |= {
@@ -281,10 +307,17 @@ def converted(name: str, value: Any, rule: Accepts) -> Any:
     """Return the value of an argument in the form in which it is kept. Raises ConfigError."""
     try:
         return rule.converted(plain(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
+        remedy = _unquoted(name, value, rule) or f"give {rule.what}"
+        raise ConfigError(f"{name} is {_shown(value)}", remedy=remedy) from None
+
+
+def _shown(value: Any) -> str:
+    try:
         shown = repr(value)
-        shown = shown if len(shown) <= _MAX_CHARS else f"{shown[:_MAX_CHARS]}…"
-        raise ConfigError(f"{name} is {shown}", remedy=_unquoted(name, value, rule) or f"give {rule.what}") from None
+    except ValueError:  # an integer of more digits than Python converts
+        return "too large a number"
+    return shown if len(shown) <= _MAX_CHARS else f"{shown[:_MAX_CHARS]}…"
 
 
 def _unquoted(name: str, value: Any, rule: Accepts) -> str:
@@ -293,7 +326,7 @@ def _unquoted(name: str, value: Any, rule: Accepts) -> str:
         if not isinstance(value, str):
             return ""
         return f"write {name}={rule.converted(literal_eval(value))!r}, without quotes"
-    except (TypeError, ValueError, SyntaxError):
+    except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError):
         return ""
 
 

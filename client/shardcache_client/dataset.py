@@ -10,9 +10,21 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import FUNCTION, Accepts, B_co, T_co, U, checked, flag, whole
+from shardcache_client.arguments import (
+    FUNCTION,
+    MAX_BATCH,
+    MAX_PROCESSES,
+    SECONDS_OR_ZERO,
+    Accepts,
+    B_co,
+    T_co,
+    U,
+    checked,
+    flag,
+    whole,
+)
 from shardcache_client.joining import JoinedReader
-from shardcache_client.loader import ShardLoader, end_with_trainer, keep_freed_memory
+from shardcache_client.loader import OF_ORDER, ShardLoader, end_with_trainer, keep_freed_memory
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
@@ -21,10 +33,11 @@ from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
 from shardcache_client.sharing.shared_notes import SharedNotes
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
+_OF_A_DATALOADER = inspect.signature(DataLoader).parameters.keys() - {"dataset"}
 
 
 def _batch_size(value: Any) -> Any:
-    return value if value in ("dataset", None) else whole(1).converted(value)
+    return value if value in ("dataset", None) else whole(1, MAX_BATCH).converted(value)
 
 
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
@@ -172,14 +185,18 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     @checked(
         _TO_THE_DATASET,
-        inspect.signature(DataLoader).parameters,
+        _OF_A_DATALOADER,
+        OF_ORDER,
         batch_size=Accepts("a whole number, 1 or more; or None for samples one by one", _batch_size),
-        num_workers=whole(0).or_none("None for a share of the CPUs"),
+        num_workers=whole(0, MAX_PROCESSES).or_none("None for a share of the CPUs"),
         collate_fn=FUNCTION.or_none(),
         pin_memory=flag().or_none(),
         persistent_workers=flag().or_none(),
         drop_last=flag(),
-        prefetch_factor=whole(1).or_none(),
+        prefetch_factor=whole(1, MAX_BATCH).or_none(),
+        in_order=flag(),
+        timeout=SECONDS_OR_ZERO,
+        worker_init_fn=FUNCTION.or_none(),
     )
     def loader(
         self,

@@ -1,5 +1,6 @@
 """From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order."""
 
+from asyncio import CancelledError
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -56,6 +57,10 @@ class Members:
         names = {extension: self._names.get(extension, extension) for extension in sample if extension not in lost}
         chosen = {name: sample[extension] for extension, name in names.items()}
         return chosen, {name: extension for extension, name in names.items() if name != extension}
+
+
+ENDS = (StopIteration, GeneratorExit, CancelledError)
+"""Exceptions that would silently end whatever runs a user's function: the epoch, or a DataLoader's worker."""
 
 
 class Dropped(Enum):
@@ -154,7 +159,7 @@ class Pipeline:
     def _decode(self, sample: Sample, extension: str, decoder: Decoder) -> None:
         try:
             sample[extension] = decoder(sample[extension])
-        except Exception as exn:
+        except (Exception, *ENDS) as exn:
             what = f"member {extension!r} of the sample {sample.get('__key__')!r}"
             url = self.url_of(sample["__url__"], extension) if self.url_of else sample.get("__url__")
             raise _undecodable(what, f"{type(exn).__name__}: {exn}", url, "member or its decoder") from exn
@@ -169,7 +174,7 @@ class Pipeline:
                     item = function(item)
                 elif not function(item):
                     return Dropped.FILTERED
-        except Exception as exn:  # it is the user's code, and may raise anything
+        except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
             fault = f"{type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)}"
             raise _undecodable(f"sample {key!r}", fault, url, "sample or the function") from exn
         return item
@@ -206,14 +211,14 @@ def _undecodable(what: str, fault: str, url: str | None, culprit: str) -> Decode
     return DecodeError(f"the {what} could not be decoded ({fault})", url=url, remedy=f"fix the {culprit}")
 
 
-def _has(exn: Exception, item: object) -> str:
+def _has(exn: BaseException, item: object) -> str:
     """Return the members of a sample of which the user's function wanted another."""
     if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
         return ""
     return f"; it has: {', '.join(name for name in item if not name.startswith('__'))}"
 
 
-def _line(exn: Exception) -> str:
+def _line(exn: BaseException) -> str:
     """Return the line of the user's function that raised it, as a DataLoader does not show the original traceback."""
     trace = exn.__traceback__ and exn.__traceback__.tb_next
     return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""

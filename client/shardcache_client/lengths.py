@@ -23,7 +23,7 @@ from typing import Any, Generic
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, whole
+from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, plain, whole
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, for_epoch, handler_of, reraise
 from shardcache_client.order.rounds import Topology, permutation
@@ -77,7 +77,8 @@ def batch_by_length(
             belong in `collate`. A length below 1 counts as 1.
         sort_buffer: number of samples that each worker keeps in memory. Larger buffers mean less padding.
         collate: makes a batch from a list of samples. Default: the list itself.
-        on_error: called with the SampleError of a sample longer than `max_tokens`. See `handlers`.
+        on_error: called with the SampleError of a sample that is longer than `max_tokens`, or whose length is not a
+            whole number. See `handlers`.
         timeout_s: how long a rank waits for the others to fill their buffers.
 
     Raises:
@@ -202,7 +203,7 @@ class _Rounds:
             yield from self._round(buffer, count, following)
             buffer, before = following, buffer
         if self._refused:
-            text = "epoch %d: skipped %d samples longer than max_tokens, as on_error decided"
+            text = "epoch %d: skipped %d samples longer than max_tokens, or of no length, as on_error decided"
             log.warning(text, self._epoch, self._refused)
         if self._repeated:
             text = "epoch %d: repeated %d samples to make as many batches as other ranks"
@@ -234,21 +235,37 @@ class _Rounds:
             if sample is _END:
                 self._is_over = True
                 return
-            length, position = max(1, self._recipe.length(sample)), self._dataset.position - 1
-            if length <= self._recipe.max_tokens:
-                buffer.add(sample, length, position)
-            else:
+            position = self._dataset.position - 1
+            try:
+                length = self._length_of(sample)
+            except SampleError as exn:
                 buffer.refuse(position)
                 self._refused += 1
-                self._is_over = not self._on_error(self._too_long(sample, length))
+                self._is_over = not self._on_error(exn)
+            else:
+                buffer.add(sample, length, position)
 
-    def _too_long(self, sample: Any, length: int) -> SampleError:
+    def _length_of(self, sample: Any) -> int:
+        """Return the length of a sample. Raises SampleError if it is too long, or not a whole number."""
+        given = self._recipe.length(sample)
         fields = sample if isinstance(sample, dict) else {}
-        return SampleError(
-            f"sample {fields.get('__key__', '')!r} has length {length}, more than max_tokens={self._recipe.max_tokens}",
-            url=fields.get("__url__"),
-            remedy="raise max_tokens",
-        )
+        name = f"sample {fields.get('__key__', '')!r}"
+        url = fields.get("__url__")
+        try:
+            length: int = whole().converted(plain(given))
+        except (TypeError, ValueError):
+            raise SampleError(
+                f"{name} has length {given!r}, which is not a whole number",
+                url=url,
+                remedy="let the function return one",
+            ) from None
+        if length > self._recipe.max_tokens:
+            raise SampleError(
+                f"{name} has length {length}, more than max_tokens={self._recipe.max_tokens}",
+                url=url,
+                remedy="raise max_tokens",
+            )
+        return max(1, length)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.arguments import B_co
+from shardcache_client.decoding import ENDS
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Iteration, RankPosition
 from shardcache_client.position.state import ReaderState
@@ -35,8 +36,8 @@ Collate = Callable[[Any], Any]
 _MAX_WORKERS = 8
 # Reading the clock twice takes 0.1 us. Where decoding a sample takes less than this, one batch in so many is timed.
 _CHEAP_S, _TIMED_EVERY = 20e-6, 16
-_OF_ORDER = ("sampler", "batch_sampler", "shuffle")
-_PROPERTIES = inspect.signature(DataLoader).parameters.keys() - {*_OF_ORDER}
+OF_ORDER = ("sampler", "batch_sampler", "shuffle")
+_PROPERTIES = inspect.signature(DataLoader).parameters.keys() - {*OF_ORDER}
 """Attributes of the DataLoader that frameworks look at."""
 
 
@@ -81,7 +82,11 @@ class ShardLoader(Generic[B_co]):
                 self._options[name] = default()
         self._times = EpochTimes(0)
         self._owner: Iteration | None = None
-        self._keep(self._new_batches(), None)
+        try:
+            batches = self._new_batches()
+        except (TypeError, ValueError) as exn:  # DataLoader's own checks of its arguments
+            raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
+        self._keep(batches, None)
 
     def __repr__(self) -> str:
         return f"ShardLoader({self._source!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -336,6 +341,8 @@ class _WorkerSamples(IterableDataset[Any]):
             batch = self._collate(samples)
         except KeyError as exn:
             raise _missing(samples, exn) or exn from None
+        except ENDS as exn:
+            raise RuntimeError(f"collate_fn raised {type(exn).__name__}") from exn
         ended_s, size, waited_s = monotonic(), 1 if self._size is None else len(samples), stream.waited_s - waited_s
         if stream.is_timed:
             self._decoding_s = (stream.decoding_s - decoding_s) / size
@@ -355,7 +362,7 @@ def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    for name in _OF_ORDER:
+    for name in OF_ORDER:
         if options.get(name):
             raise ConfigError(
                 f"loader() does not take {name}: the dataset determines the order of its samples",

@@ -10,7 +10,7 @@ from threading import Lock
 from shardcache.errors import CacheDirError, CorruptShardError, ShardChangedError
 from shardcache.protocol import ShardRef, Wanted, from_here, patterns_from_here
 from shardcache_client import files
-from shardcache_client.arguments import DAEMONS, OTHER_WORDS, PATH, SECONDS, TEXT, URLS, checked
+from shardcache_client.arguments import DAEMONS, JOB, OTHER_WORDS, PATH, SECONDS, URLS, checked
 from shardcache_client.daemon.choice import DaemonChoice, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Grant, LeaseRequest, Session, resolve
@@ -20,7 +20,7 @@ from shardcache_client.ranks.environment import job_name
 # A file granted ahead may be evicted before it is opened, but hardly again.
 _TRIES = 5
 
-_CHOICE = {"job": TEXT.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
+_CHOICE = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
 
 
 class CachedFile:

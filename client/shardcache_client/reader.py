@@ -40,7 +40,12 @@ log = logging.getLogger("shardcache")
 
 
 def _zero_copy(value: Any) -> Any:
-    return value if isinstance(value, bool | str) else arguments.NAMES.converted(value)
+    if isinstance(value, bool):
+        return value
+    names = arguments.NAMES.converted(value)
+    if "" in names:
+        raise ValueError
+    return value if isinstance(value, str) else names
 
 
 def _decode(value: Any) -> Any:
@@ -55,14 +60,14 @@ def _missing(value: Any) -> Any:
 ARGUMENTS = {
     "urls": arguments.URLS,
     "shuffle": arguments.flag("; shuffle_window is the number of shards whose samples are mixed"),
-    "shuffle_window": arguments.whole(0),
+    "shuffle_window": arguments.whole(0, arguments.MAX_BATCH),
     "seed": arguments.whole().or_none("None, for a random one"),
-    "canonical_nodes": arguments.whole(1),
+    "canonical_nodes": arguments.whole(1, arguments.MAX_PROCESSES),
     "even": arguments.one_of("pad", "drop", None),
     "samples_per_epoch": arguments.whole(1).or_none(),
     "epochs": arguments.whole(1).or_none(),
-    "batch_size": arguments.whole(1),
-    "global_batch_size": arguments.whole(1).or_none(),
+    "batch_size": arguments.whole(1, arguments.MAX_BATCH),
+    "global_batch_size": arguments.whole(1, arguments.MAX_BATCH).or_none(),
     "tokens": arguments.instance("TokenBlocks(length)", TokenBlocks).or_none(),
     "decode": arguments.Accepts(
         'the name of an image decoder, a table such as {"jpg": "rgb8"}, or a function', _decode
@@ -70,10 +75,10 @@ ARGUMENTS = {
     "members": arguments.NAMES.or_none("None for all"),
     "missing": arguments.Accepts('"error", "skip", or a dict of default values', _missing),
     "on_error": arguments.Accepts(ANY_HANDLER, handler_of),
-    "job": arguments.TEXT.or_none(),
+    "job": arguments.JOB.or_none(),
     "socket": arguments.PATH.or_none(),
-    "rank": arguments.whole(0).or_none(),
-    "world_size": arguments.whole(1).or_none(),
+    "rank": arguments.whole(0, arguments.MAX_PROCESSES).or_none(),
+    "world_size": arguments.whole(1, arguments.MAX_PROCESSES).or_none(),
     "mesh": arguments.Accepts(
         'the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to', MeshRanks.of
     ).or_none(),
@@ -137,6 +142,8 @@ class ShardReader(Selecting, EpochReader[T_co]):
             )
         if tokens is not None and zero_copy:
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
+        pipeline = Pipeline.of(decode, members, missing, tokens)
+        _check_zero_copy(zero_copy, pipeline)
         choice, reader = DaemonChoice.of(socket, daemon, fallback), ReaderIdentity(job or job_name())
         self._urls = patterns_from_here(urls)
         self._group = self._ranks_of(given_ranks(mesh, rank, world_size), self._urls, timeout_s)
@@ -161,7 +168,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
             sessions=SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
             manifest=manifest,
             deal=dealing.deal(manifest),
-            pipeline=Pipeline.of(decode, members, missing, tokens),
+            pipeline=pipeline,
             handover=_handover(zero_copy),
             epochs=epochs,
             datasets=dealing.identities(manifest),
@@ -277,6 +284,19 @@ class _Tables(ShardReader[tuple[str, Row]]):
 
     def _explain(self, topology: Topology) -> None:
         pass
+
+
+def _check_zero_copy(zero_copy: bool | str | Collection[str], pipeline: Pipeline) -> None:
+    """Raise ConfigError if no sample can have an extension that `zero_copy` names."""
+    if isinstance(zero_copy, bool) or pipeline.members is None:
+        return
+    named = [zero_copy] if isinstance(zero_copy, str) else zero_copy
+    unread = [extension for extension in named if not pipeline.members.reads(extension.lower())]
+    if unread:
+        raise ConfigError(
+            f"zero_copy names the member {unread[0]!r}, which members leaves out",
+            remedy="name it in members, too; or omit it from zero_copy",
+        )
 
 
 def _handover(zero_copy: bool | str | Collection[str]) -> Handover | None:

@@ -13,7 +13,7 @@ from shardcache.cache.planner import Listing, name_of
 from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, RecentWaits, Stage, Transfer, Turns, Wait
 from shardcache.errors import CapacityError, CorruptShardError, ProtocolError, ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.protocol import MAX_JOB_CHARS, ShardRef
 from shardcache.redact import excerpt
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
@@ -31,7 +31,6 @@ _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this 
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
-_MAX_NAME_CHARS = 255  # a longer name would crowd everything else off the status page
 
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
 
@@ -455,8 +454,8 @@ class Readers:
 
     def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
         """Add a reader to a user's job and return it. Raises ProtocolError if the job's name is too long to show."""
-        if len(job_name) > _MAX_NAME_CHARS:
-            raise ProtocolError(f"the job name has {len(job_name)} characters; the limit is {_MAX_NAME_CHARS}")
+        if len(job_name) > MAX_JOB_CHARS:
+            raise ProtocolError(f"the job name has {len(job_name)} characters; the limit is {MAX_JOB_CHARS}")
         job = self._jobs.pop((job_name, uid), None) or Job(job_name, uid)
         self._jobs[job.key] = job
         job.sessions += 1

@@ -336,8 +336,15 @@ def check(deal: Deal, topology: Topology, even: rounds.Even) -> None:
             remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url; or "
             "set samples_per_epoch; or even=None if ranks may differ, as for inference",
         )
-    if even == "drop" and deal.rank_size(topology) == 0:
+    if even != "drop" or deal.rank_size(topology) != 0:
+        return
+    if isinstance(deal, ElasticDeal):
         raise ConfigError(
-            f"there are fewer samples than ranks ({topology.world_size}), so even='drop' drops all of them",
-            remedy="use even='pad', or fewer ranks",
+            f"global_batch_size={deal.global_batch_size} is larger than an epoch of {deal.epoch_samples} samples, "
+            "so even='drop' drops all of them",
+            remedy="use even='pad', or a smaller global_batch_size",
         )
+    raise ConfigError(
+        f"there are fewer samples than ranks ({topology.world_size}), so even='drop' drops all of them",
+        remedy="use even='pad', or fewer ranks",
+    )

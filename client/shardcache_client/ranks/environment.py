@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache.protocol import MAX_JOB_CHARS
 from shardcache_client.order.rounds import Topology
 
 _NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's defaults
@@ -57,12 +58,18 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
-    """Return the name under which the daemon lists this job.
+    """Return the name under which the daemon lists this job, cut to the length that it shows.
 
     In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
     Ray job; Slurm's job name with the id that `squeue` shows; the name of the script, or of the module that `python -m`
     runs, with torchrun's run id if the user chose one.
     """
+    name = _full_name(env, argv, module)
+    # A file name need not be valid text; a message must be.
+    return name.encode(errors="replace").decode()[:MAX_JOB_CHARS]
+
+
+def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) -> str:
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
@@ -75,8 +82,7 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
         return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{job_id}"
     script = _script(env, argv, _main_module() if module is None else module)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
-    name = script if _NO_RUN_ID.fullmatch(run_id) else f"{script}-{run_id}"
-    return name.encode(errors="replace").decode()  # a file name need not be valid text; a message must be
+    return script if _NO_RUN_ID.fullmatch(run_id) else f"{script}-{run_id}"
 
 
 def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:

@@ -129,14 +129,14 @@ def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, m
         assert {name for sample in selected for name in sample} == {"__key__", "__url__", "__local_path__", "txt"}
 
 
-def test_a_missing_shard_is_an_ioerror_of_the_iteration(
+def test_a_missing_shard_is_a_file_not_found_error_of_the_iteration(
     tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in webdataset, making the pipeline does not fail; webdataset's handlers print the url."""
     monkeypatch.chdir(tmp_path)
     for url in ("missing.tar", f"file:{tmp_path}/missing.tar", f"{tmp_path}/missing-{{0..1}}.tar"):
         pipeline = WebDataset(url, socket=daemon.socket)
-        with pytest.raises(OSError, match="missing"):
+        with pytest.raises(FileNotFoundError, match="missing"):
             list(pipeline)
     with pytest.warns(UserWarning, match=f"NotFoundError.*url='{tmp_path}/missing.tar'"):
         list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))

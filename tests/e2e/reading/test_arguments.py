@@ -50,6 +50,19 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"global_batch_size": 16, "canonical_nodes": 3}, ["cannot be divided among canonical_nodes=3"]),
         ({"tokens": 2048}, ["tokens is 2048", "TokenBlocks(length)"]),
         ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),
+        ({"timeout_s": 10**400}, ["timeout_s is 1000", "above 0"]),
+        ({"timeout_s": 10**5000}, ["timeout_s is too large a number"]),
+        ({"batch_size": 10**30}, ["batch_size is 1000", "at most 2,147,483,647"]),
+        ({"global_batch_size": 10**30}, ["global_batch_size is 1000", "at most 2,147,483,647"]),
+        ({"shuffle_window": 10**30}, ["shuffle_window is 1000"]),
+        ({"samples_per_epoch": 10**30}, ["samples_per_epoch is 1000"]),
+        ({"epochs": 10**30}, ["epochs is 1000"]),
+        ({"canonical_nodes": 10**30}, ["canonical_nodes is 1000", "at most 1,048,576"]),
+        ({"rank": 0, "world_size": 10**30}, ["world_size is 1000", "at most 1,048,576"]),
+        ({"job": "x" * 10_000}, ["job is 'xxxx", "at most 255 characters"]),
+        ({"job": "\ud800"}, ["job is '"]),
+        ({"zero_copy": ["zzz"], "members": "jpg"}, ["zero_copy names the member 'zzz'", "name it in members"]),
+        ({"zero_copy": ""}, ["zero_copy is ''"]),
         ({"rank": 3, "world_size": 2}, ["rank 3 is out of range"]),
         ({"rank": 1}, ["rank is 1 and world_size is None"]),
         ({"mesh": DeviceMesh}, ["mesh is <class", "the DeviceMesh itself"]),
@@ -203,6 +216,52 @@ def test_seed_none_is_random_and_kept_in_states(daemon: Daemon, index: str, capl
     assert second == keys_of(first) != keys
     with pytest.raises(ConfigError, match="another dataset"):
         random_dataset(daemon, index, seed=5).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"batch_size": 10**30}, "batch_size is 1000"),
+        ({"in_order": "x"}, "in_order is 'x'"),
+        ({"num_workers": 10**30}, "num_workers is 1000"),
+        ({"num_workers": 1, "prefetch_factor": 10**30}, "prefetch_factor is 1000"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": "x"}, "timeout is 'x'"),
+        ({"worker_init_fn": 3}, "worker_init_fn is 3"),
+        ({"num_workers": 1, "multiprocessing_context": "zz"}, "multiprocessing_context option should specify a valid"),
+        ({"num_workers": 0, "prefetch_factor": 2}, "prefetch_factor option could only be specified"),
+    ],
+)
+def test_loaders_refuse_values_when_they_are_made(
+    options: dict[str, Any], hint: str, daemon: Daemon, index: str
+) -> None:
+    """Ours and those of torch's DataLoader, which a worker would otherwise trip over, or nobody."""
+    assert hint in refusal(ShardDataset(index, socket=daemon.socket).loader, **options)
+
+
+@pytest.mark.parametrize("refused", ["dataset", "sampler", "batch_sampler", "shuffle"])
+def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(refused: str, daemon: Daemon, index: str) -> None:
+    """Those of a DataLoader that are about the order."""
+    loader = ShardDataset(index, socket=daemon.socket).loader
+    listed = refusal(loader, zzz=1).partition("its arguments are ")[2].split(", ")
+    assert "in_order" in listed
+    assert refused not in listed
+    assert refused in refusal(loader, **{refused: [1]})
+
+
+def test_epochs_beyond_any_number_are_refused(daemon: Daemon, index: str) -> None:
+    """By the dataset and by its loader, before a worker is told."""
+    dataset = ShardDataset(index, socket=daemon.socket)
+    assert "epoch is 1000" in refusal(dataset.set_epoch, 10**30)
+    assert "epoch is 1000" in refusal(dataset.loader(num_workers=0).set_epoch, 10**30)
+
+
+def test_a_global_batch_larger_than_the_epoch_is_named(daemon: Daemon, index: str) -> None:
+    """The number of ranks has nothing to do with it."""
+    dataset = ShardDataset(index, global_batch_size=1000, even="drop", socket=daemon.socket)
+    text = refusal(list, dataset)
+    assert "global_batch_size=1000 is larger than an epoch of 200 samples" in text
+    assert "a smaller global_batch_size" in text
 
 
 def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: str) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+from asyncio import CancelledError
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import webdataset
 from PIL import Image
 
-from shardcache.errors import ConfigError, MissingMemberError
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client import Mixture, ShardDataset, reraise
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
@@ -131,6 +132,24 @@ def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
     resumed = again.loader(batch_size=2, num_workers=workers, collate_fn=list)
     resumed.load_state_dict(state)
     assert taken + list(resumed) == batches
+
+
+@pytest.mark.parametrize("ending", [GeneratorExit, CancelledError, StopIteration])
+@pytest.mark.parametrize("door", ["map", "decode", "collate"])
+def test_exceptions_that_end_a_worker_are_errors_of_the_function(
+    door: str, ending: type[BaseException], daemon: Daemon, pictures: str
+) -> None:
+    """torch's worker would end with it, silently or without its batches, which are then missing files."""
+
+    def fail(_: Any) -> Any:
+        raise ending
+
+    dataset: Any = ShardDataset(pictures, decode={"png": fail} if door == "decode" else None, socket=daemon.socket)
+    dataset = dataset.map(fail) if door == "map" else dataset
+    loader = dataset.loader(batch_size=4, num_workers=1, collate_fn=fail if door == "collate" else None)
+    error = RuntimeError if door == "collate" else DecodeError
+    with pytest.raises(error, match=ending.__name__):
+        list(loader)
 
 
 def test_a_copy_counts_its_own_epochs(pictures: str, daemon: Daemon) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,7 +144,8 @@ MAX_TOKENS = 60
 
 def length(sample: dict[str, Any]) -> int:
     """Return what the sample says."""
-    return int(sample["length"])
+    stated: int = sample["length"]
+    return stated
 
 
 def stage(dataset: Numbered, **options: Any) -> LengthBatches:
@@ -288,6 +290,21 @@ def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFi
     assert len(caught) == 5
     assert "skipped 8 samples longer than max_tokens" in caplog.text
     assert keys([list(stage(Numbered(sizes), on_error=ignore_and_stop))]) == [0, 1]
+
+
+@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), 2.5, "x", None])
+def test_lengths_that_are_no_whole_numbers_go_to_the_handler(absurd: Any) -> None:
+    """With the sample's name, before they take part in a comparison."""
+    sizes: list[Any] = [5, absurd, 7]
+    with pytest.raises(SampleError, match=f"sample 1 has length {absurd!r}, which is not a whole number"):
+        list(stage(Numbered(sizes)))
+    assert keys([list(stage(Numbered(sizes), on_error=ignore_and_continue))]) == [0, 2]
+
+
+def test_lengths_of_numpy_are_whole_numbers() -> None:
+    """As a float without a fraction is."""
+    sizes: list[Any] = [np.int64(5), 6.0, np.float32(7)]
+    assert keys([list(stage(Numbered(sizes)))]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("long", [range(9), range(20)])
