@@ -333,10 +333,13 @@ class MissingMemberError(SampleError, code="missing_member"):
     """A sample lacks a member that it was expected to have."""
 
     @classmethod
-    def of(cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = ()) -> Self:
+    def of(
+        cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = (), *, is_named: bool = True
+    ) -> Self:
         """Build for a sample, given as a dict with its `__key__`, `__url__` and members.
 
-        `unread` are the extensions in its shard of which no members were read.
+        `unread` are the extensions in its shard of which no members were read. If the dataset does not name the
+        member, other samples have it: `missing` has no effect until it is named.
         """
         has, unread = sorted(name for name in sample if not name.startswith("__")), sorted(unread)
         listed = "".join((", ".join(has) or "none of those read", f"; not read: {', '.join(unread)}" if unread else ""))
@@ -345,8 +348,10 @@ class MissingMemberError(SampleError, code="missing_member"):
             f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {listed})",
             url=sample.get("__url__"),
             remedy=(f"{meant}; else " if meant else "")
-            + "pass missing='skip' to leave such samples out, or "
-            + f"missing={{{extension!r}: default}} to fill it in",
+            + ("pass " if is_named else f"name the members, members={(*has, extension)!r}, with ")
+            + "missing='skip' to leave such samples out, or "
+            + f"missing={{{extension!r}: default}} to fill it in"
+            + ("" if is_named else f"; or read members={tuple(has)!r} alone"),
         )
 
 

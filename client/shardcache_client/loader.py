@@ -357,7 +357,7 @@ def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
         return None
     for sample in samples:
         if isinstance(sample, Mapping) and "__key__" in sample and exn.args[0] not in sample:
-            return MissingMemberError.of(str(exn.args[0]), sample)
+            return MissingMemberError.of(str(exn.args[0]), sample, is_named=False)
     return None
 
 

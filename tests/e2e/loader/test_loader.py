@@ -147,6 +147,24 @@ def test_a_member_that_some_samples_lack_is_named(make: Make, tmp_path: Path) ->
     with pytest.raises(MissingMemberError, match="'b' has no member 'cls'") as caught:
         list(loader)
     assert caught.value.url == f"file://{tmp_path}/lacking.tar"
+    assert "members=('jpg', 'cls'), with missing='skip'" in caught.value.remedy
+    assert "or read members=('jpg',) alone" in caught.value.remedy
+
+
+def test_the_remedy_of_a_member_that_some_samples_lack_holds(make: Make, tmp_path: Path) -> None:
+    """Each of its three forms reads the shard."""
+    samples = [{"__key__": "a", "jpg": b"1", "cls": b"0"}, {"__key__": "b", "jpg": b"2"}]
+    (tmp_path / "lacking.tar").write_bytes(make_tar(samples))
+    found = []
+    for options in (
+        {"members": ("jpg", "cls"), "missing": "skip"},
+        {"members": ("jpg", "cls"), "missing": {"cls": b"9"}},
+        {"members": ("jpg",)},
+    ):
+        dataset = make(f"file://{tmp_path}/lacking.tar", shuffle=False, **options)
+        batches = list(dataset.loader(batch_size=2, num_workers=0))
+        found.append([key for batch in batches for key in batch["__key__"]])
+    assert found == [["a"], ["a", "b"], ["a", "b"]]
 
 
 @pytest.mark.slow
