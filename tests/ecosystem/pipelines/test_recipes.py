@@ -73,14 +73,33 @@ def check(epochs: list[list[list[int]]]) -> None:
 
 @pytest.mark.parametrize(
     ("url", "options"),
-    [("train-{0..3}.tar", []), ("index.json", ["--dataset-resampled"])],
-    ids=["braces", "index"],
+    [
+        ("train-{0..3}.tar", []),
+        ("index.json", ["--dataset-resampled"]),
+        ("train-{0..1}.tar::FOLDER/train-2.tar::FOLDER/train-3.tar", []),
+    ],
+    ids=["braces", "index", "parts"],
 )
 def test_open_clip_reads_every_sample_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, options: list[str]
 ) -> None:
-    """Two ranks of two workers, two epochs in different orders; by a brace pattern, and by an index."""
-    check(open_clip(monkeypatch, f"{folder}/{url}", BATCH, *options))
+    """Two ranks of two workers, two epochs in different orders; by a brace pattern, an index, or several urls."""
+    check(open_clip(monkeypatch, f"{folder}/{url.replace('FOLDER', str(folder))}", BATCH, *options))
+
+
+def test_open_clip_mixes_parts_by_their_upsampling_factors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, daemon: Daemon
+) -> None:
+    """A part of three shards at factor 1 and one of a single shard at factor 3 give half of each epoch each."""
+    for name, pattern in (("large", "train-{0..2}.tar"), ("small", "train-3.tar")):
+        made = shardcache("index", f"{folder}/{pattern}", "-o", str(folder / f"{name}.json"), socket=daemon.socket)
+        assert made.code == 0
+    url = f"{folder}/large.json::{folder}/small.json"
+    options = ("--dataset-resampled", "--train-data-upsampling-factors", "1::3")
+    for ranks in open_clip(monkeypatch, url, BATCH, *options):
+        numbers = [number for rank in ranks for number in rank]
+        assert sum(number >= 3 * PER_SHARD for number in numbers) == TOTAL // 2
+        assert len(numbers) == TOTAL
 
 
 def test_open_clip_reads_every_sample_in_epochs_that_it_rounds_up(
