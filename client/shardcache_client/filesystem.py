@@ -9,6 +9,7 @@ without the package of the object store writes `shardcache://s3://bucket/table.p
 
 import errno
 import os
+import re
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -25,6 +26,8 @@ from shardcache_client.paths import CachedFile, session_of
 from shardcache_client.ranks.environment import job_name
 
 Details = dict[str, Any]
+
+_FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
 
 
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
@@ -56,6 +59,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if isinstance(path, list):
             return [*map(cls._strip_protocol, path)]
         stripped = os.fspath(path).removeprefix("shardcache://").removeprefix("shardcache::")
+        stripped = _FILE_PROTOCOL.sub("", stripped)
         return stripped.rstrip("/") or stripped[:1]
 
     def url(self, path: str) -> str:
@@ -102,6 +106,22 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 found = {each["name"]: each for each in map(self._details, self._refs(f"{self.url(path)}/", "files"))}
                 return found if options.get("detail") else [*found]
         return super().find(path, maxdepth, withdirs, **options)
+
+    def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
+        """As fsspec's, with urls in place of paths: a library that opens the results itself goes through the cache."""
+        found = super().glob(path, maxdepth, **options)
+        if isinstance(found, dict):
+            return {self._own_url(name): details for name, details in found.items()}
+        return [*map(self._own_url, found)]
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> Any:
+        """As fsspec's, of paths."""
+        return self._strip_protocol(super().expand_path(path, recursive, maxdepth, **options))
+
+    def _own_url(self, name: str) -> str:
+        url = self.url(name)
+        # Libraries that normalise paths make two slashes of three.
+        return f"shardcache://file:{url}" if url.startswith("/") else f"shardcache://{url}"
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> "ArrivingFile":
         if mode != "rb":

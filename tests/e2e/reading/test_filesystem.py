@@ -121,7 +121,10 @@ def test_chained_url_is_read_through_the_cache(
         assert fs.ls(path, detail=False) == [f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub")]
         assert fs.find(path) == [f"{moto.name}/data/{name}" for name in ("a.bin", "index.json", "sub/deep/b.txt")]
         assert fs.info(f"{path}/sub/deep") == {"name": f"{moto.name}/data/sub/deep", "size": 0, "type": "directory"}
-        assert fs.isdir(path) and fs.glob(f"{path}/*.bin") == [f"{moto.name}/data/a.bin"]
+        assert fs.isdir(path)
+        found = fs.glob(f"{path}/*.bin")
+        assert found == [f"shardcache://{moto.url}/data/a.bin"], "libraries open what they find through the cache"
+        assert fs.info(found[0])["name"] == f"{moto.name}/data/a.bin"
         assert fs.info(f"{path}/a.bin")["size"] == len(BODY) and not fs.exists(f"{path}/b.bin")
         with fsspec.open(fs.unstrip_protocol(f"{path}/a.bin"), **options["shardcache"]) as file:
             assert file.read(5) == BODY[:5], "a path in full is a url of this filesystem"
