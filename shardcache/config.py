@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
@@ -21,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from shardcache.access import AllowRule
 from shardcache.errors import ConfigError, did_you_mean
+from shardcache.front import FRONT, MAX_PATH_BYTES
 from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.units import size
 
@@ -137,11 +137,9 @@ def _per_second(text: object) -> object:
     return text.strip().removesuffix("/s") if isinstance(text, str) else text
 
 
-def _address(text: str | None) -> str | None:
-    if text is not None:
-        url = urlsplit(f"http://{text}")
-        if not url.hostname or not url.port or url.netloc != text or "@" in text:
-            raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9080")
+def _front(text: str | None) -> str | None:
+    if text is not None and not (text.startswith("/") and len(os.fsencode(text)) <= MAX_PATH_BYTES):
+        raise ValueError(f"{text!r} is not the path of a Unix socket, such as {FRONT}")
     return text
 
 
@@ -163,8 +161,8 @@ class OriginTable(pydantic.BaseModel):
     region: str | None = Field(None, description="S3 region")
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")
-    tier: Annotated[str | None, AfterValidator(_address)] = Field(
-        None, description="HOST:PORT of this node's nginx of the cluster's cache, requested before the origin"
+    tier: Annotated[str | None, AfterValidator(_front)] = Field(
+        None, description="socket of this node's nginx of the cluster's cache, requested before the origin"
     )
     require_end: bool = Field(
         True, description="reject tars without an end-of-archive block; false accepts them as complete"

@@ -22,16 +22,14 @@ trap finish EXIT
 
 if [[ -n ${TIER_STORE-} ]]; then
     mkdir "$memory"
-    # The kernel chooses the port, as jobs share nodes.
-    front=127.0.0.1:$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
     cp --recursive "$TIER_FILES" "$folder/tier"
     own=$folder/tier/$SLURMD_NODENAME
     # shellcheck disable=SC2086  # options are words
     shardcache cluster run --nodes "$folder/tier/nodes" --node "$SLURMD_NODENAME" --store "$TIER_STORE" \
-        --front "$front" --owner-port "$TIER_PORT" --cache-dir "$folder/tier/cache" --run-dir "$memory" \
+        --owner-port "$TIER_PORT" --cache-dir "$folder/tier/cache" --run-dir "$memory" \
         --ca "$own/ca.pem" --certificate "$own/node.pem" --key "$own/node.key" ${TIER_OPTIONS-} &
     tier=$!
-    # nginx writes this file once the port is its own: until then, whatever answers there is somebody else's.
+    # nginx writes this file once it listens.
     for _ in {1..600}; do
         [[ -s $memory/nginx.pid ]] && break
         kill -0 "$tier" 2>/dev/null || break
@@ -39,7 +37,7 @@ if [[ -n ${TIER_STORE-} ]]; then
     done
     # Tables of your own stay as they are: name the tier in them.
     if [[ -s $memory/nginx.pid && -z ${SHARDCACHE_ORIGIN-} ]]; then
-        export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$front\"}]"
+        export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$memory/front.sock\"}]"
     elif [[ ! -s $memory/nginx.pid ]]; then
         echo "the tier does not start; this node's daemon reads from the store itself" >&2
     fi

@@ -14,7 +14,7 @@ daemon_answers() {
     answers --unix-socket "$socket" http://shardcache/v1/health
 }
 tier_answers() {
-    [[ -z ${tier-} ]] || answers "http://$tier/.shardcache/peers"
+    [[ -z ${tier-} ]] || answers --unix-socket "$tier" http://tier/.shardcache/peers
 }
 
 # Start what does not answer: `daemon` or `tier`, and the command that starts it.

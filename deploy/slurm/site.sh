@@ -4,8 +4,8 @@
 # Socket of this node's daemon (its --socket). If nodes share a machine, include $SLURMD_NODENAME in the name.
 socket=/run/shardcache/shardcache.sock
 
-# HOST:PORT at which this node's part of the cluster's tier serves its daemon (--front), 127.0.0.1:9080 by default; empty
-# if there is no tier.
+# Socket at which this node's part of the cluster's tier serves its daemon, /run/shardcache-tier/front.sock by default;
+# empty if there is no tier.
 tier=
 
 # Folders of a user's own daemon on this node, on disk and in memory, as laid out by own-daemon.sbatch and

@@ -41,15 +41,14 @@ _HELP = {
     "--outage-s": "While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
     "Signatures cannot be checked then.",
     "--stall-timeout-s": "The daemons' --stall-timeout-s, which the tier's time limits follow.",
-    "--front": "Where nginx serves the daemon of its node.",
     "--owner-port": "Port at which nginx serves the other nodes.",
     "--listen": "Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
     "--cache-dir": "Folder on a local disk for the parts that a node owns. `{node}` stands for the node's name.",
-    "--run-dir": "Folder in memory (tmpfs) for permissions, whose names hold signatures. `{node}` stands for the "
-    "node's name.",
+    "--run-dir": "Folder in memory (tmpfs) for permissions, whose names hold signatures, and for front.sock, at which "
+    "nginx serves its node's daemon. `{node}` stands for the node's name.",
     "--max-size": "Maximum size of the parts that a node caches.",
     "--min-free": "Space always kept free on the filesystem of --cache-dir.",
-    "--user": "User of nginx's workers if root starts it.  [default: nginx's]",
+    "--user": "User of nginx's workers if root starts it; the daemon's.  [default: nginx's]",
     "--workers": "Worker processes of nginx on a node.",
     "--plain": "Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic.",
     "--ca": "Certificate of the cluster's authority.",
@@ -66,13 +65,6 @@ def _address(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not an IP address") from None
-
-
-def _host_port(text: str) -> str:
-    found = _endpoint(text)
-    if found is None or not found[1]:
-        raise click.BadParameter(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:9080")
-    return "".join(found)
 
 
 def _endpoint(text: str) -> tuple[str, str] | None:
@@ -128,7 +120,6 @@ _TIER = (
     _option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
     _option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
     _option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
-    _option("--front", "127.0.0.1:9080", "ADDRESS:PORT", type=_host_port),
     _OWNER_PORT,
     _option("--listen", None, "ADDRESS", type=_address),
     _option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
@@ -384,5 +375,5 @@ def cluster() -> None:
     """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is fetched once.
 
     nginx on each node is the tier. `certificates` and `render` make its files, `run` starts it, and
-    `[[origin]] tier = "127.0.0.1:9080"` in the config file has the daemon use it.
+    `[[origin]] tier = "/run/shardcache-tier/front.sock"` in the config file has the daemon use it.
     """

@@ -5,10 +5,10 @@ line that begins with `[name]` is repeated for each node or store, or stands onl
 """
 
 import ctypes
-import http.client
 import json
 import math
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -26,8 +26,10 @@ from threading import Event, get_native_id
 from shardcache.cluster.nginx_probe import answer_of
 from shardcache.cluster.tier import MIB, PEER_NAME, Node, Tier, Tls, Upstream
 from shardcache.errors import ConfigError, ShardcacheError
+from shardcache.front import MAX_PATH_BYTES
 from shardcache.origin.registry import QUESTION
 from shardcache.store.disk import fsync_path
+from shardcache.unix_socket import connected
 
 _IDLE_S = 5
 _LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
@@ -130,7 +132,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "leases_mib": _LEASES_MIB,
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
-        "front": tier.front,
+        "front": _socket_path(tier.front(node)),
         "own": own,
         "owner": owner if tier.tls is None else f"{owner} ssl",
         "scheme": "http" if tier.tls is None else "https",
@@ -171,6 +173,14 @@ def _host_pattern(store: Upstream) -> str:
     return f"~*^{below}{host}$"
 
 
+def _socket_path(path: Path) -> str:
+    text = _path(path)
+    if len(os.fsencode(text)) > MAX_PATH_BYTES or ":" in text:
+        reason = f"a Unix socket's path has at most {MAX_PATH_BYTES} bytes, and nginx takes none with a colon"
+        raise ConfigError(reason, url=text, remedy="choose another --run-dir")
+    return text
+
+
 def _path(path: Path) -> str:
     text = str(path)
     if _SPECIAL.search(text):
@@ -202,11 +212,9 @@ class NodeTier:
         """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
         nginx = _program()
         try:
-            for folder in (self._folder, self._run):
-                if not folder.exists():
-                    folder.mkdir(parents=True, mode=0o700)
-                    if os.geteuid() == 0:
-                        shutil.chown(folder, self._tier.user or _default_user(nginx))
+            user = self._tier.user or _default_user(nginx)
+            _make_folder(self._folder, 0o700, user)
+            _make_folder(self._run, 0o750, user)
             if prepare(self._folder):
                 self._say("unclean shutdown: the tier's cache was cleared")
             self._config.write_text(render(self._tier, self._node))
@@ -214,6 +222,7 @@ class NodeTier:
             remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
             raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
         _check(nginx, self._config)
+        _clear_front(self._tier.front(self._node))
         log = AccessLog(self._folder / _ACCESS_LOG, self._tier.owner_port)
         process = _start(nginx, self._config)
         try:
@@ -249,7 +258,7 @@ class NodeTier:
             tier = self._read()
             self._config.write_text(render(tier, tier.node(self._name)))
             _check(nginx, self._config)
-            _reload_nginx(process, tier.front, tier.digest)
+            _reload_nginx(process, str(tier.front(self._node)), tier.digest)
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(previous)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
@@ -280,6 +289,32 @@ class NodeTier:
             with suppress(OSError):  # being replaced
                 stamps.append(((found := path.stat()).st_mtime_ns, found.st_ino))
         return stamps
+
+
+def _make_folder(folder: Path, mode: int, user: str) -> None:
+    """Create a folder, for a user and its group if root creates it; one that exists stays as it is."""
+    if folder.exists():
+        return
+    folder.mkdir(parents=True, mode=0o700)
+    folder.chmod(mode)
+    if os.geteuid() == 0:
+        shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
+
+
+def _clear_front(front: Path) -> None:
+    """Remove the socket that a killed nginx left, once it has ended. Raises ConfigError if it does not."""
+    deadline_s = time.monotonic() + _STOP_LIMIT_S
+    while _is_served(front):
+        if time.monotonic() > deadline_s:
+            raise ConfigError("another nginx serves this node's daemon", url=str(front), remedy="end it first")
+        time.sleep(_POLL_S)
+    front.unlink(missing_ok=True)
+
+
+def _is_served(front: Path) -> bool:
+    with suppress(OSError), connected(front, _POLL_S):
+        return True
+    return False
 
 
 def prepare(folder: Path, boot_id: str | None = None) -> bool:
@@ -367,7 +402,7 @@ class AccessLog:
         """Add the lines since the last call."""
         for line in self._lines():
             with suppress(ValueError):  # the disk was full in the middle of a line
-                if (row := json.loads(line))["port"] == self._owner_port:
+                if (row := json.loads(line))["port"] == str(self._owner_port):
                     figures.add(row)
 
     def rotate(self) -> bool:
@@ -442,7 +477,7 @@ def _reload_nginx(process: Process, front: str, digest: str) -> None:
     process.send_signal(signal.SIGHUP)
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError, http.client.HTTPException):
+        with suppress(OSError, ValueError):
             if digest in answer_of(front):
                 return
         time.sleep(_POLL_S)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from braceexpand import braceexpand
 
 from shardcache.errors import ConfigError
+from shardcache.front import FRONT
 from shardcache.units import duration
 
 MIB = 1024 * 1024
@@ -191,11 +192,11 @@ class Tier:
 
     nodes: tuple[Node, ...]  # all nodes; each has the same list
     stores: tuple[Upstream, ...]  # the only hosts that the tier connects to
-    front: str = "127.0.0.1:9080"  # HOST:PORT at which nginx serves the daemon of its node
     owner_port: int = 9081  # port at which nginx serves the other nodes
     listen: str | None = None  # address at which it does so; None for the node's own
     cache_dir: str = "/var/cache/shardcache-tier"  # folder on a local disk for the parts that a node owns, and its logs
-    run_dir: str = "/run/shardcache-tier"  # folder in memory (tmpfs) for permissions, which contain signed urls
+    # Folder in memory (tmpfs) for permissions, which contain signed urls, and for the front's socket.
+    run_dir: str = str(Path(FRONT).parent)
     max_size_bytes: int = 100_000 * MIB  # of the cached parts
     min_free_bytes: int = 5_000 * MIB  # space always kept free on the cache's filesystem
     trust_s: int = 300  # time for which the store's permission for a signed url is cached
@@ -243,6 +244,10 @@ class Tier:
     def run(self, node: Node) -> Path:
         """Return the folder in memory on a node."""
         return _filled(self.run_dir, node)
+
+    def front(self, node: Node) -> Path:
+        """Return the Unix socket at which nginx serves the daemon of a node."""
+        return self.run(node) / Path(FRONT).name
 
     def tls_of(self, node: Node) -> Tls | None:
         """Return the PEM files on a node."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 
-from shardcache.cluster.nginx_probe import PEERS, STATUS
 from shardcache.cluster.tier import PEER_NAME, Node, Tls, expiry_warning
 from shardcache.errors import ConfigError
+from shardcache.front import PEERS, STATUS
 
 # Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.
 _AT_ONCE = 512

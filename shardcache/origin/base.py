@@ -99,7 +99,7 @@ class Setup:
 class Route:
     """Address and headers of one request to the tier, the cluster's shared cache in front of an origin."""
 
-    address: str  # HOST:PORT to connect to
+    address: str  # path of the socket to connect to
     refreshes: bool = False  # fetches the part past the tier's cache, and replaces what it has cached
     detours: bool = False  # leads to another owner
     question: str = ""  # "name" or "alive": asks about the owner, in place of the parts; empty for the parts

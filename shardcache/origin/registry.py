@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardcache import errors
+from shardcache import errors, front
 from shardcache.access import S3, AllowList, PlaceKind, checked, is_known, protocol_of, row_of
 from shardcache.config import OriginTable, rule_of
 from shardcache.logs import SharedLogger
@@ -38,7 +38,6 @@ QUESTION = 0.25
 """Share of the stall time-out after which a part's owner in the tier that sends nothing is asked whether it lives, and
 has to answer."""
 
-_STATUS = ".shardcache/status"
 _WATCHED_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
 _MAX_FAILURES = 16
@@ -124,10 +123,10 @@ class SlowOwners:
 
 
 class TierState:
-    """State of the tier at one address."""
+    """State of the tier at one socket."""
 
     def __init__(self, address: str) -> None:
-        self.address = address  # HOST:PORT of this node's nginx
+        self.address = address  # path of the socket of this node's nginx
         self._breaker = Breaker()
         self._published: dict[str, Any] = {}
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
@@ -148,17 +147,22 @@ class TierState:
 
     async def watch(self) -> None:
         """Keep up with what `shardcache cluster run` publishes on this node; runs until it is cancelled."""
-        import aiohttp  # 0.1 s, which processes without a tier need not spend
-
-        limit = aiohttp.ClientTimeout(total=_STATUS_TIMEOUT_S)
         while True:
             try:
-                async with aiohttp.request("GET", f"http://{self.address}/{_STATUS}", timeout=limit) as answer:
-                    found = await answer.json() if answer.status == 200 else None
-                    self._published = found if isinstance(found, dict) else {}
-            except (aiohttp.ClientError, OSError, ValueError):
+                async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                    self._published = await self._status() or {}
+            except (OSError, ValueError):
                 self._published = {}
             await asyncio.sleep(_WATCHED_S)
+
+    async def _status(self) -> dict[str, Any] | None:
+        reader, writer = await asyncio.open_unix_connection(self.address)
+        try:
+            front.check_listener(writer.get_extra_info("socket"))
+            writer.write(front.page_request(front.STATUS))
+            return front.page_of(await reader.read())
+        finally:
+            writer.close()
 
     def route(self, obj: RemoteObject, start: int) -> Route | None:
         """Return the way to request the part at `start`; None while the breaker is open."""

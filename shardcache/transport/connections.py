@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
+from shardcache.front import connected_front
 from shardcache.near import is_near
 from shardcache.transport.messages import MAX_HEAD_BYTES, PORTS, HeadError, Request, proxy_headers, request_head
 from shardcache.transport.tls import client_context
@@ -51,6 +52,8 @@ _OPTIONS = {
 
 # A lookup cannot be cancelled; nobody waits for the threads of those that a dead name server does not answer.
 _LOOKUPS = ThreadPoolExecutor(16, thread_name_prefix="lookup")
+
+_LOCAL = "unix"
 
 # For name, connection, tunnel and TLS together.
 _OPEN_LIMIT_S = 10.0
@@ -215,8 +218,8 @@ class Gate:
 class Server(NamedTuple):
     """A server and the way to connect to it."""
 
-    scheme: str
-    netloc: str
+    scheme: str  # "http", "https", or `_LOCAL`
+    netloc: str  # with `_LOCAL`, the path of a tier's front
     proxy: str | None
     ca_file: str | None
     far_only: bool
@@ -369,12 +372,14 @@ def server_of(request: Request) -> Server:
     """Return the server of a request."""
     url = urlsplit(request.url)
     if request.via is not None:
-        return Server("http", request.via, None, None, far_only=False)
+        return Server(_LOCAL, request.via, None, None, far_only=False)
     return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
 
 
 def open_connection(server: Server, gate: Gate) -> HttpConnection:
     """Return a new connection. Raises OSError, HeadError, NearHostError, CancelledError."""
+    if server.scheme == _LOCAL:
+        return HttpConnection(_open_front(server.netloc))
     deadline_s = time.monotonic() + _OPEN_LIMIT_S
     url = urlsplit(f"{server.scheme}://{server.netloc}")
     host, port = url.hostname or "", url.port or PORTS[url.scheme]
@@ -386,6 +391,16 @@ def open_connection(server: Server, gate: Gate) -> HttpConnection:
         raise TimeoutError(f"no connection to {host}:{port} within {_OPEN_LIMIT_S:g} s") from None
     connection.socket.settimeout(None)  # the daemon decides how long to wait for an answer
     return connection
+
+
+def _open_front(path: str) -> socket.socket:
+    """Return a connection to this node's nginx. Raises OSError that names the path."""
+    try:
+        sock = connected_front(path, _OPEN_LIMIT_S)
+    except OSError as exn:
+        raise ConnectionError(failure(exn, path)) from exn
+    sock.settimeout(None)
+    return sock
 
 
 async def _opened(server: Server, host: str, port: int, gate: Gate) -> socket.socket:

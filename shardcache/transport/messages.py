@@ -43,7 +43,7 @@ class Request:
     proxy: str | None = None  # url of the HTTP proxy to use
     ca_file: str | None = None  # certificates to trust for https; None for the system's
     far_only: bool = False  # refuse hosts that resolve to this node or its cloud's metadata service (`is_near`)
-    via: str | None = None  # HOST:PORT to send it to, without TLS, in place of the url's host; Host remains
+    via: str | None = None  # Unix socket to send it to, without TLS, in place of the url's host; Host remains
 
     def beginning(self, size_bytes: int) -> "Request | None":
         """Return the request for the first bytes of its url; None for none of them."""

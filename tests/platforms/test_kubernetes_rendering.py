@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from shardcache.daemon import _STOP_LIMIT_S
-from support.cluster.tier import FRONT, OWNER_PORT
+from shardcache.front import FRONT
+from support.cluster.tier import OWNER_PORT
 from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
@@ -102,7 +103,10 @@ def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -
 
 
 def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
-    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both numbers."""
+    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both numbers.
+
+    The daemon has the folder of its socket, which it may not change.
+    """
     found = comparable(kustomized(with_components(overlay, ("tier",))))
     spec = found["DaemonSet", "shardcache"]["spec"]["template"]["spec"]
     daemon, tier = spec["containers"]
@@ -111,7 +115,9 @@ def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
     ports = {rule["ports"][0]["port"] for rule in (*policy["ingress"], *policy["egress"])}
     assert ports == {tier["ports"][0]["containerPort"]} == {tier["ports"][0]["hostPort"]} == {OWNER_PORT}
     assert not spec.get("hostNetwork")
-    assert tier["livenessProbe"]["exec"]["command"][-1] == "{}:{}".format(*FRONT)
+    assert tier["livenessProbe"]["exec"]["command"][-1] == "shardcache.cluster.nginx_probe"
+    (mounted,) = (mount for mount in daemon["volumeMounts"] if mount["name"] == "tier-run")
+    assert (mounted["mountPath"], mounted["readOnly"]) == (str(Path(FRONT).parent), True)
 
 
 def test_tier_has_its_own_store_and_port() -> None:
@@ -152,7 +158,7 @@ def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
     command = ["helm", "template", *shlex.split(line)]
     done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     found = {thing["kind"]: thing for thing in objects_of(done.stdout)}
-    assert 'tier = "{}:{}"'.format(*FRONT) in found["ConfigMap"]["data"]["shardcache.toml"]
+    assert f'tier = "{FRONT}"' in found["ConfigMap"]["data"]["shardcache.toml"]
     spec = found["DaemonSet"]["spec"]["template"]["spec"]
     (tier,) = (container for container in spec["containers"] if container["name"] == "tier")
     assert {"name": "STORE", "value": "https://s3.eu-central-1.amazonaws.com"} in tier["env"]

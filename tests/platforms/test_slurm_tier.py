@@ -33,14 +33,14 @@ pytestmark = [
 SITE = """
 job_memory=({disk}/shardcache-"$SLURM_JOB_ID"-*)
 start_daemon=(true)
-tier=$(cat {disk}/front)
+tier={disk}/run/front.sock
 start_tier=({disk}/start-tier)
 """
 # A service manager's part: the command outlives the prolog, and has nothing of the job's environment.
 START_TIER = """#!/bin/sh
 setsid env --ignore-environment {python} -m shardcache cluster run {options} </dev/null >{folder}/tier.log 2>&1 &
 echo $! >{folder}/tier.pid
-until curl --silent --fail http://{front}/.shardcache/peers; do sleep 0.1; done
+until curl --silent --fail --unix-socket {folder}/run/front.sock http://tier/.shardcache/peers; do sleep 0.1; done
 """
 
 
@@ -71,11 +71,10 @@ def cluster(store: ThrottledS3) -> Iterator[Slurm]:
     owner_port = free_port()
     with deployed(SITE) as running:
         for node in NODES:
-            folder, front = running.disk(node), f"127.0.0.1:{free_port()}"
-            options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --front {front} --user root"
+            folder = running.disk(node)
+            options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --user root"
             options += f" --owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run --min-free 1MB"
-            script = START_TIER.format(python=sys.executable, options=options, folder=folder, front=front)
-            (folder / "front").write_text(front)
+            script = START_TIER.format(python=sys.executable, options=options, folder=folder)
             (folder / "start-tier").write_text(script)
             (folder / "start-tier").chmod(0o755)
         try:
@@ -93,7 +92,7 @@ def daemons(cluster: Slurm, store: ThrottledS3) -> Iterator[list[Daemon]]:
     with ExitStack() as stack:
         running = []
         for node in NODES:
-            tables = [{"match": "s3://", "tier": (cluster.disk(node) / "front").read_text()}]
+            tables = [{"match": "s3://", "tier": str(cluster.disk(node) / "run" / "front.sock")}]
             env = store.env() | {"SHARDCACHE_ORIGIN": json.dumps(tables)}
             running.append(stack.enter_context(Daemon(cluster.disk(node), env=env)))
         yield running

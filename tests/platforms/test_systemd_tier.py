@@ -42,7 +42,6 @@ class Node:
 
     def __init__(self, machine: Machine, server: MotoS3) -> None:
         self.machine = machine
-        self._front = f"127.0.0.1:{free_port()}"
         self._owner_port = free_port()
         self._store = server.endpoint_url
         self.name = machine.run("hostname", "-s").strip()
@@ -56,15 +55,13 @@ class Node:
         own = {
             "authority/node1": f"authority/{self.name}",
             "deploy/systemd": "/mnt",
-            "--store https://s3.eu-central-1.amazonaws.com": (
-                f"--store {self._store} --front {self._front} --owner-port {self._owner_port}"
-            ),
+            "--store https://s3.eu-central-1.amazonaws.com": (f"--store {self._store} --owner-port {self._owner_port}"),
         }
         for documented, here in own.items():
             assert documented in lines
             lines = lines.replace(documented, here)
         self.machine.run("sh", "-ec", "cd /site\n" + lines)
-        table = recipe('match = "s3://"', "cluster").replace("127.0.0.1:9080", self._front)
+        table = recipe('match = "s3://"', "cluster")
         config = "/etc/shardcache/shardcache.toml"
         self.machine.write(config, self.machine.run("cat", config) + table)
         self.machine.run("systemctl", "restart", "shardcache.service")

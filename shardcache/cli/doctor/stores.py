@@ -5,23 +5,20 @@ place of the caller's own.
 """
 
 import asyncio
-import http.client
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
-from typing import Any
 
 from shardcache.access import STORES, WEB, AllowList, Peer, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.causes import failure
 from shardcache.cli.doctor.context import Context, Finding, failed, me, ok, skipped, warning
-from shardcache.cluster.nginx_probe import PEERS, STATUS
 from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
+from shardcache.front import PEERS, STATUS, page
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins, reason_to_bypass
@@ -233,15 +230,20 @@ def tier_reach(context: Context) -> list[Finding]:
     """Ask this node's nginx; `cluster status` compares all nodes."""
     tables = () if context.settings is None else context.settings.origin
     addresses = dict.fromkeys(table.tier for table in tables if table.tier)
-    return [finding for address in addresses for finding in _look(address)]
+    return [finding for address in addresses for finding in _look(address, context.uid)]
 
 
-def _look(address: str) -> Iterator[Finding]:
+def _look(address: str, uid: int | None) -> Iterator[Finding]:
+    """Look at the nginx of a daemon that runs as `uid`."""
     try:
-        own, figures = _get(address, PEERS), _get(address, STATUS)
-        if not own:
+        own = page(address, PEERS, _TIER_LIMIT_S, uid)
+        figures = page(address, STATUS, _TIER_LIMIT_S, uid)
+        if own is None:
             raise ValueError("it is not the nginx of a tier")
-    except (OSError, http.client.HTTPException, ValueError) as exn:
+    except PermissionError:
+        yield skipped(f"only the daemon's user and root reach the tier at {address}")
+        return
+    except (OSError, ValueError) as exn:
         cause = f"{exn}; shards come from the object store"
         yield failed(f"the tier at {address} does not answer", cause, "systemctl status shardcache-tier")
         return
@@ -253,17 +255,9 @@ def _look(address: str) -> Iterator[Finding]:
         yield warning(view, cause, "lower --max-size of the tier, or the daemon's --capacity")
     else:
         yield ok(f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free")
+    figures = figures or {}
     if reason := figures.get("stale"):
         yield failed("this node uses an old list of nodes, or old certificates", str(reason), _COMPARE)
     if expiring := expiry_warning(figures.get("certificate_expires_s")):
         cause = "without one, no other node gets shards from it, nor it from them"
         yield warning(f"this node: {expiring}", cause, "shardcache cluster certificates; then copy the nodes' folders")
-
-
-def _get(address: str, path: str) -> dict[str, Any]:
-    """Return a JSON object; empty if there is none. Raises OSError, HTTPException and ValueError."""
-    with closing(http.client.HTTPConnection(address, timeout=_TIER_LIMIT_S)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        found: dict[str, Any] = json.loads(answer.read()) if answer.status == 200 else {}
-        return found

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,7 +41,8 @@ class NodeRun:
     """The command on one node, started again by each `start`; nothing of it is left after `close`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.front, self._owner_port = folder, free_port(), free_port()
+        self.folder, self._owner_port = folder, free_port()
+        self.front = folder / "run" / "front.sock"
         self.mounted = MountedFiles(folder / "mounted")
         self.listed = self.mounted.folder / "nodes"
         self.mounted.replace({"nodes": ONE})
@@ -51,7 +53,7 @@ class NodeRun:
         """Start it; return the process of nginx's master as soon as nginx serves figures."""
         args = (
             *("cluster", "run", "--nodes", self.listed, "--node", "one"),
-            *("--store", STORE, "--front", f"127.0.0.1:{self.front}", "--owner-port", self._owner_port),
+            *("--store", STORE, "--owner-port", self._owner_port),
             *("--workers", 1, "--cache-dir", self.folder / "cache", "--run-dir", self.folder / "run"),
             *(("--user", USER) if USER else ()),
         )
@@ -116,7 +118,7 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     """
     node.start()
     assert node.said() == f"ready: 1 node, digest {node.status().json['nodes'][0]['digest']}\n"
-    assert {(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")} == {0o700}
+    assert [(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")] == [0o700, 0o750]
     node.mounted.replace({"nodes": "two=127.0.0.3\n"})
     node.until(lambda: "the previous configuration stays in use: one is not among the nodes" in node.said())
     assert "127.0.0.2:" in (node.folder / "run" / "nginx.conf").read_text()
@@ -124,11 +126,11 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     node.until(lambda: "ready: 2 nodes" in node.said())
     shown = node.status()
     assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
-    found = tier_findings(node.folder, f"127.0.0.1:{node.front}")
+    found = tier_findings(node.folder, str(node.front))
     assert [finding["state"] for finding in found] == ["ok"]
     node.process.terminate()
     assert node.process.wait(GUARD_S) == 0
-    assert [finding["state"] for finding in tier_findings(node.folder, f"127.0.0.1:{node.front}")] == ["failed"]
+    assert [finding["state"] for finding in tier_findings(node.folder, str(node.front))] == ["failed"]
     assert (node.folder / "cache" / "clean").exists()
 
 
@@ -172,7 +174,8 @@ def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
     """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
-    nodes, known, front, port = tmp_path / "nodes", tmp_path / "known", f"127.0.0.1:{free_port()}", free_port()
+    nodes, known, port = tmp_path / "nodes", tmp_path / "known", free_port()
+    front = str(tmp_path / "run" / "front.sock")
     nodes.write_text(ONE)
 
     def listed() -> str:
@@ -183,7 +186,7 @@ async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path)
     def status() -> dict[str, Any]:
         return dict(json.loads((tmp_path / "run" / "status.json").read_text()))
 
-    with forked(tmp_path, nodes, listed, front=front, owner_port=port) as log:
+    with forked(tmp_path, nodes, listed, owner_port=port) as log:
         eventually(lambda: log.exists() and "ready: 1 node" in log.read_text())
         eventually((tmp_path / "run" / "status.json").exists)  # the figures follow soon after
         nodes.write_text(TWO)
@@ -216,11 +219,11 @@ def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
 @needs_nginx
 async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
     """By status, by doctor, and to the daemon, which has it in its own status and metrics."""
-    nodes, front, port = tmp_path / "nodes", f"127.0.0.1:{free_port()}", free_port()
+    nodes, front, port = tmp_path / "nodes", str(tmp_path / "run" / "front.sock"), free_port()
     nodes.write_text(ONE)
     (issued,) = issue(parse(ONE), tmp_path / "tls", 7)
     tls = Tls(issued.folder / "ca.pem", issued.folder / "node.pem", issued.folder / "node.key")
-    with forked(tmp_path, nodes, nodes.read_text, tls=tls, front=front, owner_port=port):
+    with forked(tmp_path, nodes, nodes.read_text, tls=tls, owner_port=port):
         eventually((tmp_path / "run" / "status.json").exists)
         (report,) = await ask(parse(ONE), port, tls)
         (_, found) = tier_findings(tmp_path, front)
@@ -236,7 +239,7 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
 @contextmanager
 def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any) -> Iterator[Path]:
     """Run the node `one` of a list that a function returns; yield the file of what it says."""
-    addresses, log = {"front": f"127.0.0.1:{free_port()}", "owner_port": free_port()}, folder / "log"
+    addresses, log = {"owner_port": free_port()}, folder / "log"
 
     def read() -> Tier:
         return Tier(
@@ -290,22 +293,25 @@ def test_probe_distinguishes_an_answering_nginx_from_a_hanging_one(capsys: pytes
             answer_of(nodes.front(node), 0.05)
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
-    assert main([nodes.front(node)]) == 1
-    assert "refused" in capsys.readouterr().err
+        nodes.kill(node)
+        assert main([nodes.front(node)]) == 1
+    assert "Connection refused" in capsys.readouterr().err
 
 
 def test_the_probe_loads_little_and_takes_no_other_server_for_the_tier() -> None:
-    """It runs every few seconds on each node. What is no HTTP, as what is no tier, fails it."""
+    """It runs every few seconds on each node. Any other server fails it."""
     code = (
         "import sys\nfrom shardcache.cluster.nginx_probe import main\n"
         f"print(main(sys.argv[1:]), [name for name in {HEAVY} if name in sys.modules])"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-c", code, f"127.0.0.1:{server.getsockname()[1]}"]
+    with tempfile.TemporaryDirectory(prefix="sc-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/front.sock")
+        server.listen()
+        command = [sys.executable, "-c", code, server.getsockname()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
             with server.accept()[0] as connection:
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nhello")
             out, err = probe.communicate()
-    assert out.strip() == "1 []" and "status 404: not this tier" in err
-    assert main([]) == 2
+    assert out.strip() == "1 []" and "not this tier" in err
+    assert main(["one", "two"]) == 2

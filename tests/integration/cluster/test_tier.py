@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedEr
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import TierState
+from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig
 from support.stores.faulty_s3 import Fault, FaultyS3
@@ -24,7 +26,7 @@ class TieredRig(Rig):
     """A downloader whose parts come from a tier, `near`, in front of the origin, `far`."""
 
     def __init__(self, root: Path, far: FaultyS3, near: FaultyS3, **options: object) -> None:
-        address = near.endpoint_url.removeprefix("http://")
+        address = str(near.front)
         tables = (OriginTable(match=match, tier=address, storage_options=options) for match in ("s3://", "http://"))
         super().__init__(root, *tables)
         self.far, self.near = far, near
@@ -47,9 +49,16 @@ class TieredRig(Rig):
 
 
 @pytest.fixture
-async def tiered(faulty: FaultyS3, tmp_path: Path) -> AsyncIterator[TieredRig]:
+def socket_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="sc-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def tiered(faulty: FaultyS3, tmp_path: Path, socket_folder: Path) -> AsyncIterator[TieredRig]:
     """A downloader with a tier."""
-    async with FaultyS3() as near:
+    async with FaultyS3(front=socket_folder / "front.sock") as near:
         rig = TieredRig(tmp_path / "cache", faulty, near)
         yield rig
         await rig.origins.close()
@@ -285,6 +294,23 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
     assert tiered.tier.to_json()["failing"]
 
 
+@needs_root
+async def test_a_front_of_another_user_gets_no_signed_url(faulty: FaultyS3, tmp_path: Path) -> None:
+    """Whoever takes the socket's place while nginx is down is sent nothing; every byte comes from the origin."""
+    with open_folder() as folder:
+        folder.chmod(0o777)
+        front = folder / "front.sock"
+        with OtherUser(4321).listening(front) as seen:
+            rig = Rig(tmp_path / "cache", OriginTable(match="s3://", tier=str(front)))
+            obj = await rig.stat(faulty.put("a.tar", DATA))
+            partial = await rig.download(obj)
+            await rig.origins.close()
+        assert partial.path.read_bytes() == DATA
+        assert rig.counters.tier_bytes == 0
+        assert rig.counters.tier_failures == PARTS
+        assert seen == [""] * PARTS
+
+
 @pytest.mark.slow
 async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
     """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
@@ -298,12 +324,12 @@ async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredR
 
 @pytest.mark.parametrize("web", [False, True], ids=["s3", "http"])
 async def test_requests_that_tell_no_version_or_need_the_sdk_bypass_the_tier(
-    faulty: FaultyS3, tmp_path: Path, *, web: bool
+    faulty: FaultyS3, tmp_path: Path, socket_folder: Path, *, web: bool
 ) -> None:
     """Dates cannot tell two versions of one second apart, presigned urls cannot have the SDK's options: no failure."""
     faulty.validators = ("Last-Modified",) if web else ("ETag",)
     options = {} if web else {"config_kwargs": {"s3": {"addressing_style": "path"}}}
-    async with FaultyS3() as near:
+    async with FaultyS3(front=socket_folder / "front.sock") as near:
         rig = TieredRig(tmp_path / "cache", faulty, near, **options)
         obj = await rig.put(web=web)
         assert (await rig.download(obj)).path.read_bytes() == DATA

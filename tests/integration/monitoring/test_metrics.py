@@ -22,6 +22,7 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
 SHARDS = 3
+FRONT = "/run/shardcache-tier/front.sock"
 JOB = 'café "a\\b"\nc{d="e"} 1'
 SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_info")
 UNITS = ("seconds", "bytes", "ratio")
@@ -71,7 +72,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
     port, config = free_port(), folder / "c.toml"
     prices = '[[origin]]\nmatch = "file://"\nprice_per_gb = 20\nprice_per_1000_requests = 0.5\n'
-    config.write_text(f'{prices}[[origin]]\nmatch = "s3://tiered/"\ntier = "127.0.0.1:9080"\n')
+    config.write_text(f'{prices}[[origin]]\nmatch = "s3://tiered/"\ntier = "{FRONT}"\n')
     flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB", "--config", str(config))
     with Daemon(folder, *flags) as daemon:
         for job in (JOB, "again"):
@@ -95,8 +96,8 @@ def test_top_shows_the_figures_of_status(scraped: Scraped) -> None:
     assert scraped.value("shardcache_cache_shards") == SHARDS
     assert scraped.value("shardcache_cache_leases") == 1
     assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
-    assert scraped.value("shardcache_tier_failing", tier="127.0.0.1:9080") == 0
-    assert scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier="127.0.0.1:9080") == math.inf
+    assert scraped.value("shardcache_tier_failing", tier=FRONT) == 0
+    assert scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier=FRONT) == math.inf
     assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == 2 * SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1

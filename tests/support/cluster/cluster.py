@@ -12,7 +12,7 @@ from typing import Self
 from support.cluster import network
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Node, Store
-from support.cluster.tier import FRONT, Tier, why_no_tier
+from support.cluster.tier import Tier, why_no_tier
 from support.programs.cli import Ran
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
@@ -97,13 +97,13 @@ class Cluster:
 
     @contextmanager
     def nodes(
-        self, count: int, *flags: str, tier: tuple[str, int] | None = None, stall_timeout_s: float = STALL_TIMEOUT_S
+        self, count: int, *flags: str, tiered: bool = False, stall_timeout_s: float = STALL_TIMEOUT_S
     ) -> Iterator[list[Node]]:
-        """Run daemons with empty caches, which get every part from the store unless a `tier` has it."""
+        """Run daemons with empty caches, which get every part from the store unless, if `tiered`, a tier has it."""
         flags = (*self._flags, "--stall-timeout-s", str(stall_timeout_s), *flags)
         with tempfile.TemporaryDirectory(prefix="sc-", dir=self._root) as name, ExitStack() as stack:
             roots = [Path(name, f"n{number}") for number in range(1, count + 1)]
-            nodes = [Node(*place, self.store, *flags, tier=tier) for place in zip(self.hosts, roots, strict=False)]
+            nodes = [Node(*place, self.store, *flags, tiered=tiered) for place in zip(self.hosts, roots, strict=False)]
             for node in nodes:
                 stack.enter_context(node)
             yield nodes
@@ -114,7 +114,7 @@ class Cluster:
     ) -> Iterator[tuple[list[Node], Tier]]:
         """Run daemons with empty caches, and an empty tier of the same nodes."""
         with (
-            self.nodes(count, *flags, tier=FRONT, stall_timeout_s=stall_timeout_s) as nodes,
+            self.nodes(count, *flags, tiered=True, stall_timeout_s=stall_timeout_s) as nodes,
             Tier(nodes[0].root.parent, self.store, stall_timeout_s=stall_timeout_s, tls=tls) as tier,
         ):
             tier.form(nodes)

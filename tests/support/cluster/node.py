@@ -21,17 +21,16 @@ class Node:
         daemon: reads from the store, through a tier where there is one.
     """
 
-    def __init__(
-        self, host: Host, root: Path, store: "Store", *flags: str, tier: tuple[str, int] | None = None
-    ) -> None:
-        """Prepare a daemon with more `flags`. `tier`: host and port where it asks for parts first."""
+    def __init__(self, host: Host, root: Path, store: "Store", *flags: str, tiered: bool = False) -> None:
+        """Prepare a daemon with more `flags`. `tiered`: it asks for parts at `front` first."""
         root.mkdir()
         self.host = host  # its network
         self.root = root  # folder of everything that the node has
+        self.front = root / "run" / "front.sock"  # where its nginx serves its daemon
         config = root / "shardcache.toml"
         lines = ["[[origin]]", 'match = "s3://"']
-        if tier is not None:
-            lines.append(f'tier = "{tier[0]}:{tier[1]}"')
+        if tiered:
+            lines.append(f'tier = "{self.front}"')
         config.write_text("\n".join(lines) + "\n")
         env = {**store.env(), "NETWORK": str(host.path)}  # for a zygote, which is in another network
         self.daemon = Daemon(root, "--config", str(config), "--scrub-rate", "0", *flags, env=env)

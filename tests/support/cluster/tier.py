@@ -21,6 +21,10 @@ from support.programs.processes import children, wait_until_ended
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
+Address = tuple[str, int] | Path
+"""Where nginx listens: host and port, or a Unix socket."""
+
+
 def why_no_tier() -> str | None:
     """Return why there can be no tier here, None where there can be one."""
     if NGINX is None:
@@ -35,7 +39,7 @@ def why_no_tier() -> str | None:
 class Nginx:
     """A context manager that has it listening on entering, and kills it on leaving."""
 
-    def __init__(self, host: Host | None, config: Path, addresses: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, host: Host | None, config: Path, addresses: Iterable[Address]) -> None:
         """`addresses` are all those at which it listens, on its host or, without one, on this machine."""
         self._entered = host.entered if host else nullcontext
         self._addresses = tuple(addresses)
@@ -58,6 +62,9 @@ class Nginx:
     def start(self) -> None:
         """Start it and return when it listens. Raises RuntimeError with its output when it does not."""
         assert NGINX is not None
+        for address in self._addresses:
+            if isinstance(address, Path):
+                address.unlink(missing_ok=True)  # of one that was killed
         command = [NGINX, "-e", "stderr", "-c", str(self.config)]
         with self.log.open("ab") as log, self._entered():
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
@@ -122,12 +129,14 @@ def _worked_ticks(pid: int) -> int:
     return int(user) + int(system)
 
 
-def _accepts(address: tuple[str, int]) -> bool:
+def _accepts(address: Address) -> bool:
+    if isinstance(address, Path):
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(address)) == 0
     with socket.socket() as probe:
         return probe.connect_ex(address) == 0
 
 
-FRONT = ("127.0.0.1", 9080)
 OWNER_PORT = 9081
 
 
@@ -167,7 +176,7 @@ class Tier:
             else:
                 for folder in _folders(node.root):
                     folder.mkdir()
-                addresses = [FRONT, (node.host.address, OWNER_PORT)]
+                addresses: list[Address] = [node.front, (node.host.address, OWNER_PORT)]
                 self._nginx[node] = Nginx(node.host, node.root / "nginx.conf", addresses)
                 self._nginx[node].start()
 

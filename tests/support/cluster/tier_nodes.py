@@ -3,11 +3,12 @@
 import http.client
 import json
 import os
+import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +39,7 @@ class TierNodes:
     """The nginx of every node, until the end of a `with` block.
 
     Attributes:
-        tier: the configuration; each node's front has its own address.
+        tier: the configuration.
         folder: of the nodes' files.
     """
 
@@ -57,7 +58,6 @@ class TierNodes:
             tls=tls,
             **options,
         )
-        self._front_port = free_port()
         self._running: dict[str, Nginx] = {}
 
     def __enter__(self) -> Self:
@@ -81,10 +81,10 @@ class TierNodes:
         """
         if config is None:
             config = self.folder / f"{node.name}.conf"
-            config.write_text(render(replace(self.tier, front=self.front(node)), node))
+            config.write_text(render(self.tier, node))
         for path in (self.tier.cache(node), self.tier.run(node)):
             path.mkdir(parents=True, exist_ok=True)
-        self._running[node.name] = nginx = Nginx(None, config, [(node.address, self._front_port)])
+        self._running[node.name] = nginx = Nginx(None, config, [self.tier.front(node)])
         nginx.start()
 
     def pid(self, node: Node) -> int:
@@ -99,17 +99,25 @@ class TierNodes:
             nginx.kill()
 
     def front(self, node: Node) -> str:
-        return node.at(self._front_port)
+        """Return the path of a node's front."""
+        return str(self.tier.front(node))
 
     def get(
         self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None, source: str = ""
     ) -> Answer:
-        """Request a url of the object store from a front or an owner, HOST:PORT, from an address of the loopback."""
-        host, _, port = server.rpartition(":")
+        """Request a url of the object store from a front, by its path, or from an owner, by HOST:PORT.
+
+        An owner is asked from the address `source` of the loopback.
+        """
+        host, _, port = "front:80".rpartition(":") if server.startswith("/") else server.rpartition(":")
         parts = urlsplit(url, allow_fragments=False)
         plain, secure = http.client.HTTPConnection, partial(http.client.HTTPSConnection, context=tls)
         kind: Callable[..., http.client.HTTPConnection] = secure if tls else plain
         with closing(kind(host, int(port), timeout=GUARD_S, source_address=(source, 0))) as connection:
+            if server.startswith("/"):
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(GUARD_S)
+                connection.sock.connect(server)
             connection.request("GET", f"{parts.path}?{parts.query}", headers={"Host": parts.netloc, **headers})
             answer = connection.getresponse()
             names = {name.lower(): value for name, value in answer.getheaders()}

@@ -51,6 +51,15 @@ with contextlib.redirect_stdout(io.StringIO()) as out:
     code = app(task, standalone_mode=False)
 print(json.dumps([code, json.loads(out.getvalue())]))
 """
+_LISTEN = """
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(task)
+listener.listen()
+print("listening", flush=True)
+while True:
+    with listener.accept()[0] as connection:
+        print(json.dumps(connection.recv(65536).decode()), flush=True)
+"""
 _READ = """
 try:
     os.close(os.open(task, os.O_RDONLY))
@@ -86,6 +95,23 @@ class OtherUser:
         """Run `shardcache` with --json; return its exit code and the JSON that it prints."""
         code, report = self._run(_COMMAND, [*map(str, args), "--json"], before=_IMPORT)
         return code, report
+
+    @contextmanager
+    def listening(self, path: Path) -> Iterator[list[str]]:
+        """Listen at a Unix socket; after the block, the list has what each connection sent first."""
+        seen: list[str] = []
+        command = [*self.within, sys.executable, "-I", "-c", _BECOME + _LISTEN]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+            assert listener.stdin is not None
+            assert listener.stdout is not None
+            listener.stdin.write(json.dumps([self.uid, self.gid, self.groups, str(path)]))
+            listener.stdin.close()
+            assert listener.stdout.readline() == "listening\n"
+            try:
+                yield seen
+            finally:
+                listener.kill()
+            seen += map(json.loads, listener.stdout)
 
     def _run(self, script: str, task: object, *, before: str = "") -> Any:
         done = subprocess.run(

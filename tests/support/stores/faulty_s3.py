@@ -13,6 +13,7 @@ import ssl
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Self
 
 from aiohttp import web
@@ -69,6 +70,7 @@ class S3Server:
     """Serves one bucket over HTTP on a free port, as `_answer` says; use it as `async with`."""
 
     context: ssl.SSLContext | None = None  # for https; None for plain HTTP
+    front: Path | None = None  # Unix socket where it answers as well, as a tier does
     bucket: ClassVar[str]
     endpoint_url: str = field(default="", init=False)
     _runner: web.AppRunner | None = field(default=None, init=False)
@@ -80,6 +82,8 @@ class S3Server:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.context)
         await site.start()
+        if self.front is not None:
+            await web.UnixSite(self._runner, str(self.front)).start()
         self.endpoint_url = f"http{'s' * (self.context is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 

@@ -127,7 +127,7 @@ def test_rates_come_before_totals() -> None:
 def test_page_shows_a_configured_tier() -> None:
     """Delivered bytes, failures, and whether it is bypassed, outdated or about to expire."""
     counters = {"tier_bytes": 10**12, "tier_requests": 1000, "tier_failures": 3}
-    state = {"address": "127.0.0.1:9080", "failing": True}
+    state = {"address": "/run/tier/front.sock", "failing": True}
     shown = line("tier", page(counters=counters, tiers=[state]))
     assert shown == "tier 1.0 TB in 1,000 requests · 3 failed · failing, bypassed"
     assert not line("tier", page(tiers=[]))

@@ -31,17 +31,17 @@
     # Two numbers would be two rules of the NetworkPolicy: some implementations see one, some the other.
     - {name: tier, containerPort: {{ int .Values.tier.port }}, hostPort: {{ int .Values.tier.port }}, protocol: TCP}
   startupProbe:
-    exec: {command: [python, -m, shardcache.cluster.nginx_probe, "127.0.0.1:9080"]}
+    exec: {command: [python, -m, shardcache.cluster.nginx_probe]}
     periodSeconds: 2
     timeoutSeconds: 10
     failureThreshold: 150  # after a power loss, it first deletes what it has cached
   readinessProbe:
-    exec: {command: [python, -m, shardcache.cluster.nginx_probe, "127.0.0.1:9080"]}
+    exec: {command: [python, -m, shardcache.cluster.nginx_probe]}
     periodSeconds: 15
     timeoutSeconds: 10
     failureThreshold: 2
   livenessProbe:
-    exec: {command: [python, -m, shardcache.cluster.nginx_probe, "127.0.0.1:9080"]}
+    exec: {command: [python, -m, shardcache.cluster.nginx_probe]}
     periodSeconds: 20
     timeoutSeconds: 10
     failureThreshold: 6
