@@ -54,6 +54,8 @@ _HELP = {
     "--ca": "Certificate of the cluster's authority.",
     "--certificate": "Certificate of the node.",
     "--key": "Key of that certificate.",
+    "--shared-certificate": "All nodes have the same certificate, of the name shardcache-tier, such as that of "
+    "`cluster certificates --shared`. Without it, each node's has the node's own name of the list.",
 }
 
 
@@ -111,7 +113,9 @@ _TLS = (
     _option("--ca", f"{_FOLDER}/ca.pem", "FILE"),
     _option("--certificate", f"{_FOLDER}/node.pem", "FILE"),
     _option("--key", f"{_FOLDER}/node.key", "FILE"),
+    _option("--shared-certificate", is_flag=True),
 )
+_TLS_NAMES = [str(option.name) for option in _TLS]
 _TIER = (
     _NODES,
     _option("--store", None, "URL", name="stores", required=True, multiple=True),
@@ -151,17 +155,19 @@ def _is_file(text: str) -> bool:
     return False
 
 
-def _tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str) -> Tls | None:
+def _tls_of(
+    nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str, shared_certificate: bool
+) -> Tls | None:
     """Return the files of mutual TLS; None if it is not needed, or not wanted."""
     if plain or all(node.is_loopback for node in nodes):
         return None
-    return Tls(Path(ca), Path(certificate), Path(key))
+    return Tls(Path(ca), Path(certificate), Path(key), shared_certificate)
 
 
 def _tier_of(nodes: str, stores: tuple[str, ...], resolvers: tuple[str, ...], **options: Any) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
     found, upstreams = _nodes_of(nodes), tuple(map(Upstream.parse, stores))
-    tls = _tls_of(found, **{name: options.pop(name) for name in ("plain", "ca", "certificate", "key")})
+    tls = _tls_of(found, **{name: options.pop(name) for name in _TLS_NAMES})
     if resolvers == (_AT_START,) or (not resolvers and all(store.is_address for store in upstreams)):
         resolvers = ()
     elif not resolvers:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shardcache.cluster.tier import PEER_NAME, Node, Tls
+from shardcache.cluster.tier import MAX_COMMON_NAME, PEER_NAME, Node, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
@@ -32,7 +33,7 @@ _PEM = serialization.Encoding.PEM
 class Issued:
     """A new certificate."""
 
-    node: str  # name of the node that it is for; "shared" if it is for all
+    node: str  # name of the node that it is for; `PEER_NAME` if it is for all
     folder: Path  # of node.pem, node.key and ca.pem, as they belong on the node
     expires: datetime
 
@@ -43,15 +44,14 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
     The authority, ca.pem and ca.key, is created if neither exists.
 
     Args:
-        nodes: None for one certificate for all, in the folder `shared`. It admits as much as that of any node: nodes
-            check a certificate's authority and purpose, not its address.
+        nodes: None for one certificate for all, in the folder `shared`.
 
     Raises ConfigError.
     """
     try:
         authority = _Authority(folder)
         if nodes is None:
-            return [authority.issue(_SHARED, folder / _SHARED, days)]
+            return [authority.issue(PEER_NAME, folder / _SHARED, days)]
         return [authority.issue(node.name, folder / node.name, days, node.address) for node in nodes]
     except OSError as exn:
         raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
@@ -76,7 +76,9 @@ class _Authority:
             return
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        name, unused = _name("shardcache tier authority"), dict.fromkeys(_USES, False)
+        # While nodes change from one authority to the next, they trust both, and tell them apart by their names.
+        name = _name(f"shardcache tier authority {secrets.token_hex(4)}")
+        unused = dict.fromkeys(_USES, False)
         self._certificate = (
             _builder(name, name, self._key, datetime.now(UTC) + timedelta(days=_CA_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -95,7 +97,7 @@ class _Authority:
             _builder(_name(name), self._certificate.subject, key, expires)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(PEER_NAME), *addresses]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *addresses]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -134,7 +136,7 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
 
 
 def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME])])
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

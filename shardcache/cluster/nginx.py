@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,7 +24,7 @@ from string import Template
 from threading import Event, get_native_id
 
 from shardcache.cluster.nginx_probe import answer_of
-from shardcache.cluster.tier import MIB, PEER_NAME, Node, Tier, Tls, Upstream
+from shardcache.cluster.tier import MAX_COMMON_NAME, MIB, PEER_NAME, Node, Tier, Tls, Upstream
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.front import MAX_PATH_BYTES
 from shardcache.origin.registry import QUESTION
@@ -163,8 +163,20 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         ],
         "addresses": [{"group": group, "server": store.server} for store, group in groups.items()],
         "https": [store_ca] if any(store.scheme == "https" for store in tier.stores) else [],
-        "tls": [pem | {"peer_name": PEER_NAME}] if pem else [],
+        "tls": [pem | {"owner_name": PEER_NAME if tls is not None and tls.is_shared else "$owner_name"}] if pem else [],
+        "names": [{"name": name} for name in _names(tier)],
+        "named": []
+        if tls is None
+        else [{"server": each.at(tier.owner_port), "name": each.name} for each in tier.nodes],
     }
+
+
+def _names(tier: Tier) -> Iterable[str]:
+    """Return the names of certificates that the tier admits."""
+    if tier.tls is None:
+        return ()
+    names = (tier.tls.name_of(node)[:MAX_COMMON_NAME] for node in tier.nodes)
+    return dict.fromkeys(names)
 
 
 def _host_pattern(store: Upstream) -> str:

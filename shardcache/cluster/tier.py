@@ -21,7 +21,10 @@ from shardcache.units import duration
 MIB = 1024 * 1024
 
 PEER_NAME = "shardcache-tier"
-"""Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
+"""Name in a certificate that all nodes share; without one, each node's certificate has its own name of the list."""
+
+MAX_COMMON_NAME = 64
+"""Characters of a node's name that its certificate's subject has; the alternative name has all of them."""
 
 _WARNED_S = 30 * 86400.0
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -184,6 +187,11 @@ class Tls:
     ca: Path
     certificate: Path
     key: Path
+    is_shared: bool = False  # True if all nodes have one certificate, of the name `PEER_NAME`
+
+    def name_of(self, node: Node) -> str:
+        """Return the name that a node's certificate has to have."""
+        return PEER_NAME if self.is_shared else node.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +260,10 @@ class Tier:
     def tls_of(self, node: Node) -> Tls | None:
         """Return the PEM files on a node."""
         tls = self.tls
-        return tls and Tls(*(_filled(str(file), node) for file in (tls.ca, tls.certificate, tls.key)))
+        if tls is None:
+            return None
+        ca, certificate, key = (_filled(str(file), node) for file in (tls.ca, tls.certificate, tls.key))
+        return Tls(ca, certificate, key, tls.is_shared)
 
 
 def expiry_warning(expires_s: float | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from shardcache.cluster.tier import PEER_NAME, Node, Tls, expiry_warning
+from shardcache.cluster.tier import Node, Tls, expiry_warning
 from shardcache.errors import ConfigError
 from shardcache.front import PEERS, STATUS
 
@@ -69,19 +69,25 @@ async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s
     context = None if tls is None else _context(tls)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
     async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
-        questions = (_ask(http, node, node.at(owner_port), context) for node in nodes)
+        questions = []
+        for node in nodes:
+            secured: dict[str, Any] = {}
+            if tls is not None:
+                secured = {"ssl": context, "server_hostname": tls.name_of(node)}
+            questions.append(_ask(http, node, node.at(owner_port), secured))
         return list(await asyncio.gather(*questions))
 
 
-async def _ask(http: aiohttp.ClientSession, node: Node, address: str, context: ssl.SSLContext | None) -> NodeReport:
-    base = f"{'http' if context is None else 'https'}://{address}"
-    tls: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": PEER_NAME}
+async def _ask(http: aiohttp.ClientSession, node: Node, address: str, secured: dict[str, Any]) -> NodeReport:
+    base = f"{'https' if secured else 'http'}://{address}"
     try:
-        async with http.get(base + PEERS, allow_redirects=False, **tls) as answer:
+        async with http.get(base + PEERS, allow_redirects=False, **secured) as answer:
+            if answer.status == 403:
+                return NodeReport(node, error="it refuses the name of this node's certificate")
             if answer.status != 200:
                 return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
-        async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
+        async with http.get(base + STATUS, allow_redirects=False, **secured) as answer:
             figures = await answer.json(content_type=None) if answer.status == 200 else None
     except TimeoutError:
         return NodeReport(node, error="no answer")

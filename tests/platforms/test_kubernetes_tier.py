@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack

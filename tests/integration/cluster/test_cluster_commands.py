@@ -1,6 +1,8 @@
 """`shardcache cluster`: configuration and certificates of the nodes, and the state of all of them."""
 
+import asyncio
 import http.client
+import shutil
 import socket
 import ssl
 import subprocess
@@ -70,18 +72,21 @@ def test_stores_are_found_by_ipv4_alone_without_a_route_by_ipv6(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of a node, and of any, by one authority."""
+    """Certificates by one authority: of three nodes, of a workload that is no node, and of any node."""
     folder = tmp_path_factory.mktemp("tls")
-    for nodes in (parse("node1=127.0.0.2"), None):
+    for nodes in (parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4,workload=127.0.0.9"), None):
         issue(nodes, folder, 30)
     return folder
+
+
+def _tls(node: Path, *, is_shared: bool = False) -> Tls:
+    return Tls(node / "ca.pem", node / "node.pem", node / "node.key", is_shared)
 
 
 @pytest.fixture(scope="module")
 def secure(issued: Path) -> Iterator[TierNodes]:
     """Three nodes with mutual TLS."""
-    files = issued / "node1"
-    with TierNodes([STORE], tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
+    with TierNodes([STORE], tls=_tls(issued / "{node}")) as nodes:
         yield nodes
 
 
@@ -95,13 +100,21 @@ def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
 
 @needs_nginx
 def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Path, tmp_path: Path) -> None:
-    """Without a certificate, or with one of another cluster, an owner tells nothing."""
-    for nodes in (parse("stranger=127.0.0.9"), None):
+    """An owner refuses who has no certificate, one of another authority, or a name that is not on the list."""
+    for nodes in (parse("node1=127.0.0.2"), None):
         issue(nodes, tmp_path, 30)
     owner = secure.tier.nodes[0].at(secure.tier.owner_port)
     trusted = issued / "ca.pem"
-    strangers = (Path(), tmp_path / "stranger", tmp_path / "shared")
-    for folder, status in ((issued / "node1", 200), (issued / "shared", 200), *((each, 400) for each in strangers)):
+    expected = {
+        issued / "node1": 200,
+        issued / "node2": 200,
+        issued / "workload": 403,
+        issued / "shared": 403,
+        Path(): 400,
+        tmp_path / "node1": 400,
+        tmp_path / "shared": 400,
+    }
+    for folder, status in expected.items():
         answer = secure.get(owner, f"{STORE}/.shardcache/peers", {}, _context(folder, trusted))
         assert answer.status == status, folder
     with suppress(http.client.HTTPException, OSError):
@@ -109,9 +122,59 @@ def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Pat
 
 
 @needs_nginx
+def test_one_certificate_for_all_admits_no_other_name(issued: Path) -> None:
+    """With a shared certificate, owners refuse those of single nodes and workloads."""
+    with TierNodes([STORE], 1, tls=_tls(issued / "shared", is_shared=True)) as nodes:
+        owner = nodes.tier.nodes[0].at(nodes.tier.owner_port)
+        for name, status in (("shared", 200), ("node1", 403), ("workload", 403)):
+            context = _context(issued / name, issued / "ca.pem")
+            answer = nodes.get(owner, f"{STORE}/.shardcache/peers", {}, context)
+            assert answer.status == status, name
+
+
+@needs_nginx
+@pytest.mark.parametrize("name", ["workload", "node1", "shared"])
+async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path, tmp_path: Path) -> None:
+    """What listens at a node's address is asked for nothing, unless its certificate has that node's name."""
+    folder = shutil.copytree(issued, tmp_path / "tls")
+    shutil.rmtree(folder / "node3")
+    (folder / name).rename(folder / "node3")
+    shutil.copytree(folder / "node3", folder / name)
+    with TierNodes([STORE], tls=_tls(folder / "{node}")) as nodes:
+        one, _two, third = nodes.tier.nodes
+        reports = await ask(nodes.tier.nodes, nodes.tier.owner_port, nodes.tier.tls_of(one))
+        for start in range(50):
+            part = {"Range": f"bytes={start}-{start}", "If-Match": '"any"'}
+            await asyncio.to_thread(nodes.get, nodes.front(one), f"{STORE}/a.tar", part)
+        tried = [row for row in nodes.log(one) if third.address in str(row["upstream"])]
+        served = [row for row in nodes.log(third) if row["port"] == str(nodes.tier.owner_port)]
+    assert [report.error is None for report in reports] == [True, True, False]
+    assert tried
+    assert served == []
+
+
+@needs_nginx
+@pytest.mark.parametrize("renewed", [0, 1, 3])
+async def test_authority_changes_node_by_node(renewed: int, issued: Path, tmp_path: Path) -> None:
+    """While all nodes trust both authorities, those with certificates of either answer each other."""
+    folder, names = shutil.copytree(issued, tmp_path / "tls"), ("node1", "node2", "node3")
+    issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path / "new", 30)
+    both = (issued / "ca.pem").read_text() + (tmp_path / "new" / "ca.pem").read_text()
+    for name in names:
+        (folder / name / "ca.pem").write_text(both)
+    for name in names[:renewed]:
+        for file in ("node.pem", "node.key"):
+            shutil.copy(tmp_path / "new" / name / file, folder / name / file)
+    with TierNodes([STORE], tls=_tls(folder / "{node}")) as nodes:
+        for node in nodes.tier.nodes:
+            reports = await ask(nodes.tier.nodes, nodes.tier.owner_port, nodes.tier.tls_of(node))
+            assert [report.error for report in reports] == [None] * 3
+
+
+@needs_nginx
 async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
     """Each node's view of the cluster, and the reason for which it does not answer."""
-    tier, tls = secure.tier, secure.tier.tls
+    tier, tls = secure.tier, secure.tier.tls_of(secure.tier.nodes[0])
     reports = await ask(tier.nodes, tier.owner_port, tls)
     assert [report.error for report in reports] == [None, None, None]
     assert {report.peers["digest"] for report in reports if report.peers} == {tier.digest}
@@ -131,7 +194,8 @@ async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes
             listener = stack.enter_context(socket.socket())
             listener.bind((node.address, tier.owner_port))
             listener.listen()
-        reports = await ask((*silent, *tier.nodes), tier.owner_port, tier.tls, limit_s=3)
+        tls = tier.tls_of(tier.nodes[0])
+        reports = await ask((*silent, *tier.nodes), tier.owner_port, tls, limit_s=3)
     assert [report.error for report in reports] == ["no answer"] * 250 + [None] * 3
 
 
@@ -145,13 +209,13 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     assert (tmp_path / "ca.pem").read_bytes() == authority == (tmp_path / "b/ca.pem").read_bytes()
     assert (tmp_path / "a/node.pem").read_bytes() != former
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.key")} == {0o600}
-    trusted = ("-CAfile", tmp_path / "ca.pem", "-verify_hostname", PEER_NAME)
+    trusted = ("-CAfile", tmp_path / "ca.pem", "-verify_hostname", "a")
     verified = subprocess.run(
         ["openssl", "verify", *trusted, tmp_path / "a/node.pem"], check=False, capture_output=True
     )
     assert verified.returncode == 0
     shared = shardcache(*command, "--shared")
-    assert [row["node"] for row in shared.json["certificates"]] == ["shared"]
+    assert [row["node"] for row in shared.json["certificates"]] == [PEER_NAME]
     (tmp_path / "ca.key").unlink()
     lost = shardcache(*command, "--shared")
     assert lost.code == 2 and lost.json["error"]["remedy"]

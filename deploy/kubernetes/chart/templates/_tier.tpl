@@ -9,6 +9,7 @@
     - run
     - --nodes=/etc/shardcache/tier/nodes
     - --node=$(NODE_NAME)
+    - --shared-certificate
     - --listen=$(POD_IP)
     - --store=$(STORE)
     - --max-size=$(MAX_SIZE)
