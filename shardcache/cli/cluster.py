@@ -38,8 +38,10 @@ _HELP = {
     "--resolver": "DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
     "[default: those of /etc/resolv.conf]",
     "--trust-s": "Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
-    "--outage-s": "While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
-    "Signatures cannot be checked then.",
+    "--same-rights": "All nodes may read the same: the store is asked once for all of them, rather than once for each "
+    "access key, of which every node has its own with instance roles.",
+    "--outage-s": "While the store fails, serve what is cached to access keys that it permitted to read it within this "
+    "time. Signatures cannot be checked then.",
     "--stall-timeout-s": "The daemons' --stall-timeout-s, which the tier's time limits follow.",
     "--owner-port": "Port at which nginx serves the other nodes.",
     "--listen": "Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
@@ -122,6 +124,7 @@ _TIER = (
     _option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=_PATH),
     _option("--resolver", None, "ADDRESS[:PORT]", name="resolvers", multiple=True, type=_resolver),
     _option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
+    _option("--same-rights", is_flag=True),
     _option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
     _option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
     _OWNER_PORT,

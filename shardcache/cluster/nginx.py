@@ -43,6 +43,11 @@ _MIN_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
 _SIGNATURE = r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 _LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
+# Whose permission to read an object counts for whom: that of any node; that for the same url, which proves the secret
+# key; and, while the store cannot be asked, that of the same access key.
+_SAME_RIGHTS = "$http_host$object"
+_OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
+_OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 _STATUS_FILE, _ACCESS_LOG, _PID_FILE = "status.json", "access.log", "nginx.pid"
@@ -132,6 +137,8 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "leases_mib": _LEASES_MIB,
         "owners_kib": _MIN_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "weight": tier.weight,
+        "may": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
+        "grant": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
         "front": _socket_path(tier.front(node)),
         "own": own,
         "owner": owner if tier.tls is None else f"{owner} ssl",
@@ -147,6 +154,8 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     servers = (*tier.resolvers, *(() if tier.ipv6 else ("ipv6=off",)))
     tls, store_ca = tier.tls_of(node), {"store_ca": _path(tier.store_ca)}
     pem = {} if tls is None else {"certificate": _path(tls.certificate), "key": _path(tls.key), "ca": _path(tls.ca)}
+    shared_name = PEER_NAME if tls is not None and tls.is_shared else "$owner_name"
+    secured: Rows = [pem | {"owner_name": shared_name}] if pem else []
     # Of these, nginx knows the addresses when it starts.
     known = [store for store in tier.stores if store.is_address or not tier.resolvers]
     groups, copied_s = {store: f"store-{tier.stores.index(store)}" for store in known}, tier.trust_s // _COPIED
@@ -163,7 +172,8 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         ],
         "addresses": [{"group": group, "server": store.server} for store, group in groups.items()],
         "https": [store_ca] if any(store.scheme == "https" for store in tier.stores) else [],
-        "tls": [pem | {"owner_name": PEER_NAME if tls is not None and tls.is_shared else "$owner_name"}] if pem else [],
+        "tls": secured,
+        "noting": secured if tier.outage_s else [],
         "names": [{"name": name} for name in _names(tier)],
         "named": []
         if tls is None

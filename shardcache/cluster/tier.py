@@ -208,6 +208,7 @@ class Tier:
     max_size_bytes: int = 100_000 * MIB  # of the cached parts
     min_free_bytes: int = 5_000 * MIB  # space always kept free on the cache's filesystem
     trust_s: int = 300  # time for which the store's permission for a signed url is cached
+    same_rights: bool = False  # True if all nodes may read the same, so that the permission of one counts for all
     outage_s: int = 0  # time for which a permission is good while the store fails
     stall_timeout_s: float = 20.0  # the daemon's option of that name
     tls: Tls | None = None  # None for plain HTTP between the nodes

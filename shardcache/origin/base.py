@@ -103,12 +103,14 @@ class Route:
     refreshes: bool = False  # fetches the part past the tier's cache, and replaces what it has cached
     detours: bool = False  # leads to another owner
     question: str = ""  # "name" or "alive": asks about the owner, in place of the parts; empty for the parts
+    asks_version: bool = False  # asks which version of the object the store permitted lately, in place of the parts
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers to send in addition to the origin's."""
         headers = {"X-Shardcache-Fresh": "1"} if self.refreshes else {}
         headers |= {"X-Shardcache-Detour": "1"} if self.detours else {}
+        headers |= {"X-Shardcache-Version": "asked"} if self.asks_version else {}
         return headers | ({OWNER: self.question} if self.question else {})
 
 
@@ -152,6 +154,13 @@ class Origin(Protocol):
         """Return the tier's answer to a request for parts, which are then in their file.
 
         None, and nothing requested, if this object's parts must bypass the tier; `flow` is None if no part is expected.
+        Raises what `fetch` raises when the connection fails.
+        """
+        return None
+
+    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
+        """Return the version that the tier was permitted to serve lately; None if it knows none.
+
         Raises what `fetch` raises when the connection fails.
         """
         return None

@@ -40,6 +40,7 @@ has to answer."""
 
 _WATCHED_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
+_VERSION_LIMIT_S = 5.0
 _MAX_FAILURES = 16
 _PAUSE_S = 10.0
 _MAX_SUSPECTS = 4096
@@ -169,6 +170,10 @@ class TierState:
         if not self._breaker.admits(time.monotonic()):
             return None
         return Route(self.address, refreshes=(obj.url, obj.version, start) in self._suspects)
+
+    def version_route(self) -> Route | None:
+        """Return the way to ask which version the store permitted lately; None while the breaker is open."""
+        return Route(self.address, asks_version=True) if self._breaker.admits(time.monotonic()) else None
 
     def served(self, obj: RemoteObject, start: int) -> None:
         """Record that the tier answered a request as expected."""
@@ -330,14 +335,28 @@ class Deferred(Origin):
         try:
             obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
         except errors.OriginUnavailableError:
-            if url not in self._known:
+            # The tier may have its parts; it asks whether this version may be read.
+            lately = self._known.get(url) or await self._permitted_lately(origin, url, self.tier)
+            if lately is None:
                 raise
-            return self._known[url]  # the tier may have its parts; it asks whether this version may be read
+            return lately
         self._known.pop(url, None)
         self._known[url] = obj
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return obj
+
+    @staticmethod
+    async def _permitted_lately(origin: Origin, url: str, tier: TierState) -> RemoteObject | None:
+        """Return the version that the tier knows while the store fails; None if it knows none, or fails, too."""
+        route = tier.version_route()
+        if route is None:
+            return None
+        try:
+            async with asyncio.timeout(_VERSION_LIMIT_S):
+                return await origin.permitted_lately(route, url)
+        except (errors.OriginError, TimeoutError):
+            return None
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

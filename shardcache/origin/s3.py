@@ -131,11 +131,8 @@ class S3Origin(Origin):
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
                 self._refused(url, where["Bucket"])
-            version = _etag(head.get("etag"), url)
-            checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
-            return RemoteObject(
-                url, version, http_semantics.size_of(head["content-length"], url), checksum, joinable=joinable
-            )
+            size_bytes = http_semantics.size_of(head["content-length"], url)
+            return self._object(url, head, size_bytes, joinable=joinable)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`: the link of botocore's chain, never the credentials themselves."""
@@ -187,6 +184,19 @@ class S3Origin(Origin):
             if flow is None:
                 return await self._workers.ask(request)
             return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
+
+    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.permitted_lately`."""
+        where = _place(url)
+        async with self._sessions.use(url) as fs:
+            if not self._usable(where["Bucket"]):
+                return None
+            signed = await self._signed_url(fs, where, url)
+            answer = await self._workers.ask(Request("GET", signed, route.headers, via=route.address))
+        size_bytes = http_semantics.total_bytes(answer.headers.get("content-range"))
+        if answer.status != 206 or size_bytes is None or "etag" not in answer.headers:
+            return None
+        return self._object(url, answer.headers, size_bytes, joinable=False)
 
     async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
@@ -248,6 +258,11 @@ class S3Origin(Origin):
         if not answer.headers.keys() >= _NEEDED:
             raise RefusedError
         return answer.headers
+
+    def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
+        version = _etag(head.get("etag"), url)
+        checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
+        return RemoteObject(url, version, size_bytes, checksum, joinable=joinable)
 
     def _usable(self, bucket: str) -> bool:
         return self._plain and self._refusals[bucket] < _MAX_REFUSALS

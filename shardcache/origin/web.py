@@ -91,11 +91,23 @@ class HttpOrigin(Origin):
             return None
         headers, body = _ask_for(obj, parts, held=False)
         with http_semantics.translated(obj.url):
-            request = self._request(_parsed(obj.url), {**headers, **route.headers}, at_home=True)
-            if redact(bare := request.url.replace("X-Amz-", ".")) != bare:
+            request = self._tier_request(route, obj.url, headers)
+            if request is None:
                 return None
-            request = replace(request, via=route.address, proxy=None, far_only=False)
             return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
+
+    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.permitted_lately`."""
+        with http_semantics.translated(url):
+            request = self._tier_request(route, url, {})
+            if request is None:
+                return None
+            answer = await self._workers.ask(request)
+        size_bytes = http_semantics.total_bytes(answer.headers.get("content-range"))
+        version = answer.headers.get("etag", "")
+        if answer.status != 206 or size_bytes is None or not version.startswith('"'):
+            return None
+        return RemoteObject(url, version, size_bytes)
 
     async def list_prefix(self, prefix: str, received: Received, *, flat: bool = False) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""
@@ -117,6 +129,14 @@ class HttpOrigin(Origin):
             if self._redirect_guard is not None:
                 self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
+
+    def _tier_request(self, route: Route, url: str, headers: Mapping[str, str]) -> Request | None:
+        """Return a request to the tier; None for a url with secrets that the tier would keep."""
+        request = self._request(_parsed(url), {**headers, **route.headers}, at_home=True)
+        bare = request.url.replace("X-Amz-", ".")
+        if redact(bare) != bare:
+            return None
+        return replace(request, via=route.address, proxy=None, far_only=False)
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
         own = self._headers if at_home else {}

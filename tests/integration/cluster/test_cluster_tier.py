@@ -1,5 +1,6 @@
 """The tier of a cluster: nginx on each node, as `shardcache cluster render` configures it."""
 
+import asyncio
 import http.server
 import os
 import re
@@ -18,6 +19,11 @@ import botocore.session
 import pytest
 from botocore.config import Config
 
+from shardcache import shardlist
+from shardcache.cluster.authority import issue
+from shardcache.cluster.tier import Tls, parse
+from shardcache.protocol import ShardRef
+from shardcache_client import ShardDataset
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate
@@ -26,6 +32,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
+from support.stores.faulty_s3 import FaultyS3
 from support.stores.seaweedfs import DOMAIN, REGION, SeaweedFS
 
 pytestmark = needs_nginx
@@ -245,6 +252,18 @@ def test_the_store_is_asked_once_whether_a_signed_url_is_permitted(trust_s: int,
             assert ByArgument.seen.count("bytes=0-0") == questions
 
 
+@pytest.mark.parametrize(("same_rights", "questions"), [(False, 3), (True, 1)])
+def test_nodes_with_keys_of_their_own_may_have_the_same_rights(same_rights: bool, questions: int, web: str) -> None:
+    """Then the store is asked once per object and version, not once for each node's access key."""
+    with TierNodes([web], same_rights=same_rights) as nodes:
+        ByArgument.seen.clear()
+        for number, node in enumerate(nodes.tier.nodes):
+            headers = {"Range": "bytes=0-99", "If-Match": '"any"'}
+            url = f"{web}/own-keys?X-Amz-Credential=key{number}%2F20260101&X-Amz-Signature={number}"
+            assert nodes.get(nodes.front(node), url, headers).status == 206
+        assert ByArgument.seen.count("bytes=0-0") == questions
+
+
 @pytest.mark.slow
 def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
     """Of all parts whose owners live, whichever node had asked the store until then."""
@@ -309,7 +328,7 @@ def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
 ) -> None:
     """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is.
 
-    A node may have found its permission cached, as another node's with the same url.
+    A node may have found its permission cached, as another node's with the same url; one that joined has not read yet.
     """
     with TierNodes([web], 1, outage_s=outage_s) as nodes:
         owner, part = nodes.tier.nodes[0].at(nodes.tier.owner_port), {"Range": "bytes=0-99", "If-Match": '"any"'}
@@ -322,12 +341,91 @@ def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
         assert [read("a", node=f"127.0.0.{node}", signature="hour").status for node in (8, 9)] == [206, 206]
         monkeypatch.setattr(ByArgument, "fails", True)
         if outage_s:
-            for node in ("127.0.0.8", "127.0.0.9"):  # nginx notes a permission after its answer
+            for node in ("127.0.0.8", "127.0.0.9", "127.0.0.10"):  # nginx notes a permission after its answer
                 eventually(lambda node=node: read("a", node=node).status == 206)  # type: ignore[misc]
         else:
             assert read("a").status == 503
         refused = [read("b"), read("a", "unread")]
     assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2
+
+
+def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path) -> None:
+    """A daemon that has lost its cache, and one that never read the shard, learn the version from the tier.
+
+    A shard that nobody read is not to be had.
+    """
+    with SeaweedFS() as store, TierNodes([store.endpoint_url], 2, outage_s=600) as nodes:
+        store.make_bucket("data")
+        urls = [store.put("data", f"{name}.tar", make_tar(random_samples(20))) for name in ("read", "unread")]
+        first, second = nodes.tier.nodes
+        with _daemon(tmp_path / "first", nodes.front(first), store) as daemon:
+            assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
+        os.kill(store.pid, signal.SIGKILL)
+        for name, node in (("again", first), ("new", second)):
+            with _daemon(tmp_path / name, nodes.front(node), store) as daemon:
+                assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
+                assert daemon.status()["counters"]["origin_bytes"] == 0
+                assert shardcache("warm", urls[1], socket=daemon.socket).code == 1
+
+
+@pytest.mark.parametrize("same_rights", [False, True])
+def test_a_version_is_told_to_those_who_may_read_it(
+    same_rights: bool, web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In an outage, on any node: to an access key that was permitted, or to any if all nodes have the same rights."""
+    issue(parse("node1=127.0.0.2,node2=127.0.0.3,node3=127.0.0.4"), tmp_path, 30)
+    tls = Tls(*(tmp_path / "{node}" / file for file in ("ca.pem", "node.pem", "node.key")))
+    with TierNodes([web], outage_s=600, same_rights=same_rights, tls=tls) as nodes:
+
+        def asked(key: str, name: str = "told") -> Answer:
+            url = f"{web}/{name}?X-Amz-Credential={key}%2F20260101&X-Amz-Signature={os.urandom(4).hex()}"
+            return nodes.get(nodes.front(nodes.tier.nodes[2]), url, {"X-Shardcache-Version": "asked"})
+
+        assert asked("a").status == 404
+        assert _first(nodes, f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=1").status == 206
+        monkeypatch.setattr(ByArgument, "fails", True)
+        again = f"{web}/told?X-Amz-Credential=a%2F20260101&X-Amz-Signature=2"
+        eventually(lambda: _first(nodes, again).status == 206)  # nginx notes a permission after its answer
+        answer = asked("a")
+        assert (answer.status, answer.headers["etag"]) == (206, '"any"')
+        assert answer.headers["content-range"] == "bytes 0-0/1000"
+        assert asked("b").status == (206 if same_rights else 404)
+        assert asked("a", "another").status == 404
+
+
+async def test_simulated_requests_are_those_of_a_run(tmp_path: Path) -> None:
+    """Versions at each fetch and each read, permissions, and parts: no run makes more, and this one nearly as many.
+
+    Two more open the connections; a shard that is read while it arrives is not asked for again.
+    """
+    index = tmp_path / "index.json"
+    async with FaultyS3() as store:
+        tar = make_tar(random_samples(20))
+        urls = [store.put(f"{number}.tar", tar) for number in range(12)]
+        index.write_text(shardlist.write([ShardRef(url, None, len(tar), 20) for url in urls]))
+
+        def read() -> None:
+            with TierNodes([store.endpoint_url], 1) as nodes:
+                front = nodes.front(nodes.tier.nodes[0])
+                with _daemon(tmp_path / "d", front, store, "--listing-ttl-s", "0") as daemon:
+                    dataset = ShardDataset(index, shuffle=True, seed=0, socket=daemon.socket)
+                    for epoch in range(2):
+                        dataset.set_epoch(epoch)
+                        assert sum(1 for _ in dataset) == 240
+
+        await asyncio.to_thread(read)
+    options = ("--disk", "1GB", "--ranks", "1", "--workers", "1", "--epochs", "2", "--tier")
+    simulated = shardcache("simulate", index, *options, "--json").json["policies"]["shardcache"]["requests"]
+    assert simulated == 12 + 2 * 12 + 12 + 12
+    assert 0.8 * simulated <= len(store.seen) <= simulated + 2
+
+
+def _daemon(root: Path, front: str, store: SeaweedFS | FaultyS3, *flags: str) -> Daemon:
+    """Return a daemon with an empty cache whose shards come by way of a front."""
+    root.mkdir()
+    config = root / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n')
+    return Daemon(root, "--config", str(config), *flags, env=store.env())
 
 
 # The same store, reached over TLS by its name
