@@ -77,7 +77,8 @@ class Run(SimpleNamespace):
         has_tier = self.tier and name != POLICIES[-1]
         sent = Counter(set(fetched)) if has_tier else fetched
         store_bytes, all_bytes = (sum(n * self.size_bytes(one) for one, n in some.items()) for some in (sent, fetched))
-        requests = fetched.total() + sum(n * -(-self.size_bytes(one) // _PART_BYTES) for one, n in sent.items())
+        requests = self.questions(name, fetched.total(), reads)
+        requests += sum(n * -(-self.size_bytes(one) // _PART_BYTES) for one, n in sent.items())
         return {
             "hits": 1 - fetched.total() / reads,
             "store_bytes": store_bytes,
@@ -85,6 +86,18 @@ class Run(SimpleNamespace):
             "between_nodes_bytes": round(all_bytes * (1 - 1 / self.nodes)) if has_tier else 0,
             "cost": rule_of(Settings.load({}).origin, self.manifest[0].url).cost(store_bytes, requests),
         }
+
+    def questions(self, name: str, fetches: int, reads: int) -> int:
+        """Return the number of requests that bring no bytes of shards, if none of them is saved by its neighbours.
+
+        A daemon asks for a shard's version when it fetches it, and again when a reader gets it, unless that is within
+        `--listing-ttl-s`. The tier asks whether the node that fetches may, unless another one of the same access key
+        asked within `--trust-s`.
+        """
+        if name == POLICIES[-1]:
+            return reads
+        permissions = fetches if self.tier else 0
+        return fetches + reads + permissions
 
     def picture(self) -> str:
         """Return hit rates over the disk of the first node, up to that for all shards which it reads."""

@@ -36,14 +36,14 @@ def figures(index: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever decides; a part is a request, and each shard takes one more for its version."""
+    """Whatever decides; a part is a request, and a shard's version takes one for each fetch and one for each read."""
     (config := index.with_name("c.toml")).write_text(PRICES)
     monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
     found = figures(index, "--disk", "1GB")
     for name in ("shardcache", "MIN", "LRU"):
         policy = found["policies"][name]
-        assert (policy["store_bytes"], policy["hits"], policy["requests"]) == (WHOLE, 0.75, 3 * SHARDS)
-        assert policy["cost"] == pytest.approx(10 * WHOLE / 1e9 + 2 * 3 * SHARDS / 1000)
+        assert (policy["store_bytes"], policy["hits"], policy["requests"]) == (WHOLE, 0.75, 7 * SHARDS)
+        assert policy["cost"] == pytest.approx(10 * WHOLE / 1e9 + 2 * 7 * SHARDS / 1000)
     assert found["policies"]["none"]["store_bytes"] == 4 * WHOLE
     assert found["disk_bytes"] == WHOLE
 
@@ -63,6 +63,10 @@ def test_a_tier_takes_each_shard_store_bytes_once(index: Path) -> None:
     ours, without = tiered["policies"]["shardcache"], alone["policies"]["shardcache"]["store_bytes"]
     assert (ours["store_bytes"], tiered["tier_disk_bytes"]) == (WHOLE, WHOLE // 4)
     assert ours["between_nodes_bytes"] == without * 3 / 4 > WHOLE
+    fetches, parts = without // SHARD_BYTES, 2 * SHARDS
+    assert ours["requests"] == 2 * fetches + 4 * SHARDS + parts, (
+        "version and permission for each fetch, a version per read"
+    )
 
 
 def test_fixed_groups_of_shards_stay_on_their_node(index: Path) -> None:
