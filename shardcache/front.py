@@ -17,6 +17,9 @@ FRONT = "/run/shardcache-tier/front.sock"
 MAX_PATH_BYTES = 107
 """Longest path of a Unix socket."""
 
+WAITING = "waiting"
+"""File beside the front with the reason for which its nginx has not been started yet, while `cluster run` waits."""
+
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
 

@@ -124,6 +124,7 @@ class Counters:
     tier_bytes: int = 0
     tier_requests: int = 0
     tier_failures: int = 0
+    past_tier_bytes: int = 0  # included in `origin_bytes`: of origins behind a tier
     hits: int = 0
     hit_bytes: int = 0
     misses: int = 0
@@ -140,6 +141,11 @@ class Counters:
     def to_json(self) -> dict[str, int]:
         """Return the plain counters by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def fetched_past_tier(self, url: str, size_bytes: int) -> None:
+        """Count bytes from an origin that has a tier in front of it."""
+        self.past_tier_bytes += size_bytes
+        self.fetched(url, size_bytes)
 
     def fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
         """Count bytes from an origin, or requests."""

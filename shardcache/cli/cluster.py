@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,8 +286,11 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
 )
 @click.command(short_help="Run this node's nginx, and follow changes of the list of nodes.", params=[*_TIER])
 @click.option("--node", metavar="NAME", help="This node's name or address in the list.  [default: its host name]")
+@click.option(
+    "--wait", is_flag=True, help="Wait for a list that has this node, and for its certificate, rather than fail."
+)
 @common.json_option
-def run(node: str | None, as_json: bool, **options: Any) -> None:
+def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render` would write.
 
     While it runs, changes of the file with the list of nodes, and of the certificates, are put to use within seconds.
@@ -297,6 +301,7 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
     from threading import Event
 
     from shardcache.cluster.nginx import NodeTier
+    from shardcache.cluster.waiting import end_waiting, run_when_usable
     from shardcache.server.lifecycle import ServiceNotifier
 
     if options["nodes"] == "-":
@@ -310,22 +315,25 @@ def run(node: str | None, as_json: bool, **options: Any) -> None:
 
     notifier = ServiceNotifier.take(os.environ, os.getpid())
 
+    name = node or socket.gethostname().partition(".")[0]
+    run_dir = Path(options["run_dir"].replace("{node}", name))
+
     def ready(line: str) -> None:
+        end_waiting(run_dir)
         tell("ready", line)
         asyncio.run(notifier.tell(READY=1, STATUS=line))
 
-    files = map(Path, filter(_is_file, (options[name] for name in ("ca", "certificate", "key", "nodes"))))
+    say = partial(tell, "message")
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    tier = NodeTier(
-        lambda: _tier_of(**options),
-        node or socket.gethostname().partition(".")[0],
-        tuple(files),
-        lambda message: tell("message", message),
-        ready,
-    )
-    if status := tier.run(stopping):
+
+    def start() -> int:
+        files = [Path(options[option]) for option in ("ca", "certificate", "key", "nodes") if _is_file(options[option])]
+        return NodeTier(lambda: _tier_of(**options), name, tuple(files), say, ready).run(stopping)
+
+    status = run_when_usable(start, run_dir, say, stopping) if wait else start()
+    if status:
         raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
 
 

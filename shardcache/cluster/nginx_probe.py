@@ -1,11 +1,13 @@
 """Health probe of this node's nginx, with only the standard library: it runs every few seconds in a container.
 
-`python -m shardcache.cluster.nginx_probe` exits 0 if the front answers, at its default path or the one given.
+`python -m shardcache.cluster.nginx_probe` exits 0 if the front answers, at its default path or the one given,
+or if `shardcache cluster run --wait` still waits for the list of nodes to have this node.
 """
 
 import sys
+from pathlib import Path
 
-from shardcache.front import FRONT, PEERS, page
+from shardcache.front import FRONT, PEERS, WAITING, page
 
 _LIMIT_S = 5.0
 _FAILED, _USAGE = 1, 2
@@ -22,6 +24,14 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
     raise ValueError("not this tier")
 
 
+def _waiting(front: str) -> str:
+    """Return the reason for which `shardcache cluster run --wait` has not started nginx yet; empty if it has."""
+    try:
+        return Path(front).with_name(WAITING).read_text()
+    except OSError:
+        return ""
+
+
 def main(args: list[str]) -> int:
     """Run the probe; print what it found and return the exit code."""
     if len(args) > 1:
@@ -31,6 +41,9 @@ def main(args: list[str]) -> int:
     try:
         print(answer_of(front))
     except (OSError, ValueError) as exn:
+        if reason := _waiting(front):
+            print(f"waiting: {reason}")
+            return 0
         print(f"{front}: {exn or type(exn).__name__}", file=sys.stderr)
         return _FAILED
     return 0

@@ -73,6 +73,8 @@ def parse(text: str) -> tuple[Node, ...]:
     nodes = tuple(_node(entry) for line in lines for item in _OUTSIDE.findall(line) for entry in _expanded(item))
     if not nodes:
         raise ConfigError("the list of nodes is empty", remedy="write --nodes node1,node2 or --nodes FILE")
+    if len(nodes) > _MAX_NODES:
+        raise ConfigError(f"the list has {len(nodes):,} nodes, more than {_MAX_NODES:,}", remedy="list fewer nodes")
     for attribute in ("name", "address"):
         values = [getattr(node, attribute) for node in nodes]
         if twice := next((value for value, count in Counter(values).items() if count > 1), None):

@@ -74,7 +74,7 @@ class Requests:
 
     async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
         hedging, size_bytes = self.scheduler.origin(span.claim.origin).hedging, span.parts.size_bytes
-        with self.reading(span, span.claim, partial(self.counters.fetched, span.obj.url)) as read:
+        with self.reading(span, span.claim, self._counting(span)) as read:
             span.begun(read)
             patience_s = hedging.patience_s(size_bytes) if span.obj.ranges else None
             first = self._read(span, read, None)
@@ -164,7 +164,7 @@ class Requests:
         try:
             async with slot:
                 self.counters.hedges += 1
-                with self.reading(span, claim, partial(self.counters.fetched, span.obj.url)) as read:
+                with self.reading(span, claim, self._counting(span)) as read:
                     try:
                         sums = await self._read(span, read, commit)
                     finally:
@@ -173,6 +173,12 @@ class Requests:
             if first_has_ended:
                 raise
         return sums
+
+    def _counting(self, span: RequestSpan) -> Received:
+        """Return the function that counts bytes from the origin."""
+        is_tiered = isinstance(span.origin, Deferred) and span.origin.tier is not None
+        counted = self.counters.fetched_past_tier if is_tiered else self.counters.fetched
+        return partial(counted, span.obj.url)
 
     async def _read(self, span: RequestSpan, read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
         self.counters.fetched(span.obj.url, 0, 1)

@@ -120,7 +120,11 @@ class SlowOwners:
 
     def any(self, now_s: float) -> bool:
         """Return whether any owner is left out."""
-        return any(now_s < until_s for until_s in self._until_s.values())
+        return self.left_out(now_s) > 0
+
+    def left_out(self, now_s: float) -> int:
+        """Return the number of owners that are left out."""
+        return sum(now_s < until_s for until_s in self._until_s.values())
 
 
 class TierState:
@@ -139,12 +143,21 @@ class TierState:
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""
         expires_s = self._published.get("certificate_expires_s")
+        owners_left_out = self.slow_owners.left_out(time.monotonic())
         return {
             "address": self.address,
             "failing": self._breaker.is_open,
             "stale": bool(self._published.get("stale")),
             "certificate_expires_s": expires_s if isinstance(expires_s, float) else None,
+            "owners_left_out": owners_left_out,
+            "store_bytes": self._count("from_store_bytes"),
+            "cached_bytes": self._count("cached_bytes"),
         }
+
+    def _count(self, name: str) -> int:
+        """Return a number that this node's nginx publishes; 0 if it does not."""
+        found = self._published.get(name)
+        return found if isinstance(found, int) else 0
 
     async def watch(self) -> None:
         """Keep up with what `shardcache cluster run` publishes on this node; runs until it is cancelled."""

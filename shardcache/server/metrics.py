@@ -76,6 +76,7 @@ _COUNTERS = (
     Row(COUNTER, "tier_bytes", "tier_received_bytes", "Bytes received from the tier, failed requests included."),
     Row(COUNTER, "tier_requests", "tier_requests", "Requests sent to the tier."),
     Row(COUNTER, "tier_failures", "tier_failures", "Requests to the tier that failed; the origin was requested."),
+    Row(COUNTER, "past_tier_bytes", "tier_bypassed_bytes", "Bytes received from origins that have a tier in front."),
     Row(COUNTER, "retries", "origin_retries", "Requests retried after a transient failure."),
     Row(COUNTER, "hedges", "hedges", "Hedged requests: parts requested a second time because the first was late."),
     Row(COUNTER, "hedged_bytes", "hedged_bytes", "Bytes received by the losing request of a hedged pair."),
@@ -114,6 +115,9 @@ _TIER = (
     Row(GAUGE, "failing", "tier_failing", "1 while the tier is requested only by probes, after failures."),
     Row(GAUGE, "stale", "tier_stale", "1 while this node's nginx uses an old list of nodes or old certificates."),
     Row(GAUGE, "certificate_expires_s", "tier_certificate_expiry_timestamp_seconds", "Expiry; +Inf if there is none."),
+    Row(GAUGE, "owners_left_out", "tier_left_out_owners", "Nodes whose part of the tier is left out for being slow."),
+    Row(COUNTER, "store_bytes", "tier_store_bytes", "Bytes that this node's nginx received from origins."),
+    Row(GAUGE, "cached_bytes", "tier_cached_bytes", "Size of the parts that this node's nginx has cached."),
 )
 _JOB = (
     Row(GAUGE, "sessions", "job_sessions", "Connected readers."),

@@ -153,21 +153,22 @@ def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
 
 
 def test_a_pod_whose_tier_does_not_start_reads_from_the_store(cluster: TierCluster, dataset: Dataset) -> None:
-    """Neither list nor certificate exists yet: nothing holds up the daemon, and the tier names the missing file.
+    """Neither list nor certificate exists yet: the pod is ready, and the tier waits for the file that it names.
 
-    A list without the node is an error of the tier, too; the daemon of both pods does without it.
+    So it does for a list that has the node.
     """
     listed, certificate = cluster.objects.pop(NODES), cluster.objects.pop(SECRET)
     try:
         with cluster.pod(cluster.nodes[3], "early") as pod:
-            pod.containers["shardcache"].wait_until_started()
-            assert pod.containers["tier"].wait() == 2
-            assert "the list of nodes does not exist" in pod.containers["tier"].log()
+            tier = pod.containers["tier"]
+            for container in pod.containers.values():
+                container.wait_until_started()
+            assert tier.probe("readiness")
+            assert "waiting: the list of nodes does not exist" in tier.log()
             assert 0.99 <= sent(cluster, [pod], dataset) <= ONCE
             cluster.objects |= {NODES: listed, SECRET: certificate}
             pod.volumes.sync()
-            pod.restart("tier")
-            assert pod.containers["tier"].wait() == 2
-            assert "gpu-4 is not among the nodes" in pod.containers["tier"].log()
+            eventually(lambda: "waiting: gpu-4 is not among the nodes" in tier.log(), pause_s=0.5)
+            assert tier.probe("readiness")
     finally:
         cluster.objects |= {NODES: listed, SECRET: certificate}

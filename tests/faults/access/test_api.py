@@ -45,7 +45,12 @@ STATUS = {
     "counters": dict,
     "limits": [{"name": str, "text": str, "holds": bool}],
     "origins": [{"name": str, "connections": int, "limit": int, "throttled": int}],
-    "tiers": [{"address": str, "certificate_expires_s": (*NUMBER, NONE), "failing": bool, "stale": bool}],
+    "tiers": [
+        {
+            **dict.fromkeys(("owners_left_out", "store_bytes", "cached_bytes"), int),
+            **{"address": str, "certificate_expires_s": (*NUMBER, NONE), "failing": bool, "stale": bool},
+        }
+    ],
     "transfers": [
         {
             **dict.fromkeys(("done_bytes", "rate_bytes_per_s", "waiters"), int),

@@ -49,17 +49,22 @@ class NodeRun:
         self._started: list[Process] = []
         self._seen: set[int] = set()
 
-    def start(self) -> int:
-        """Start it; return the process of nginx's master as soon as nginx serves figures."""
+    def begin(self, *flags: str) -> None:
+        """Start it."""
         args = (
             *("cluster", "run", "--nodes", self.listed, "--node", "one"),
             *("--store", STORE, "--owner-port", self._owner_port),
             *("--workers", 1, "--cache-dir", self.folder / "cache", "--run-dir", self.folder / "run"),
             *(("--user", USER) if USER else ()),
+            *flags,
         )
+        self._started.append(Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log"))
+
+    def start(self) -> int:
+        """Start it; return the process of nginx's master as soon as nginx serves figures."""
         figures = self.folder / "run" / "status.json"
         figures.unlink(missing_ok=True)
-        self._started.append(Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log"))
+        self.begin()
         self.until(figures.exists)
         (master,) = children(self.process.pid)
         self._seen |= {master, *children(master)}
@@ -76,7 +81,8 @@ class NodeRun:
 
     def said(self) -> str:
         """Return what it has printed."""
-        return (self.folder / "log").read_text()
+        log = self.folder / "log"
+        return log.read_text() if log.exists() else ""
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return once a condition holds. Raises AssertionError if the command ends before."""
@@ -269,6 +275,23 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
     finally:
         stopping.set()
         process.join()
+
+
+@needs_nginx
+def test_node_waits_for_a_list_that_has_it(node: NodeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that joins is not at fault: the probe succeeds, and nginx starts soon after the list has the node."""
+    node.mounted.replace({"nodes": "two=127.0.0.3\n"})
+    node.begin("--wait")
+    node.until(lambda: "waiting: one is not among the nodes" in node.said())
+    node.until(lambda: main([str(node.front)]) == 0)
+    assert "waiting: one is not among the nodes" in capsys.readouterr().out
+    node.mounted.replace({"nodes": TWO})
+    node.until(lambda: "ready: 2 nodes" in node.said())
+    assert main([str(node.front)]) == 0
+    assert "one: 2 nodes" in capsys.readouterr().out
+    node.process.terminate()
+    assert node.process.wait(GUARD_S) == 0
+    assert main([str(node.front)]) == 1
 
 
 def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_a_store_is_an_endpoint(url: str) -> None:
     assert refused.value.remedy
 
 
+def test_a_list_has_a_limit_however_it_is_written() -> None:
+    """4,096 nodes are listed, and one more is refused, also if no single range exceeds the limit."""
+    many = "10.0.[0-15].[0-255]"
+    assert len(parse(many)) == 4096
+    with pytest.raises(ConfigError, match="4,097 nodes"):
+        parse(f"{many},10.1.0.1")
+
+
 def _tier(nodes: str) -> Tier:
     return Tier(nodes=parse(nodes), stores=(Upstream.parse("http://store"),))
 

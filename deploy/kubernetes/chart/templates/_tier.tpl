@@ -10,6 +10,7 @@
     - --nodes=/etc/shardcache/tier/nodes
     - --node=$(NODE_NAME)
     - --shared-certificate
+    - --wait
     - --listen=$(POD_IP)
     - --store=$(STORE)
     - --max-size=$(MAX_SIZE)
@@ -60,7 +61,7 @@
 
 {{- define "shardcache.tierVolumes" -}}
 - name: tier-run
-  emptyDir: {medium: Memory, sizeLimit: 128Mi}  # names of its files contain signatures
+  emptyDir: {medium: Memory, sizeLimit: 512Mi}  # names of its files contain signatures
 - name: tier-cache
   hostPath: {path: {{ .Values.hostPaths.tier }}, type: DirectoryOrCreate}
 - name: tier-config

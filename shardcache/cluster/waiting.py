@@ -1,0 +1,43 @@
+"""Wait for what a node's tier needs, such as a list that has the node: it may come after the node has joined."""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+from shardcache.errors import ConfigError
+from shardcache.front import WAITING
+
+_RETRY_S = 5.0
+
+
+def run_when_usable(run: Callable[[], int], run_dir: Path, say: Callable[[str], object], stopping: Event) -> int:
+    """Call `run` until it raises no ConfigError, or until `stopping` is set; return its result, or else 0.
+
+    In between, the health probe finds the reason in a file of `run_dir`, and the node is not at fault.
+    """
+    noted = run_dir / WAITING
+    reason = ""
+    while not stopping.is_set():
+        try:
+            return run()
+        except ConfigError as exn:
+            if str(exn) != reason:
+                reason = str(exn)
+                say(f"waiting: {reason}")
+            _write(noted, exn.message)
+        stopping.wait(_RETRY_S)
+    return 0
+
+
+def end_waiting(run_dir: Path) -> None:
+    """Remove the note, if there is one: nginx has been started."""
+    (run_dir / WAITING).unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as exn:
+        reason = f"cannot write {exn.filename}: {exn.strerror}"
+        raise ConfigError(reason, remedy="choose another --run-dir") from None
