@@ -1,0 +1,85 @@
+"""Figures of one node's tier, from the access log of its nginx. Blocking."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcache.cluster.tier import MIB
+
+_READ_BYTES = MIB
+_MAX_LOG_BYTES = 64 * MIB
+
+
+@dataclass(slots=True)
+class Figures:
+    """Requests that a node served as an owner since its tier was started, and its cached parts."""
+
+    hits: int = 0  # requests answered from its disk
+    misses: int = 0  # requests for which it asked the store
+    refused: int = 0  # requests that were refused, such as those that the store did not permit
+    from_tier_bytes: int = 0  # of parts that it sent from its disk
+    from_store_bytes: int = 0  # of parts that it received from the store
+    files: int = 0  # number of cached parts
+    cached_bytes: int = 0  # their size
+
+    def add(self, row: dict[str, object]) -> None:
+        """Add one request to an owner."""
+        if row["status"] != 206:
+            self.refused += 1
+        elif row["cache"] == "HIT":
+            self.hits += 1
+            self.from_tier_bytes += _number(row["sent_bytes"])
+        else:
+            self.misses += 1
+            self.from_store_bytes += sum(map(_number, str(row["received_bytes"]).replace(":", ",").split(",")))
+
+    def measure(self, folder: Path) -> None:
+        """Count the cached parts in a folder."""
+        self.files = self.cached_bytes = 0
+        for where, _folders, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # evicted meanwhile
+                    self.cached_bytes += os.stat(os.path.join(where, name)).st_size  # noqa: PTH116, PTH118  # of 100,000
+                    self.files += 1
+
+
+def _number(text: object) -> int:
+    digits = str(text).strip()
+    return int(digits) if digits.isdigit() else 0
+
+
+class AccessLog:
+    """Reads what nginx adds to its access log; keeps one previous file of it."""
+
+    def __init__(self, path: Path, owner_port: int) -> None:
+        self._path = path
+        self._owner_port = owner_port  # of the requests that count: those to the front are repeated at the owner
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self, figures: Figures) -> None:
+        """Add the lines since the last call."""
+        for line in self._lines():
+            with suppress(ValueError):  # the disk was full in the middle of a line
+                if (row := json.loads(line))["port"] == str(self._owner_port):
+                    figures.add(row)
+
+    def rotate(self) -> bool:
+        """Set the log aside if it is large; nginx has to reopen it then. Call it after `read`."""
+        if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
+            return False
+        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        self._position = 0
+        return True
+
+    def _lines(self) -> Iterator[bytes]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            while end := (data := file.read(_READ_BYTES)).rfind(b"\n") + 1:
+                self._position += end
+                file.seek(self._position)
+                yield from data[:end].splitlines()
