@@ -164,7 +164,7 @@ def test_a_pod_whose_tier_does_not_start_reads_from_the_store(cluster: TierClust
             for container in pod.containers.values():
                 container.wait_until_started()
             assert tier.probe("readiness")
-            assert "waiting: the list of nodes does not exist" in tier.log()
+            assert "the list of nodes does not exist" in tier.log()
             assert 0.99 <= sent(cluster, [pod], dataset) <= ONCE
             cluster.objects |= {NODES: listed, SECRET: certificate}
             pod.volumes.sync()
