@@ -104,7 +104,7 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
 
     def sent() -> list[str]:  # nginx logs a request after its answer
         rows = nodes.log(tier.nodes[0])
-        return [row["upstream"] for row in rows if row["path"] in url and row["port"] != tier.owner_port]
+        return [row["upstream"] for row in rows if row["path"] in url and row["port"] != str(tier.owner_port)]
 
     eventually(lambda: len(sent()) == len(starts))
     assert sent() == wanted and set(wanted) == {node.at(tier.owner_port) for node in tier.nodes}
