@@ -16,7 +16,7 @@ import pytest
 
 from shardcache.cli.cluster import _resolver
 from shardcache.cluster.authority import issue
-from shardcache.cluster.tier import PEER_NAME, Tls, parse
+from shardcache.cluster.tier import PEER_NAME, Node, Tls, parse
 from shardcache.cluster.tier_status import ask
 from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.programs.cli import shardcache
@@ -130,6 +130,13 @@ def test_one_certificate_for_all_admits_no_other_name(issued: Path) -> None:
             context = _context(issued / name, issued / "ca.pem")
             answer = nodes.get(owner, f"{STORE}/.shardcache/peers", {}, context)
             assert answer.status == status, name
+
+
+async def owner_of(nodes: TierNodes, front: Node, part: dict[str, str]) -> str:
+    """Return the address of the owner that a front asks for a part."""
+    headers = part | {"X-Shardcache-Owner": "who"}
+    answer = await asyncio.to_thread(nodes.get, nodes.front(front), f"{STORE}/a.tar", headers)
+    return answer.headers["x-shardcache-owner"]
 
 
 @needs_nginx
