@@ -20,7 +20,8 @@ reader that finds no file, because the shard was evicted before it was needed, r
 requests it again. Samples that could not be joined with those of other shards are counted as `unmatched`. A reader that
 finds a published file damaged releases the lease with `damage`, the error's message, and requests it again: before the
 daemon grants that shard to anybody, it checks it, and makes its index again or fetches it. If a shard has been replaced
-in the object store, a reader that may read another version than the plan's requests the `latest`.
+in the object store, a reader that may read another version than the plan's requests the `latest`. With `named`, a
+cached shard has a `named_path` as well, which ends with the object's own name.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
 first `ready_bytes` are valid, each part verified. `more` waits until there are more than `beyond` bytes, or the shard
@@ -276,7 +277,7 @@ REQUESTS = {
     "extend": Message(_PIECE, answers=("ok",)),
     "lease": Message(
         {"id": int, "position": int},
-        {"partial": bool, "start": int, "beyond": int, "latest": bool},
+        {"partial": bool, "start": int, "beyond": int, "latest": bool, "named": bool},
         answers=_GRANTS,
     ),
     "need": Message({"of": int}),
@@ -291,7 +292,7 @@ ANSWERS = {
     "manifest": Message({"id": int, "packed": bytes}, {"remembered": int}),
     "ok": Message({"id": int}),
     "unknown": Message({"id": int}),
-    "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json]}),
+    "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json], "named_path": str}),
     "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
     "waiting": Message({"id": int, "reason": str}, {"of": int, "done_bytes": int, "total_bytes": int}),
     "error": Message({"error": Json, "id": int | None}),

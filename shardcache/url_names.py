@@ -46,6 +46,12 @@ def compression_of(url: str) -> str | None:
     return next((_COMPRESSIONS[suffix] for suffix in _COMPRESSED_SUFFIXES if name.endswith(suffix)), None)
 
 
+def without_compression(name: str) -> str:
+    """Return the name of a compressed shard without its suffix."""
+    suffix = next((suffix for suffix in _COMPRESSED_SUFFIXES if name.lower().endswith(suffix)), "")
+    return name.removesuffix(name[len(name) - len(suffix) :])
+
+
 def beside_index(index: str, suffix: str) -> str:
     """Return the url of the file that has another suffix in place of an index file's; a query stays."""
     path = path_of(index)

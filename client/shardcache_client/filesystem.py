@@ -115,8 +115,9 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return [*map(self._own_url, found)]
 
     def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> Any:
-        """As fsspec's, of paths."""
-        return self._strip_protocol(super().expand_path(path, recursive, maxdepth, **options))
+        """As fsspec's, of paths: a recursive glob finds an object by its url and by its path."""
+        found = super().expand_path(path, recursive, maxdepth, **options)
+        return sorted({*self._strip_protocol(found)})
 
     def _own_url(self, name: str) -> str:
         url = self.url(name)

@@ -31,8 +31,9 @@ class CachedFile:
     the object was replaced after some of its bytes were read.
     """
 
-    def __init__(self, session: Session, position: int, *, partial: bool = False) -> None:
+    def __init__(self, session: Session, position: int, *, partial: bool = False, named: bool = False) -> None:
         self._session, self._position, self._partial = session, position, partial
+        self._named = named
         self._lease: LeaseRequest | None = None
         self._grant: Grant | None = None  # that of the open file
         self._fd = -1
@@ -43,9 +44,11 @@ class CachedFile:
         return f"CachedFile(position={self._position}, {self._grant})"
 
     def whole(self) -> Path:
-        """Wait for the whole file, and return its path."""
+        """Wait for the whole file, and return its path; with `named`, one that ends with the object's own name."""
         with self._lock:
-            return Path(self._held(0, None)["path"])
+            grant = self._held(0, None)
+            # A daemon of an earlier release gives no name.
+            return Path(str(grant.get("named_path", grant["path"])))
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from `start` to `stop`, fewer at the end of the file, as soon as they have arrived."""
@@ -95,7 +98,7 @@ class CachedFile:
         first = None if stop is None or not self._partial else (start, stop)
         while True:
             if self._lease is None:
-                self._lease = self._session.lease(self._position, partial=self._partial, first=first)
+                self._lease = self._session.lease(self._position, partial=self._partial, first=first, named=self._named)
                 self._session.extend()
             self._lease.first, is_new = first, self._lease.grant is None
             found: Grant | None = self._session.wait(self._lease)
@@ -151,9 +154,10 @@ def cached_paths(
         with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
             weights = [safetensors.torch.load_file(path) for path in paths]
 
-    The files are read-only. Other processes of the node may read them, too, as long as this one is in the block: the
-    files stay cached, also across a restart of the daemon, and are released when the block or the process ends. All of
-    them must fit into the cache at the same time; one file descriptor is open per file.
+    A path ends with the object's own name, that of an inflated shard with `.tar`. The files are read-only. Other
+    processes of the node may read them, too, as long as this one is in the block: the files stay cached, also across a
+    restart of the daemon, and are released when the block or the process ends. All of them must fit into the cache at
+    the same time; one file descriptor is open per file.
 
     Shards, which are files with a name like `.tar` or `.tar.gz`, are checked to be whole tars, and inflated. A prefix
     stands for the shards below it, or if there are none for all files.
@@ -177,7 +181,10 @@ def cached_paths(
     manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, "either")
     with ExitStack() as held:
         session = held.enter_context(session_of(choice, reader, manifest, "either", Patience(timeout_s)))
-        cached = [held.enter_context(closing(CachedFile(session, number))) for number in range(len(manifest))]
+        cached = []
+        for number in range(len(manifest)):
+            file = CachedFile(session, number, named=True)
+            cached.append(held.enter_context(closing(file)))
         yield [str(each.whole()) for each in cached]
 
 
@@ -202,7 +209,7 @@ def open_cached(
     with ExitStack() as held:
         one = Manifest.of([ShardRef(from_here(url))])
         session = held.enter_context(session_of(choice, reader, one, "files", Patience(timeout_s)))
-        path = held.enter_context(closing(CachedFile(session, 0))).whole()
+        path = held.enter_context(closing(CachedFile(session, 0, named=True))).whole()
         return io.BufferedReader(_Held(path, held))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 
@@ -204,6 +205,10 @@ class Cache:
                 continue
             if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
+
+    async def named_path(self, shard: Shard, facts: Facts) -> Path:
+        """Return a path of a leased shard that ends with its object's name, for libraries that go by it."""
+        return await self._store.named_path(shard, facts)
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards that the user may see; report those that stayed and why.

@@ -184,7 +184,8 @@ class Session:
                 async with self._waiting(request_id, position := message["position"]):
                     options = {name: message.get(name, False) for name in ("partial", "latest")}
                     lease = await self._reader.lease(request_id, position, first=_first(message), **options)
-                    return self._granted(lease)
+                    names = await self._names(lease) if message.get("named") else {}
+                    return self._granted(lease) | names
             case "more":
                 async with self._waiting(request_id, self._reader.position(number := message["lease"])):
                     return self._granted(await self._reader.more(number, message["beyond"], _first(message)))
@@ -267,6 +268,12 @@ class Session:
         finally:
             del self._awaited[request_id]
             await self._room.acquire()
+
+    async def _names(self, lease: Lease) -> Json:
+        """Return the path of a cached shard that ends with its object's name."""
+        if lease.shard is None or lease.shard.facts is None:
+            return {}
+        return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
 
     def _granted(self, lease: Lease) -> Json:
         """Return the answer that grants a lease, with the damage found in other leased shards."""

@@ -5,6 +5,7 @@
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
 <root>/partial/probe, pins, format    files about to replace <root>/pins and <root>/format, or to check the disk
+<root>/names/ab/<key>/<name>    a link to a published shard, with its object's name
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space is needed
 <root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
@@ -69,6 +70,7 @@ class Layout:
         self.shards, self.partial, self.quarantine = root / "shards", root / "partial", root / "quarantine"
         self.catalogue, self.pins, self.format = root / "catalogue", root / "pins", root / "format"
         self.probe = self.partial / "probe"
+        self.names = root / "names"
 
     def bucket(self, key: str) -> Path:
         """Return the folder of a published shard, one of 256 that keep directories short."""
@@ -93,7 +95,7 @@ class Layout:
     def folders(self) -> list[Path]:
         """Return every folder that must exist, parents first."""
         buckets = [self.shards / f"{number:02x}" for number in range(256)]
-        return [self.root, self.shards, self.partial, self.quarantine, *buckets]
+        return [self.root, self.shards, self.partial, self.quarantine, self.names, *buckets]
 
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""

@@ -19,6 +19,7 @@ from shardcache.store import disk
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout, Leftover, find_leftovers, find_shards
+from shardcache.store.names import NameLinks
 from shardcache.store.shard import Facts, Scrub, Shard, check_index
 from shardcache.tarindex.tables import read_header
 from shardcache.units import size
@@ -129,6 +130,7 @@ class Store:
         self.space = space
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
+        self._links = NameLinks(layout)
         self.leftovers: dict[str, Leftover] = {}
         self._condemned: dict[str, Shard] = {}  # damaged and out of service, not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
@@ -158,6 +160,7 @@ class Store:
                 store.restore(shard)
             for leftover in find_leftovers(layout):
                 store.leave(leftover)
+            store._links.sweep(store.shards)
         return store
 
     def close(self) -> None:
@@ -270,6 +273,10 @@ class Store:
             )
         return facts
 
+    async def named_path(self, shard: Shard, facts: Facts) -> Path:
+        """Return a path of a shard that ends with its object's name, for libraries that go by it."""
+        return await asyncio.to_thread(self._links.path, shard.key, facts)
+
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
         """Return the facts of shards, read in one thread call; None for unreadable sidecars: readers get the error."""
 
@@ -321,6 +328,8 @@ class Store:
         removed = False
         try:
             removed = await asyncio.to_thread(_unlink_unless_open, paths)
+            if removed:
+                await asyncio.to_thread(self._links.remove, shard.key)
         finally:
             self._removing.discard(shard.key)
             if removed:

@@ -48,6 +48,7 @@ class LeaseRequest:
     request: int = 0  # id of the last request for it
     grant: Grant | None = None  # None while waiting for it
     latest: bool = False  # True if the present version will do, whatever the plan says
+    named: bool = False  # True if a path that ends with the object's name is wanted as well
     unmatched: int = 0  # number of samples read that had no partner in the shards that they are joined with
 
 
@@ -136,17 +137,20 @@ class Session:
         partial: bool | None = None,
         first: tuple[int, int] | None = None,
         latest: bool = False,
+        named: bool = False,
     ) -> LeaseRequest:
         """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it.
 
-        Of a file, another part than the beginning may be needed `first`. With `latest`, it may have been replaced.
+        Of a file, another part than the beginning may be needed `first`. With `latest`, it may have been replaced. With
+        `named`, a path that ends with the object's name is wanted as well.
         """
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
             url = self._plan.shard(position).url
             self._leave(errors.CacheDirError("this process cannot read the daemon's files", url=url))
         self._go_back()
-        lease = LeaseRequest(position, self._partial_reads if partial is None else partial, first, latest=latest)
+        is_partial = self._partial_reads if partial is None else partial
+        lease = LeaseRequest(position, is_partial, first, latest=latest, named=named)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
@@ -399,6 +403,8 @@ class Session:
             options |= {"start": lease.first[0], "beyond": lease.first[1] - 1}
         if lease.latest:
             options["latest"] = True
+        if lease.named:
+            options["named"] = True
         lease.number = lease.request = connection.request("lease", position=place, **options)
         if lease.needed:
             connection.tell("need", of=lease.request)

@@ -1,5 +1,6 @@
 """`cached_paths`: shards as files for other programs, cached as long as somebody holds them."""
 
+import gzip
 import subprocess
 import sys
 import tempfile
@@ -10,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache_client import cached_paths
+from shardcache_client import cached_paths, open_cached
 from support.programs.daemon import Daemon, eventually
-from support.shards.tars import write_shards
+from support.shards.tars import make_tar, write_shards
 
 SHARDS = 8
 
 HOLDER = """
 import resource, os, sys
 sys.modules["torch"] = None  # an import of torch fails
-from shardcache_client import cached_paths
+from shardcache_client import cached_paths, open_cached
 if sys.argv[3:]:
     limit = len(os.listdir("/proc/self/fd")) + int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -106,3 +107,64 @@ def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
     with holder(urls, daemon, "6") as process:
         _, told = process.communicate()
     assert "Too many open files" in told and "ulimit -n" in told
+
+
+NAMES = ["cuts.000000.jsonl.gz", "model-1 of 2.safetensors", "table.parquet", "weights.tar.gz", "7"]
+
+
+def test_paths_end_with_the_names_of_their_objects(folder: Path, daemon: Daemon) -> None:
+    """Libraries go by a file's suffix; other processes, too, may open the path while the file is held."""
+    files = [folder / name for name in NAMES]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    with open_cached(files[0], socket=daemon.socket) as first:
+        assert Path(first.name).name == NAMES[0]
+        assert Path(first.name).read_bytes() == NAMES[0].encode()
+    named = [file for file in files if file.name != "weights.tar.gz"]
+    with cached_paths(named, socket=daemon.socket) as paths:
+        assert [Path(path).name for path in paths] == [file.name for file in named]
+        assert [Path(path).read_bytes() for path in paths] == [file.name.encode() for file in named]
+    with open_cached(files[3], socket=daemon.socket) as tar:
+        assert Path(tar.name).name == "weights.tar.gz"
+
+
+def test_inflated_shard_has_the_name_of_a_plain_tar(folder: Path, daemon: Daemon) -> None:
+    """Its bytes are no longer those of the suffix."""
+    tar = make_tar([{"__key__": "000", "txt": b"text"}])
+    source = folder / "shard.TGZ"
+    source.write_bytes(gzip.compress(tar))
+    with cached_paths(source, socket=daemon.socket) as (path,):
+        assert Path(path).name == "shard.tar"
+        assert Path(path).read_bytes() == tar
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_names_end_with_their_files(folder: Path, daemon: Daemon, is_restarted: bool) -> None:
+    """Whether the file is evicted, or was removed while no daemon was running."""
+    source = folder / f"model-{is_restarted}.bin"
+    source.write_bytes(b"weights")
+    with cached_paths(source, socket=daemon.socket) as (path,):
+        assert Path(path).is_symlink()
+        file = Path(path).resolve()
+    if is_restarted:
+        daemon.stop()
+        file.unlink()
+        daemon.start()
+    eventually(lambda: all_are_evicted(daemon, [path]))
+    assert not Path(path).parent.exists()
+
+
+def test_name_that_cannot_be_made_leaves_the_path_of_the_key(folder: Path, daemon: Daemon) -> None:
+    """A disk that takes no further file still serves what is cached."""
+    source = folder / "unnamed.bin"
+    source.write_bytes(b"weights")
+    names = daemon.cache_dir / "names"
+    names.rename(names.with_name("aside"))
+    names.write_bytes(b"")
+    try:
+        with cached_paths(source, socket=daemon.socket) as (path,):
+            assert Path(path).suffix == ".tar"
+            assert Path(path).read_bytes() == b"weights"
+    finally:
+        names.unlink()
+        names.with_name("aside").rename(names)

@@ -1,0 +1,74 @@
+"""Names of cached files for libraries that go by a file's suffix: links with the objects' own names.
+
+<root>/names/ab/<key>/<name>    a symbolic link to <root>/shards/ab/<key>.tar
+
+A link is made when a reader asks for it, and removed with its shard. It is disposable: where it cannot be made, a file
+is handed out under its key. Everything here blocks: call it in a thread.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Container
+from pathlib import Path
+
+from shardcache.store.folder import TAR, Layout, is_key
+from shardcache.store.shard import Facts
+from shardcache.url_names import compression_of, path_of, without_compression
+
+_MAX_NAME_BYTES = 255  # of a file, on the filesystems of Linux
+_NO_NAMES = ("", ".", "..")
+
+
+def name_of(facts: Facts) -> str | None:
+    """Return the name of an object, that of a plain tar if it was inflated; None if no file can have it."""
+    name = path_of(facts.url).rpartition("/")[2]
+    is_inflated = facts.samples is not None and compression_of(facts.url) is not None
+    if is_inflated:
+        name = without_compression(name) + TAR
+    is_possible = name not in _NO_NAMES and len(os.fsencode(name)) <= _MAX_NAME_BYTES
+    return name if is_possible and "\0" not in name else None
+
+
+class NameLinks:
+    """The links to the shards of one cache folder."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __repr__(self) -> str:
+        return f"NameLinks({str(self._layout.names)!r})"
+
+    def path(self, key: str, facts: Facts) -> Path:
+        """Return a path of a published shard that ends with its object's name, or that of its tar if it has none."""
+        tar = self._layout.tar(key)
+        name = name_of(facts)
+        if name is None:
+            return tar
+        link = self._folder(key) / name
+        try:
+            self._make(link, tar)
+        except OSError:  # a full or failing disk: the shard itself is there
+            return tar
+        return link
+
+    def _make(self, link: Path, tar: Path) -> None:
+        if link.is_symlink():
+            return
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # made by another reader's request at the same time
+            # Relative, since a container may see the cache elsewhere.
+            link.symlink_to(os.path.relpath(tar, link.parent))
+
+    def remove(self, key: str) -> None:
+        """Remove the links to a shard, if there are any."""
+        shutil.rmtree(self._folder(key), ignore_errors=True)
+
+    def sweep(self, keys: Container[str]) -> None:
+        """Remove the links to all shards but those with `keys`."""
+        for folder in self._layout.names.glob("*/*"):
+            if is_key(folder.name) and folder.name not in keys:
+                self.remove(folder.name)
+
+    def _folder(self, key: str) -> Path:
+        return self._layout.names / key[:2] / key
