@@ -112,6 +112,9 @@ class Nginx:
     def _listens(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"nginx ended at once:\n{self.log.read_text()}")
+        # The kernel takes connections before the workers are started.
+        if not self.workers():
+            return False
         with self._entered():
             return all(map(_accepts, self._addresses))
 
