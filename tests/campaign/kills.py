@@ -221,10 +221,13 @@ def _sizes_bytes(cache: Path) -> dict[Path, int]:
 
 def _is_stray(name: Path, path: Path) -> bool:
     match name.parts:
-        case ("shards" | "partial" | "quarantine" | "catalogue",) | ("catalogue", *_) | ("format" | "pins",):
+        case ("shards" | "partial" | "quarantine" | "catalogue" | "names",) | ("catalogue", *_) | ("format" | "pins",):
             return False
-        case ("shards", bucket):
+        case ("shards" | "names", bucket):
             return len(bucket) != 2
+        case ("names", bucket, key, *_):
+            cache = path.parents[len(name.parts) - 1]
+            return not (cache / "shards" / bucket / (key + TAR)).exists()
         case ("quarantine", file) if path.suffix == TAR:
             return not is_key(Path(file).stem)  # its sidecar follows by a second call
         case ("shards", _, file) | ("quarantine", file):

@@ -124,7 +124,7 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
-    ("decoding.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
+    ("decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
     ("sharing/handover.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 

@@ -123,7 +123,7 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
             assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
             assert daemon.status()["counters"]["origin_bytes"] == 0, lose
         names = {path.name for path in daemon.cache_dir.iterdir()}
-        assert names == {"shards", "partial", "quarantine", "catalogue", "format"}, lose
+        assert names == {"shards", "names", "partial", "quarantine", "catalogue", "format"}, lose
 
 
 @pytest.mark.parametrize("row", ["5", '[1, {"a": 2}]', '{"0": "v"}', "[" * 10_000 + "]" * 10_000])
