@@ -281,7 +281,8 @@ def test_replaced_file_is_not_read_on(store: GatedStore, daemon: Daemon) -> None
 def test_linked_file_stays_cached_and_counted(folder: Path, daemon: Daemon) -> None:
     """`evict` names the reason, and removes it once the link is gone."""
     with cached_paths(str(folder / "model.safetensors"), socket=daemon.socket) as (path,):
-        os.link(path, link := folder / "link")
+        link = folder / "link"
+        os.link(Path(path).resolve(), link)  # `path` is a symbolic link with the object's name
     eventually(lambda: daemon.leases() == 0)
     pattern = f"{folder}/**"
     kept = json.loads(daemon.request("POST", "/v1/evict", {"urls": [pattern]}))["kept"]
