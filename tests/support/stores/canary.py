@@ -65,7 +65,7 @@ class Canary(ScriptedServer):
         begun = head(*headers, status="206 Partial Content" if asked else "200 OK")
         if request.method == "HEAD":
             return Reply(begun)
-        if not self.bytewise:
+        if asked and not self.bytewise:
             return Reply(begun + data[start:stop])
 
         def send(sock: socket.socket) -> None:
@@ -79,7 +79,7 @@ class Canary(ScriptedServer):
 
 
 class GatedStore(Canary):
-    """Answers a ranged read once its last byte has been let go."""
+    """Answers a ranged read once its last byte has been let go, and sends a whole object as its bytes are."""
 
     def __init__(self) -> None:
         super().__init__()
