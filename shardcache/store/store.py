@@ -324,18 +324,22 @@ class Store:
         """Unlink a shard without leases; return False if some process still has it open."""
         del self.shards[shard.key]
         self._removing.add(shard.key)
-        paths = (self.layout.tar(shard.key), self.layout.sidecar(shard.key))
         removed = False
         try:
-            removed = await asyncio.to_thread(_unlink_unless_open, paths)
-            if removed:
-                await asyncio.to_thread(self._links.remove, shard.key)
+            removed = await asyncio.to_thread(self._remove, shard.key)
         finally:
             self._removing.discard(shard.key)
             if removed:
                 self.space.kept_bytes -= shard.kept_bytes
             else:
                 self.shards[shard.key] = shard  # as most recently used: it is in use, or the disk fails
+        return removed
+
+    def _remove(self, key: str) -> bool:
+        paths = (self.layout.tar(key), self.layout.sidecar(key))
+        removed = _unlink_unless_open(paths)
+        if removed:
+            self._links.remove(key)
         return removed
 
     def is_linked(self, shard: Shard) -> bool:
@@ -381,6 +385,7 @@ class Store:
                 self.layout.tar(shard.key).rename(aside)
             if self.layout.sidecar(shard.key).exists():
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
+            self._links.remove(shard.key)
             for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
                 disk.fsync_path(folder)  # a power loss must not undo the renames
         return Leftover.of(aside)

@@ -12,6 +12,7 @@ import pytest
 
 from shardcache.errors import CapacityError
 from shardcache_client import cached_paths, open_cached
+from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, write_shards
 
@@ -168,3 +169,16 @@ def test_name_that_cannot_be_made_leaves_the_path_of_the_key(folder: Path, daemo
     finally:
         names.unlink()
         names.with_name("aside").rename(names)
+
+
+def test_name_of_a_damaged_file_goes_with_it(folder: Path, daemon: Daemon) -> None:
+    """Once `verify`, or the scrubber before it, has set the file aside, nothing has its name."""
+    source = folder / "damaged.bin"
+    source.write_bytes(b"weights")
+    with cached_paths(source, socket=daemon.socket) as (path,):
+        file = Path(path).resolve()
+    file.chmod(0o600)
+    file.write_bytes(b"WEIGHTS")
+    shardcache("verify", socket=daemon.socket)
+    assert (daemon.cache_dir / "quarantine" / file.name).exists()
+    assert not Path(path).parent.exists()
