@@ -12,12 +12,11 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.shards import Shards, digest
+from shardcache.url_names import INDEX_SUFFIX
 from shardcache_client.order.lanes import Proportions
 from shardcache_client.order.rounds import permutation
 
 By = Literal["samples", "shards"]
-
-_INDEX_SUFFIX = ".json"
 
 
 class Choice(Protocol):
@@ -192,7 +191,7 @@ class Manifest(Sequence[ShardRef]):
         """Build from the daemon's answer to `resolve`, which asked for the urls. Raises ProtocolError."""
         shards = Shards.unpack(answer["packed"])
         assert shards.fingerprint  # once here, rather than in each of the workers that are forked from this process
-        named = not urls or any(_INDEX_SUFFIX in url for url in urls)
+        named = not urls or any(INDEX_SUFFIX in url for url in urls)
         return cls(shards, counts_listed=answer.get("remembered", 1) == 0, versions_named=named)
 
     def of_some(self, numbers: Iterable[int]) -> "Manifest":
