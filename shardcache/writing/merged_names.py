@@ -1,7 +1,26 @@
-"""Names of files that became one sample, though words tell them apart which hardly name kinds of members."""
+"""Names of files that became one sample, though numbers or rare words in them suggest samples of their own."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+
+def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
+    """Return two extensions that begin with different numbers, or of which one is the other's with a number before it.
+
+    Words there, as in `left.png` and `right.png`, name members of one sample.
+    """
+    if not any(extension[:1].isdigit() for extension in extensions):
+        return None
+    for one, other in combinations(extensions, 2):
+        name, _, suffix = one.rpartition(".")
+        other_name, _, other_suffix = other.rpartition(".")
+        if name == other_name:
+            continue
+        numbered = [each for each in (name, other_name) if each[:1].isdigit()]
+        if len(numbered) == 2 or (numbered and suffix == other_suffix):
+            return one, other
+    return None
 
 
 class RareWords:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -16,7 +16,7 @@ from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
 from shardcache.protocol import Json
 from shardcache.store.partial import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER, is_of_macos, split_name
-from shardcache.writing.merged_names import RareWords
+from shardcache.writing.merged_names import RareWords, numbers_apart
 from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8
 
 HUB = "hf:"
@@ -258,7 +258,9 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
                 remedy="rename the files of one of them",
             )
         return
-    merged = _merged([file[len(key) + 1 :] for file in files]) if key_at is None else None
+    if key_at is not None:
+        return
+    merged = numbers_apart([file[len(key) + 1 :] for file in files])
     if merged is not None:
         one, other = (f"{key}.{extension}" for extension in merged)
         raise _merging(one, other, root)
@@ -271,21 +273,6 @@ def _merging(one: str, other: str, root: Path) -> ConfigError:
         remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores for dots in "
         "keys; if they are members of one sample, pass --key-at first-dot",
     )
-
-
-def _merged(extensions: Sequence[str]) -> tuple[str, str] | None:
-    """Return two extensions that begin with different numbers, or of which one is the other's with a number before it.
-
-    Words there, as in `left.png` and `right.png`, name members of one sample.
-    """
-    if not any(extension[:1].isdigit() for extension in extensions):
-        return None
-    for one, other in combinations(extensions, 2):
-        (name, _, suffix), (other_name, _, other_suffix) = one.rpartition("."), other.rpartition(".")
-        numbered = [each for each in (name, other_name) if each[:1].isdigit()]
-        if name != other_name and (len(numbered) == 2 or (numbered and suffix == other_suffix)):
-            return one, other
-    return None
 
 
 def _class_names(roots: Sequence[Path]) -> list[str]:

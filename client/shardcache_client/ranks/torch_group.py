@@ -336,7 +336,7 @@ class OneEpoch(Epochs):
         """Return what follows an epoch that this rank has ended early: the same again, or the next one."""
         if passes.closed():
             return _NEXT
-        if passes.alone() and not passes.comes_to_be_joined(min(_LOG_AFTER_S, self.patience_s)):
+        if passes.alone() and not passes.is_joined_within(min(_LOG_AFTER_S, self.patience_s)):
             log.info("only rank %d has read from epoch %d; it begins the epoch again", passes.rank, passes.epoch)
             return passes.decide(_AGAIN)
         return passes.decided() or passes.leave() or self._wait(passes)
@@ -388,7 +388,7 @@ class _Passes:
         """Return True if no other rank has begun the epoch."""
         return self._begun() == min(1, self.number)
 
-    def comes_to_be_joined(self, timeout_s: float) -> bool:
+    def is_joined_within(self, timeout_s: float) -> bool:
         """Return True as soon as a second rank has begun the epoch, False if none does within the timeout."""
         return self._store.get(f"{self._key}/joined", timeout_s) is not None
 

@@ -378,7 +378,7 @@ async def test_missing_bucket_has_a_remedy_of_its_own(moto: Bucket, tmp_path: Pa
     assert reach.remedy.endswith("aws s3 mb s3://no-such-bucket-here")
 
 
-def test_what_to_do_first_has_no_value_that_was_warned_of(tmp_path: Path) -> None:
+def test_the_first_step_advised_has_no_value_that_was_warned_of(tmp_path: Path) -> None:
     """The command that starts a daemon has the capacity that the disk can hold, wherever it is shown."""
     flags = ["--cache-dir", f"{tmp_path}/cache", "--capacity", "1000TB", "--socket", f"{tmp_path}/s.sock"]
     ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])

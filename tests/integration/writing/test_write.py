@@ -180,7 +180,7 @@ def test_missing_destination_is_named(tmp_path: Path) -> None:
     assert "Missing argument 'DESTINATION'" in ran.err
 
 
-def test_what_is_there_already_is_checked_and_said_to_be(photos: Path, tmp_path: Path) -> None:
+def test_files_already_written_are_checked_and_reported(photos: Path, tmp_path: Path) -> None:
     """The number of files that are compared at once, and at the end that nothing was written."""
     assert "checking" not in shardcache("write", photos, tmp_path / "out").err
     again = shardcache("write", photos, tmp_path / "out")
