@@ -213,6 +213,10 @@ class Mix:
         """Return the first place at which a piece is held."""
         return self._come(piece - 1) if piece else 0
 
+    def leaves(self, piece: int) -> int:
+        """Return the first place at which a piece is no longer held."""
+        return self._come(min(piece + self._stay, self.steps) - 1)
+
     def _come(self, step: int) -> int:
         """Return the number of samples up to the end of a step: all of pieces that have left, parts of the others."""
         held, before = self.pieces_at(step), self.pieces.before
@@ -396,6 +400,15 @@ class Strided(Slice):
         turn, nth = divmod(number, self.width)
         return self.first + turn * self.period + nth
 
+    def passed_before(self, number: int) -> int:
+        """Return the number of places of `passing` before one of these, counted from 0."""
+        return self._place(self.start + number) - self._place(self.start)
+
+    def reached_by(self, passed: int) -> int:
+        """Return the number of these places before the place `passed` of `passing`."""
+        turn, nth = divmod(max(0, self._place(self.start) + passed - self.first), self.period)
+        return turn * self.width + min(nth, self.width) - self.start
+
     def passing(self) -> Part:
         """Return all samples of the lane from the first of these to the last."""
         return self.lane.between(self._place(self.start), self._place(self.stop - 1) + 1)
@@ -407,10 +420,8 @@ class Strided(Slice):
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
-        first = self._place(self.start)
         for passed, shard in self.passing().entries():
-            turn, nth = divmod(max(0, first + passed - self.first), self.period)
-            yield turn * self.width + min(nth, self.width) - self.start, shard
+            yield self.reached_by(passed), shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,104 @@
+"""Batches made by threads: one reads what they are made of, others make them, in order and a limited number ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+B = TypeVar("B")
+
+
+class AbandonedError(Exception):
+    """Nobody wants the batches any more."""
+
+
+def made_by_threads(
+    read: Callable[[Callable[[], None]], Generator[R]], make: Callable[[R], B], *, threads: int, ahead: int
+) -> Generator[B]:
+    """Yield what `make` returns for each item that is read, in their order.
+
+    The threads are started by the first `next`, and end with the iterator: at its end, with an error, or when it is
+    closed or dropped.
+
+    Args:
+        read: returns the items, which a thread of its own iterates over. It gets a function that raises AbandonedError
+            once nobody wants them, to be called now and then in a long wait.
+        make: is called by `threads` threads.
+        ahead: maximum number of items that have been read, but not yielded.
+
+    Raises what `read` and `make` raise, where their item would have come.
+    """
+    line = _Line(ahead)
+    with ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make") as pool:
+        # A daemon thread: at the end of a script that has dropped nothing, Python would wait for any other.
+        reader = threading.Thread(
+            target=_read, args=(line, read, partial(_submit, pool, make)), name="shardcache-read", daemon=True
+        )
+        reader.start()
+        try:
+            while (future := line.take()) is not line.end:
+                yield future.result()
+            line.end.result()  # raises what `read` has raised
+        finally:
+            line.abandon()
+            reader.join()
+            pool.shutdown(cancel_futures=True)
+
+
+class _Line:
+    """The batches that are being made, in order, between the thread that reads and the one that takes them."""
+
+    def __init__(self, ahead: int) -> None:
+        self.end = Future[None]()  # comes after the last batch, with the error of reading, if there is one
+        self._futures: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._free = threading.Semaphore(ahead)
+        self._abandoned = False
+
+    def take(self) -> Future[Any]:
+        """Wait for the next batch that is being made, and return it; that of the reading at the end."""
+        future = self._futures.get()
+        self._free.release()
+        return future
+
+    def put(self, future: Future[Any]) -> None:
+        """Append a batch that is being made, or the end."""
+        self._futures.put(future)
+
+    def wait_until_free(self) -> None:
+        """Wait until another batch may be begun. Raises AbandonedError."""
+        self._free.acquire()
+        self.check()
+
+    def check(self) -> None:
+        """Raise AbandonedError if nobody takes the batches any more."""
+        if self._abandoned:
+            raise AbandonedError
+
+    def abandon(self) -> None:
+        """Have the thread that reads end."""
+        self._abandoned = True
+        self._free.release()
+
+
+def _read(line: _Line, read: Callable[[Callable[[], None]], Generator[R]], submit: Callable[[R], Future[Any]]) -> None:
+    try:
+        line.wait_until_free()
+        with closing(read(line.check)) as items:
+            for item in items:
+                line.put(submit(item))
+                line.wait_until_free()
+    except BaseException as exn:  # noqa: BLE001 - it is raised where the batches are taken
+        line.end.set_exception(exn)
+    else:
+        line.end.set_result(None)
+    line.put(line.end)
+
+
+def _submit(pool: ThreadPoolExecutor, make: Callable[[R], B], item: R) -> Future[B]:
+    return pool.submit(make, item)

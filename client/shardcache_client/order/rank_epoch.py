@@ -1,0 +1,287 @@
+"""One rank's epoch as numbered places: the sample at each of them, and the shards that a range of them needs. Pure.
+
+A place is found from its number alone, so that any batch can be made without those before it, by whoever is free.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import merge
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
+
+from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
+from shardcache_client.order.manifest import Manifest
+
+# Steps whose samples are kept, per mix: the one being read, and the next, into which a batch may reach.
+_KEPT_STEPS = 2
+
+# Shards of a selection whose chosen numbers are kept: as many as windows usually have.
+_MAX_KEPT_CHOICES = 64
+
+_GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
+
+
+class Place(NamedTuple):
+    """A sample: the number of its shard in the manifest, and its own number in the shard."""
+
+    shard: int
+    number: int
+
+
+class Visit(NamedTuple):
+    """A range of places, `first` to `end`, of which some need a shard."""
+
+    first: int
+    end: int
+    shard: int
+
+
+class RankEpoch:
+    """The places of a rank's share of an epoch, or of the rest of one.
+
+    Args:
+        share: the share, of counted samples.
+        manifest: of the dataset.
+
+    Attributes:
+        is_in_file_order: True if the samples of each shard come one after another.
+    """
+
+    def __init__(self, share: Share, manifest: Manifest) -> None:
+        self._manifest = manifest
+        counts = manifest.counts or ()
+        self._parts = [_places_of(part, counts) for part in share.segments]
+        self._starts = [0, *accumulate(part.samples for part in self._parts)]
+
+        self.is_in_file_order = manifest.choices is None and not any(part.mixed for part in share.segments)
+
+    def __repr__(self) -> str:
+        return f"RankEpoch(samples={len(self)})"
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def between(self, start: int, stop: int) -> list[Place]:
+        """Return the places from number `start` to `stop`, or to the end of the epoch."""
+        return [self._in_tar(place) for place in self._between(start, min(stop, len(self)))]
+
+    def _between(self, start: int, stop: int) -> Iterator[Place]:
+        for part, begin in zip(self._parts, self._starts, strict=False):
+            first = max(start - begin, 0)
+            last = min(stop - begin, part.samples)
+            if first < last:
+                yield from part.between(first, last)
+
+    def _in_tar(self, place: Place) -> Place:
+        """Return a place with the sample's number in the tar, of which the dataset may have chosen some samples."""
+        chosen = self._chosen(place.shard)
+        return place if chosen is None else Place(place.shard, chosen[place.number])
+
+    def _chosen(self, shard: int) -> Sequence[int] | None:
+        if self._manifest.choices is None:
+            return None
+        if shard not in self._chosen_of:
+            if len(self._chosen_of) >= _MAX_KEPT_CHOICES:
+                self._chosen_of.popitem(last=False)
+            self._chosen_of[shard] = self._manifest.chosen(shard)
+        return self._chosen_of[shard]
+
+    @cached_property
+    def _chosen_of(self) -> OrderedDict[int, Sequence[int] | None]:
+        return OrderedDict()
+
+    def visits(self, start: int = 0) -> Iterator[Visit]:
+        """Yield the visits that end after the place `start`, in the order in which they begin.
+
+        They are made when they are asked for: an epoch may be as long as you like.
+        """
+        for part, begin in zip(self._parts, self._starts, strict=False):
+            skipped = min(max(start - begin, 0), part.samples)
+            if skipped < part.samples:
+                for visit in part.visits(skipped):
+                    yield Visit(max(visit.first, skipped) + begin, visit.end + begin, visit.shard)
+
+
+def substitutes(place: int, places: int) -> Iterator[int]:
+    """Yield every other place of a rank's epoch once, as substitutes for one whose sample cannot be read.
+
+    Each is the golden section of the epoch further on than the one before, so that they are spread evenly, and those
+    of neighbours are neighbours, too: the substitutes for a lost shard come from few shards. (Kronecker's sequence; see
+    Knuth, The Art of Computer Programming, vol. 3, section 6.4.)
+    """
+    step = max(1, round(places * _GOLDEN_SECTION))
+    while math.gcd(step, places) > 1:
+        step += 1
+    for nth in range(1, places):
+        yield (place + nth * step) % places
+
+
+class _Places(ABC):
+    """The places of one part of a share, counted from its beginning."""
+
+    samples: int
+
+    @abstractmethod
+    def between(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places from one number to another."""
+
+    @abstractmethod
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield the visits that end after a place, in the order in which they begin."""
+
+
+def _places_of(part: Part, counts: Sequence[int]) -> _Places:
+    if isinstance(part, Segment):
+        return _MixedPlaces(part, counts)
+    if isinstance(part, Strided):
+        return _StridedPlaces(part, _places_of(part.passing(), counts))
+    assert isinstance(part, Interleaved)
+    return _InterleavedPlaces(part, {lane: _places_of(each, counts) for lane, each in part.parts().items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The samples of a step of a mix, in order."""
+
+    first: int  # place in the mix of the first of them
+    places: Sequence[Place]
+
+
+class _MixedPlaces(_Places):
+    """Places of a range of a mix."""
+
+    def __init__(self, segment: Segment, counts: Sequence[int]) -> None:
+        self.samples = segment.samples
+        self._mix = segment.mix
+        self._pieces = segment.pieces
+        self._begin = segment.span[0]
+        self._counts = counts
+        self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number
+        self._numbers: dict[int, Sequence[int]] = {}  # of the samples of pieces, by piece
+
+    def between(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places from one number to another; see `_Places`."""
+        at, end = self._begin + start, self._begin + stop
+        number = self._step_of(at)
+        while at < end:
+            step = self._step(number)
+            some = step.places[at - step.first : end - step.first]
+            yield from some
+            at += len(some)
+            number += 1
+
+    def _step_of(self, place: int) -> int:
+        """Return the number of the step that has a place of the mix."""
+        for number, step in self._steps.items():
+            if step.first <= place < step.first + len(step.places):
+                return number
+        return self._mix.find(place)[0]
+
+    def _step(self, number: int) -> _Step:
+        found = self._steps.get(number)
+        if found is None:
+            found = self._steps[number] = self._new_step(number)
+            while len(self._steps) > _KEPT_STEPS:
+                self._steps.popitem(last=False)
+        return found
+
+    def _new_step(self, number: int) -> _Step:
+        mix = self._mix
+        held = mix.pieces_at(number)
+        self._numbers = {piece: self._numbers_of(piece) for piece in held}
+        shards = [mix.pieces[piece].shard for piece in held]
+        parts = [mix.part(piece, number, self._numbers[piece]) for piece in held]
+        draws = [iter(part) for part in parts]
+        order = mix.interleaved(number, [len(part) for part in parts])
+        places = [Place(shards[place], next(draws[place])) for place in order]
+        return _Step(mix.enters(number), places)
+
+    def _numbers_of(self, piece: int) -> Sequence[int]:
+        found = self._numbers.get(piece)
+        if found is not None:
+            return found
+        held = self._mix.pieces[piece]
+        return held.numbers(self._counts[held.shard], permuted=self._mix.window > 0)
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield the visits that end after a place; see `_Places`."""
+        pieces = self._pieces
+        first = self._mix.pieces_at(self._mix.find(self._begin + start)[0]).start
+        shards = self._mix.pieces.shards(first, pieces.stop)
+        for piece, shard in zip(range(first, pieces.stop), shards, strict=True):
+            entered = max(0, self._mix.enters(piece) - self._begin)
+            left = min(self.samples, self._mix.leaves(piece) - self._begin)
+            if max(entered, start) < left:
+                yield Visit(entered, left, shard)
+
+
+class _InterleavedPlaces(_Places):
+    """Places of lanes that take turns."""
+
+    def __init__(self, part: Interleaved, lanes: dict[int, _Places]) -> None:
+        self.samples = part.samples
+        self._turns = part.turns
+        self._begin = part.start
+        self._before = part.turns.before(part.start)  # the number of turns of each lane before the first place
+        self._lanes = lanes
+
+    def between(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places from one number to another; see `_Places`."""
+        firsts = self._taken(start)
+        lasts = self._taken(stop)
+        draws = {lane: each.between(firsts[lane], lasts[lane]) for lane, each in self._lanes.items()}
+        for place in range(self._begin + start, self._begin + stop):
+            yield next(draws[self._turns.lane(place)])
+
+    def _taken(self, place: int) -> list[int]:
+        """Return the number of turns that each lane has had before a place."""
+        turns = self._turns.before(self._begin + place)
+        return [turn - before for turn, before in zip(turns, self._before, strict=True)]
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield the visits that end after a place; see `_Places`."""
+        taken = self._taken(start)
+        lanes = (self._visits_of(lane, taken[lane]) for lane in self._lanes)
+        return merge(*lanes, key=itemgetter(0))
+
+    def _visits_of(self, lane: int, taken: int) -> Iterator[Visit]:
+        places = self._lanes[lane]
+        if taken == places.samples:
+            return
+        for visit in places.visits(taken):
+            first = self._place(lane, visit.first)
+            last = self._place(lane, visit.end - 1)
+            yield Visit(first, last + 1, visit.shard)
+
+    def _place(self, lane: int, number: int) -> int:
+        return self._turns.place(lane, self._before[lane] + number) - self._begin
+
+
+class _StridedPlaces(_Places):
+    """Places of a lane at regular distances."""
+
+    def __init__(self, part: Strided, passing: _Places) -> None:
+        self.samples = part.samples
+        self._part = part
+        self._passing = passing  # all places of the lane from the first of these to the last
+
+    def between(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places from one number to another; see `_Places`."""
+        while start < stop:
+            run = min(stop - start, self._part.width - (self._part.start + start) % self._part.width)
+            first = self._part.passed_before(start)
+            yield from self._passing.between(first, first + run)
+            start += run
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield the visits that end after a place; see `_Places`."""
+        for visit in self._passing.visits(self._part.passed_before(start)):
+            first = self._part.reached_by(visit.first)
+            end = self._part.reached_by(visit.end)
+            if max(first, start) < end:
+                yield Visit(first, end, visit.shard)

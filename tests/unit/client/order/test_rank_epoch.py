@@ -1,0 +1,126 @@
+"""rank_epoch.py: places of a rank's epoch by number, the visits of shards, and substitutes."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardcache.protocol import ShardRef
+from shardcache_client.order.deal import ElasticDeal, SpanDeal
+from shardcache_client.order.lanes import Share
+from shardcache_client.order.manifest import Manifest, Marked
+from shardcache_client.order.rank_epoch import RankEpoch, substitutes
+from shardcache_client.order.rounds import Partition, Phase, Topology
+from support.shards.dealt import Dealt, datasets, mixtures, walk
+
+
+def manifest_of(counts: Iterable[int]) -> Manifest:
+    """Return a manifest of shards with so many samples."""
+    return Manifest.of(ShardRef(f"{number}.tar", samples=count) for number, count in enumerate(counts))
+
+
+def dealt_to(share: Share, counts: list[int]) -> RankEpoch:
+    """Return the epoch of a rank with this share."""
+    return RankEpoch(share, manifest_of(counts))
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> tuple[Share, list[int]]:
+    """A rank's share of any deal, perhaps of the rest after other ranks' batches, with the samples of each shard."""
+    dealt: Dealt = draw(datasets(8, 20) | mixtures())
+    deal: SpanDeal = dealt.deal(draw(st.sampled_from(["pad", "drop"])))
+    if draw(st.booleans()):
+        deal = ElasticDeal(deal, 12, draw(st.sampled_from([1, 2, 3])))
+        ranks = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
+        earlier = [Phase(Partition(1, 1, deal.even, 12), (12 * draw(st.integers(0, 3)),))]
+    else:
+        ranks = draw(st.integers(1, 5))
+        taken = (draw(st.integers(0, 30)),)
+        earlier = [Phase(Partition(draw(st.integers(1, 4)), 1, deal.even), taken)]
+    topology = Topology(draw(st.integers(0, ranks - 1)), ranks)
+    phases = earlier if draw(st.booleans()) else []
+    return deal.share(draw(st.integers(0, 2)), 0, topology, phases), dealt.shards
+
+
+@settings(max_examples=200, deadline=None)
+@given(shares(), st.data())
+def test_any_places_are_those_of_reading_from_the_beginning(
+    given: tuple[Share, list[int]], data: st.DataObject
+) -> None:
+    """Of a dataset, a mixture or global batches; in any order of asking."""
+    share, counts = given
+    whole = walk(share, counts)
+    epoch = dealt_to(share, counts)
+    assert len(epoch) == len(whole)
+    for _ in range(4):
+        start = data.draw(st.integers(0, len(whole)))
+        stop = data.draw(st.integers(start, len(whole) + 3))
+        assert epoch.between(start, stop) == whole[start:stop]
+
+
+@settings(max_examples=200, deadline=None)
+@given(shares(), st.data())
+def test_each_place_is_within_a_visit_of_its_shard(given: tuple[Share, list[int]], data: st.DataObject) -> None:
+    """From any place on; visits begin in order, and none of them is empty or over."""
+    share, counts = given
+    epoch = dealt_to(share, counts)
+    start = data.draw(st.integers(0, len(epoch)))
+    visits = list(epoch.visits(start))
+    assert all(one.first <= other.first for one, other in pairwise(visits))
+    assert all(max(start, visit.first) < visit.end for visit in visits)
+    for number, place in enumerate(epoch.between(start, len(epoch)), start):
+        assert any(visit.first <= number < visit.end for visit in visits if visit.shard == place.shard)
+
+
+@settings(max_examples=100, deadline=None)
+@given(datasets(8, 20), st.integers(1, 4))
+def test_a_rank_holds_a_window_of_shards(dealt: Dealt, ranks: int) -> None:
+    """At no place more than `shuffle_window`, however its share was put together."""
+    shuffle = dealt.shuffles[0]
+    window = max(1, shuffle.window) if shuffle else 1
+    epoch = dealt_to(dealt.deal().share(0, 0, Topology(0, ranks)), dealt.shards)
+    visits = list(epoch.visits())
+    for number in range(len(epoch)):
+        assert sum(visit.first <= number < visit.end for visit in visits) <= window
+
+
+def test_places_of_a_selection_are_numbers_in_the_tar() -> None:
+    """Those of the chosen samples."""
+    chosen = manifest_of([4, 3]).select((Marked.of([0, 1, 0, 1]), None))
+    share = Dealt([[2, 3]], [None]).deal().share(0, 0, Topology())
+    assert RankEpoch(share, chosen).between(0, 9) == [(0, 1), (0, 3), (1, 0), (1, 1), (1, 2)]
+
+
+@given(st.integers(1, 300), st.data())
+def test_substitutes_are_all_other_places_once(places: int, data: st.DataObject) -> None:
+    """So that one good sample is found, if there is any."""
+    place = data.draw(st.integers(0, places - 1))
+    assert sorted([place, *substitutes(place, places)]) == list(range(places))
+
+
+@given(st.integers(100, 10**12), st.data())
+def test_substitutes_of_neighbours_are_neighbours(places: int, data: st.DataObject) -> None:
+    """Those of a lost shard come from few shards, far from it and from each other."""
+    place = data.draw(st.integers(0, places - 2))
+    ours, theirs = substitutes(place, places), substitutes(place + 1, places)
+    some = [next(ours) for _ in range(5)]
+    assert [(each + 1) % places for each in some] == [next(theirs) for _ in range(5)]
+    apart = min((one - other) % places for one in (place, *some) for other in (place, *some) if one != other)
+    assert apart > places / 20
+
+
+def test_an_endless_epoch_is_entered_anywhere() -> None:
+    """Nothing is listed in advance."""
+    dealt = Dealt([[7, 0, 5]], [None], samples=10**15)
+    epoch = dealt_to(dealt.deal().share(0, 0, Topology()), [7, 0, 5])
+    last = 10**15 - 1
+    assert epoch.between(last, 10**15) == [divmod(last % 12, 7) if last % 12 < 7 else (2, last % 12 - 7)]
+    assert next(epoch.visits(last)).end == 10**15
+
+
+@pytest.mark.parametrize("places", [0, 1])
+def test_an_epoch_of_one_place_has_no_substitutes(places: int) -> None:
+    """Nor has one of none."""
+    assert list(substitutes(0, places)) == []
