@@ -52,12 +52,21 @@ class Checksum:
 def digest_of(path: Path, algorithm: str) -> int:
     """Return the MD5 of a file, or its checksum by one of `DIGESTS`. Blocks. Raises OSError."""
     with path.open("rb", buffering=0) as file:
-        if algorithm == GIT_BLOB:
-            begun = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
-        else:
-            begun = hashlib.new(algorithm, usedforsecurity=False)
+        begun = _digest(algorithm, os.fstat(file.fileno()).st_size)
         digest = hashlib.file_digest(file, lambda: begun)
     return int.from_bytes(digest.digest(), "big")
+
+
+def _digest_of_bytes(data: bytes, algorithm: str) -> int:
+    digest = _digest(algorithm, len(data))
+    digest.update(data)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _digest(algorithm: str, size_bytes: int) -> "hashlib._Hash":
+    if algorithm == GIT_BLOB:
+        return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
+    return hashlib.new(algorithm, usedforsecurity=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +210,22 @@ async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
 async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
     fd = os.memfd_create("shardcache-object")
     try:
-        path = f"/proc/{os.getpid()}/fd/{fd}"  # the transport workers run as the same user
         step_bytes = _READ_BYTES if obj.ranges else max(1, obj.size_bytes)
         algorithm = obj.checksum.algorithm if obj.checksum and obj.checksum.algorithm in ALGORITHMS else None
         sums: list[PartSums] = []
         for start in range(0, obj.size_bytes, step_bytes):
             size_bytes = min(step_bytes, obj.size_bytes - start)
-            sums += await origin.fetch(obj, Parts(path, None, step_bytes, start, size_bytes, algorithm), flow) or ()
+            parts = Parts("", None, step_bytes, start, size_bytes, algorithm, fd)
+            sums += await origin.fetch(obj, parts, flow) or ()
 
         if obj.checksum is not None and algorithm is not None:
             checksums = [each.checksum for each in sums]
             obj.checksum.check(combined(algorithm, checksums, step_bytes, obj.size_bytes), obj.url)
-        elif obj.checksum is not None and obj.checksum.algorithm in DIGESTS:
-            obj.checksum.check(await asyncio.to_thread(digest_of, Path(path), obj.checksum.algorithm), obj.url)
-        return await asyncio.to_thread(os.pread, fd, obj.size_bytes, 0)
+
+        data = await asyncio.to_thread(os.pread, fd, obj.size_bytes, 0)
+        if obj.checksum is not None and obj.checksum.algorithm in DIGESTS:
+            found = await asyncio.to_thread(_digest_of_bytes, data, obj.checksum.algorithm)
+            obj.checksum.check(found, obj.url)
+        return data
     finally:
         os.close(fd)

@@ -125,7 +125,7 @@ def request_from_json(message: Message) -> tuple[Request, Body | None]:
 
 _REQUEST = [field.name for field in fields(Request)]
 _BODY = [field.name for field in fields(Body) if field.name != "parts"]
-_PARTS = [field.name for field in fields(Parts)]
+_PARTS = [field.name for field in fields(Parts) if field.name != "fd"]  # that is sent by `descriptors`
 
 
 def number_in(text: object) -> int | None:

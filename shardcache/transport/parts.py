@@ -29,12 +29,13 @@ class PartSums:
 class Parts:
     """Consecutive parts of a file, filled from one body."""
 
-    path: str
+    path: str  # empty for a file without a name
     journal_path: str | None  # of the finished parts
     part_bytes: int  # of every part but the file's last
     start: int  # of the first byte, in the object and in the file; the start of a part
     size_bytes: int  # of the body
     algorithm: str | None = None  # a checksum from `ALGORITHMS` to compute in addition to CRC32C
+    fd: int | None = None  # descriptor, in this process, of a file without a name
 
     @property
     def count(self) -> int:
@@ -70,7 +71,7 @@ class PartsWriter:
     def __init__(self, parts: Parts, fd: int) -> None:
         self._parts = parts
         self._fd = fd
-        self._turn = _turn_of(parts.path)
+        self._turn = _turn_of(parts.path or f"descriptor {parts.fd}")
         self._at = parts.start
         self._crc32c = self._checksum = 0
         self._update_crc32c = checksum_function("crc32c")
@@ -102,16 +103,16 @@ class PartsWriter:
         self._crc32c = self._checksum = 0
 
 
-def _turn_of(path: str) -> threading.Lock:
+def _turn_of(file: str) -> threading.Lock:
     with _giving_turns:
-        return _turns.setdefault(path, threading.Lock())
+        return _turns.setdefault(file, threading.Lock())
 
 
 @contextlib.contextmanager
 def writing(parts: Parts) -> Iterator[PartsWriter]:
     """Open the file of the parts during the block. Raises PartFileError."""
     with _errors():
-        fd = os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC) if parts.fd is None else os.dup(parts.fd)
     try:
         yield PartsWriter(parts, fd)
     finally:

@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
-from shardcache.transport import connections, messages
+from shardcache.transport import connections, descriptors, messages
 from shardcache.transport.parts import PartFileError, PartSums, PartsWriter, checksum_function, write_parts, writing
 from shardcache.transport.tls import TlsSocket
 
@@ -292,9 +292,10 @@ class _ChunksReader:
 
 
 class Worker:
-    """Requests in flight, and the connections that they share."""
+    """Requests in flight, and the connections that they share; descriptors of files without a name come by a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: socket.socket) -> None:
+        self._files = files
         self._pool = connections.Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
         self._threads = ThreadPoolExecutor(_MAX_THREADS)
         self._gates: dict[int, connections.Gate] = {}
@@ -345,9 +346,26 @@ class Worker:
         number = message["id"]
         gate = self._gates[number] = connections.Gate(_limit(message))
         request, body = messages.request_from_json(message)
+        fd = None
+        if body is not None and "file" in message:
+            try:
+                fd = descriptors.receive(self._files, tuple(message["file"]))
+            except OSError as exn:
+                self._end(number, _disk_error(exn))
+                return
+            body = replace(body, parts=replace(body.parts, fd=fd))
+
         held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(request, body, gate, held, self._report_progress, prompt=message["prompt"])
-        self._threads.submit(lambda: self._end(number, _outcome(exchange, self._pool)))
+        self._threads.submit(self._run, number, exchange, fd)
+
+    def _run(self, number: int, exchange: Exchange, fd: int | None) -> None:
+        try:
+            outcome = _outcome(exchange, self._pool)
+        finally:
+            if fd is not None:
+                os.close(fd)
+        self._end(number, outcome)
 
     def _prime(self, message: messages.Message) -> None:
         """Send a request whose exchange has not begun, unless several are waiting for theirs."""
@@ -396,7 +414,7 @@ def _outcome(exchange: Exchange, pool: connections.Pool) -> messages.Message:
     except connections.CancelledError:
         return {"is": "cancelled"}
     except PartFileError as exn:
-        return {"is": "disk", "errno": exn.cause.errno, "reason": exn.cause.strerror}
+        return _disk_error(exn.cause)
     except connections.NearHostError as exn:
         return {"is": "near", "reason": str(exn)}
     except ssl.SSLCertVerificationError as exn:
@@ -407,19 +425,23 @@ def _outcome(exchange: Exchange, pool: connections.Pool) -> messages.Message:
         return {"is": "failed", "reason": str(exn) or type(exn).__name__}
 
 
+def _disk_error(exn: OSError) -> messages.Message:
+    return {"is": "disk", "errno": exn.errno, "reason": exn.strerror}
+
+
 def _limit(message: messages.Message) -> float:
     limit: float | None = message["limit_bytes"]
     return float("inf") if limit is None else limit
 
 
 def main() -> None:
-    """Run the worker; the only argument is the daemon's pid."""
+    """Run the worker; its arguments are the daemon's pid, and the descriptor of the socket for descriptors."""
     # This process dies with a killed daemon, even in mid-work (prctl(2)): the next daemon may write the same files.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     checksum_function("crc32c")  # imported now, rather than when the first bytes come
     if os.getppid() == int(sys.argv[1]):  # otherwise the daemon was killed before that call
         with suppress(BrokenPipeError):  # it has been killed since, and this process is about to be
-            Worker().run()
+            Worker(socket.socket(fileno=int(sys.argv[2]))).run()
     os._exit(0)  # does not wait for threads that wait for a server
 
 

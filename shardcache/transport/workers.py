@@ -4,6 +4,7 @@ import asyncio
 import errno
 import math
 import os
+import socket
 import ssl
 import sys
 from collections import deque
@@ -16,8 +17,9 @@ from typing import TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.logs import SharedLogger
+from shardcache.transport import descriptors
 from shardcache.transport.messages import HEAD_REMEDY, Answer, Body, Message, Request, decoded, encoded, request_to_json
-from shardcache.transport.parts import PartFileError
+from shardcache.transport.parts import PartFileError, Parts
 
 log = SharedLogger()
 
@@ -199,16 +201,30 @@ class Workers:
                     await worker.end()
 
     async def _start(self) -> "_WorkerProcess":
-        # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
-        command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
         try:
-            _, worker = await asyncio.get_running_loop().subprocess_exec(
-                partial(_WorkerProcess, self._distrust, self._ping_s), *command, stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=None, start_new_session=True,
-            )  # fmt: skip
+            sending, receiving = descriptors.channel()
+            with receiving:
+                return await self._start_with(sending, receiving.fileno())
         except OSError as exn:
             message = f"cannot start a transport worker ({exn.strerror})"
             raise CacheError(message, remedy=NO_PROCESS_REMEDY) from exn
+
+    async def _start_with(self, files: socket.socket, passed_fd: int) -> "_WorkerProcess":
+        # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
+        command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()), str(passed_fd))
+        try:
+            _, worker = await asyncio.get_running_loop().subprocess_exec(
+                partial(_WorkerProcess, self._distrust, self._ping_s, files),
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=None,
+                start_new_session=True,
+                pass_fds=(passed_fd,),
+            )
+        except BaseException:
+            files.close()
+            raise
         return worker
 
     def _distrust(self, before_s: float) -> None:
@@ -294,9 +310,10 @@ class _Running:
 class _WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process."""
 
-    def __init__(self, silent: Callable[[float], None], ping_s: float) -> None:
+    def __init__(self, silent: Callable[[float], None], ping_s: float, files: socket.socket) -> None:
         self._silent = silent  # called when an idle connection stays silent, with the time of the request
         self._ping_s = ping_s  # interval of pings while there are requests
+        self._files = files  # for descriptors of files without a name
         self._pings = 0  # sent since its last message
         self._pinging = False
         self.requests: dict[int, _Running] = {}  # in flight
@@ -311,10 +328,11 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
 
     def writes_to(self, path: str) -> bool:
         """Return whether a request in flight writes to a file."""
-        return any(path == running.path for running in self.requests.values())
+        return bool(path) and any(path == running.path for running in self.requests.values())
 
     def begin(self, request: Request, body: Body | None, flow: Flow) -> _Running:
-        """Send a request."""
+        """Send a request. Raises TransportError if the descriptor of its file cannot be sent."""
+        file = {} if body is None else self._send_descriptor(body.parts)
         running = _Running(next(self._numbers), self._send, flow, None if body is None else body.parts.path)
         self.requests[running.number] = running
         if body is not None and request.url in self.primed:
@@ -323,8 +341,17 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
             self._pings, self._pinging = -1, True
             self._ping()
         what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
-        self._send({"do": "ask", "id": running.number, **what})
+        self._send({"do": "ask", "id": running.number, **what, **file})
         return running
+
+    def _send_descriptor(self, parts: Parts) -> Message:
+        """Send the descriptor of a file without a name; return what the message for which it is sent says of it."""
+        if parts.fd is None:
+            return {}
+        try:
+            return {"file": descriptors.send(self._files, parts.fd)}
+        except OSError as exn:  # the worker has just ended, or is far behind: a retry helps
+            raise TransportError(f"the transport worker takes no file ({exn.strerror})") from exn
 
     def prime(self, request: Request) -> None:
         """Send a request ahead."""
@@ -368,6 +395,7 @@ class _WorkerProcess(asyncio.SubprocessProtocol):
         self.has_ended = True
         self.up.set()
         self._exited.set()
+        self._files.close()
         while self.requests:
             _, running = self.requests.popitem()
             running.receive({"is": "failed", "reason": "the transport worker was killed"})

@@ -138,7 +138,12 @@ def _slot(fd: int) -> int:
 
 def reopened(fd: int) -> int:
     """Return a descriptor with its own open file description, as forked processes share that of the original."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not exist.
+    own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    if os.path.sameopenfile(own_fd, fd):
+        return own_fd
+    os.close(own_fd)
+    raise FileNotFoundError(errno.ENOENT, "/proc/self/fd shows other files than this process's")
 
 
 def take(fd: int, byte: int) -> bool:

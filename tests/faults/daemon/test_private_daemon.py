@@ -1,5 +1,6 @@
 """A user's private daemon: started by whoever reads first, shared, kept apart by credentials, and safe from others."""
 
+import json
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
+from support.stores.buckets import Bucket
 
 SHARDS, SAMPLES = 4, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
@@ -57,9 +59,11 @@ def read(root: Path) -> list[str]:
     return [sample["__key__"] for sample in ShardReader(f"{root}/data/", timeout_s=GUARD_S)]
 
 
-def start_reader(root: Path, *arguments: str, prefix: tuple[str, ...] = (), **options: object) -> subprocess.Popen[str]:
+def start_reader(
+    root: Path, *arguments: str, prefix: tuple[str, ...] = (), urls: str = "", **options: object
+) -> subprocess.Popen[str]:
     """Start a process that reads all samples."""
-    command = [*prefix, sys.executable, "-c", READ, f"{root}/data/", *arguments]
+    command = [*prefix, sys.executable, "-c", READ, urls or f"{root}/data/", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
@@ -242,6 +246,19 @@ def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
     """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--inh-caps=-all", "--bounding-set=-all")
     out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
+    assert out.split() == KEYS, err
+    eventually(lambda: not home.running())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
+def test_index_file_is_read_where_proc_shows_other_processes(root: Path, home: PrivateHome, moto: Bucket) -> None:
+    """In a PID namespace that still has the /proc around it, a process id there is another process's, or nobody's."""
+    paths = sorted((root / "data").iterdir())
+    rows = [{"url": moto.put(path.name, path.read_bytes()), "nsamples": SAMPLES} for path in paths]
+    url = moto.put("index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+    reader = start_reader(root, prefix=("unshare", "--pid", "--fork"), urls=url)
+    out, err = reader.communicate(timeout=GUARD_S)
     assert out.split() == KEYS, err
     eventually(lambda: not home.running())
 

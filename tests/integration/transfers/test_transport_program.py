@@ -18,6 +18,7 @@ import pytest
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError
 from shardcache.store.indexing import TokensRequest
+from shardcache.transport import descriptors
 from shardcache.transport.messages import Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import Parts
 from support.network.scripted_server import Reply, ScriptedServer, answer
@@ -40,8 +41,12 @@ class Program:
     """A worker's process; a context manager. It is killed where it says nothing for too long."""
 
     def __init__(self) -> None:
-        command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.files, passed = descriptors.channel()
+        with passed:
+            command = (sys.executable, "-P", "-m", FETCHING, str(os.getpid()), str(passed.fileno()))
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(passed.fileno(),)
+            )
         self._guard = threading.Timer(GUARD_S, self._process.kill)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -56,11 +61,20 @@ class Program:
         self._guard.cancel()
         self._process.kill()
         self._process.communicate()
+        self.files.close()
 
     def send(self, *messages: Message) -> None:
         """Send messages. Blocks while the worker takes none."""
         self._input.write(b"".join(map(encoded, messages)))
         self._input.flush()
+
+    def outcome(self) -> Message:
+        """Return the end of a request."""
+        for line in self._output:
+            message = decoded(line)
+            if message["is"] != "progress":
+                return message
+        pytest.fail("no outcome")
 
     def wait_received(self, number: int, received_bytes: int) -> None:
         """Return once the worker has reported that a request's body has that many bytes."""
@@ -104,6 +118,52 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
             program.wait_received(7, FIRST + SECOND)
 
 
+def written(server: ScriptedServer, program: Program, sent_fd: int, named_fd: int) -> Message:
+    """Return the outcome of a request for a file by its descriptor, of which the message names another file's inode."""
+    descriptors.send(program.files, sent_fd)
+    request = request_to_json(Request("GET", server.url(), {}), Body(Parts("", None, len(DATA), 0, len(DATA)), 206, {}))
+    file = descriptors.identity(named_fd)
+    program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request})
+    return program.outcome()
+
+
+@pytest.fixture
+def nameless() -> Iterator[tuple[int, int]]:
+    """Two files without a name."""
+    first_fd = os.memfd_create("first")
+    second_fd = os.memfd_create("second")
+    yield first_fd, second_fd
+    os.close(first_fd)
+    os.close(second_fd)
+
+
+def test_file_without_a_name_is_written_by_its_descriptor(nameless: tuple[int, int]) -> None:
+    """No path of it is needed, nor any /proc."""
+    fd, _ = nameless
+    with ScriptedServer(answer(DATA)) as server, Program() as program:
+        assert written(server, program, fd, fd)["is"] == "answer"
+    assert os.pread(fd, len(DATA) + 1, 0) == DATA
+
+
+def test_descriptor_of_another_file_than_the_request_names_is_not_written(nameless: tuple[int, int]) -> None:
+    """The request fails as one whose file cannot be written, and requests nothing."""
+    wrong_fd, fd = nameless
+    with ScriptedServer(answer(DATA)) as server, Program() as program:
+        outcome = written(server, program, wrong_fd, fd)
+    assert (outcome["is"], outcome["reason"]) == ("disk", "the descriptor of another file has arrived")
+    assert os.fstat(wrong_fd).st_size == 0
+
+
+def test_request_whose_descriptor_is_missing_fails(nameless: tuple[int, int]) -> None:
+    """Rather than wait for it, which would keep all other requests waiting."""
+    fd, _ = nameless
+    request = request_to_json(Request("GET", "http://127.0.0.1:1/", {}), Body(Parts("", None, 1, 0, 1), 206, {}))
+    with Program() as program:
+        file = descriptors.identity(fd)
+        program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, "file": file, **request})
+        assert program.outcome()["is"] == "disk"
+
+
 @pytest.mark.parametrize("module", [FETCHING, INDEXING])
 def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -> None:
     """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
@@ -111,8 +171,18 @@ def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -
     os.close(reading)
     missing = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "s3://bucket/a.tar", "npy")
     asked = json.dumps(asdict(missing)).encode() + b"\n" if module.endswith("indexing") else b""
-    command = (sys.executable, "-P", "-m", module, str(os.getpid()))
-    ran = subprocess.run(command, input=asked, stdout=writing, stderr=subprocess.PIPE, timeout=GUARD_S, check=False)
+    files, passed = descriptors.channel()
+    with files, passed:
+        command = (sys.executable, "-P", "-m", module, str(os.getpid()), str(passed.fileno()))
+        ran = subprocess.run(
+            command,
+            input=asked,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=GUARD_S,
+            check=False,
+            pass_fds=(passed.fileno(),),
+        )
     os.close(writing)
     assert ran.stderr == b""
 
