@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardcache.errors import CacheDirError, DaemonError, ShardcacheError, from_json
+from shardcache.errors import CacheDirError, DaemonError, NoDaemonError, ShardcacheError, from_json
 from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
 from shardcache.protocol import Json
 from shardcache.store.disk import free_bytes, mount_of
@@ -40,7 +40,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     """Start the private daemon of this environment, unless it runs; return where it is, once it serves.
 
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache; DaemonError if the
-    daemon ends before it serves.
+    daemon ends before it serves; NoDaemonError if it was killed.
     """
     place = PrivatePlace.find()
     base = cache_base({**os.environ, **({"SHARDCACHE_CACHE_DIR": flags["cache_dir"]} if "cache_dir" in flags else {})})
@@ -54,11 +54,12 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
             folder = _free_folder(base, name)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             os.close(reader)
             _serve(settings, place, writer, locks)
         os.close(writer)
-        return _outcome(reader, place)
+        return _outcome(reader, place, pid)
 
 
 def cache_base(env: Mapping[str, str]) -> Path:
@@ -181,11 +182,20 @@ def _report(writer: int, **outcome: Any) -> None:
     os.close(writer)
 
 
-def _outcome(reader: int, place: PrivatePlace) -> Json:
-    """Wait for the daemon's report, which ends with the daemon at the latest."""
+def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
+    """Wait for the report of the daemon `pid`, which ends with the daemon at the latest.
+
+    Raises NoDaemonError if the daemon was killed, which another try may mend.
+    """
     with os.fdopen(reader, "rb") as file:
         report = file.read()
     if not report:
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            raise NoDaemonError(
+                f"the private daemon was killed before it was ready (signal {os.WTERMSIG(status)})",
+                remedy="if memory is short, free some: dmesg names what the kernel killed",
+            )
         raise DaemonError("the private daemon ended before it was ready", remedy=f"see its log: tail {place.log}")
     outcome: Json = json.loads(report)
     if "error" in outcome:

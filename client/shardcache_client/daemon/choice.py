@@ -90,7 +90,8 @@ def ensure_started() -> Path:
     """Return the socket of the private daemon with this process's credentials; start it unless it runs.
 
     Of many processes that need it at once, one starts it, and the others wait. Raises DaemonError if its folder could
-    be another user's, and the errors of `shardcache serve`.
+    be another user's, and the errors of `shardcache serve`; NoDaemonError if it was killed while it started, which
+    another try mends.
     """
     place = PrivatePlace.find()
     if not is_listening(place.socket):
@@ -118,6 +119,10 @@ def _start() -> None:
     except subprocess.TimeoutExpired:
         raise errors.DaemonError(f"the private daemon did not start within {_START_S:g} s") from None
     except ValueError:
+        if process.returncode < 0:
+            raise errors.NoDaemonError(
+                f"the start of the private daemon was killed (signal {-process.returncode})"
+            ) from None
         raise errors.DaemonError(
             f"the private daemon did not start: {err.strip()[-1000:]}", remedy="shardcache serve --private"
         ) from None

@@ -103,6 +103,40 @@ def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, ho
     assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
 
 
+KILL = """
+import os, signal, sys
+from pathlib import Path
+while True:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            home = f"XDG_RUNTIME_DIR={sys.argv[1]}".encode() in (process / "environ").read_bytes().split(b"\\0")
+        except OSError:
+            continue
+        if home and b"\\0serve\\0--private\\0" in command:
+            os.kill(int(process.name), signal.SIGKILL)
+            print(process.name, flush=True)
+            if sys.stdin.readline() != "again\\n":
+                sys.exit()
+"""
+
+
+@pytest.mark.slow
+def test_readers_survive_a_kill_of_the_daemon_while_it_starts(root: Path, home: PrivateHome) -> None:
+    """Three times, the command or the daemon that it forks is killed before it serves; no reader fails."""
+    command = [sys.executable, "-c", KILL, str(home.runtime)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killer:
+        assert killer.stdin is not None
+        assert killer.stdout is not None
+        readers = [start_reader(root) for _ in range(3)]
+        for word in ("again", "again", "end"):
+            assert killer.stdout.readline()
+            killer.stdin.write(f"{word}\n")
+            killer.stdin.flush()
+        outputs = [reader.communicate(timeout=GUARD_S) for reader in readers]
+    assert [out.split() for out, _ in outputs] == 3 * [KEYS], outputs
+
+
 @pytest.mark.slow
 def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither socket nor cache folder is shared between credentials, and no name or log of theirs has any of them."""
