@@ -20,9 +20,10 @@ from pydantic_core import ErrorDetails
 
 from shardcache.access import AllowRule
 from shardcache.errors import ConfigError, did_you_mean
-from shardcache.front import FRONT, MAX_PATH_BYTES
+from shardcache.front import FRONT
 from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
 from shardcache.units import size
+from shardcache.unix_socket import MAX_SOCKET_BYTES
 
 VARIABLE_PREFIX = "SHARDCACHE_"
 MIB = 1024 * 1024
@@ -138,7 +139,7 @@ def _per_second(text: object) -> object:
 
 
 def _front(text: str | None) -> str | None:
-    if text is not None and not (text.startswith("/") and len(os.fsencode(text)) <= MAX_PATH_BYTES):
+    if text is not None and not (text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES):
         raise ValueError(f"{text!r} is not the path of a Unix socket, such as {FRONT}")
     return text
 

@@ -14,9 +14,6 @@ from shardcache.unix_socket import connected, credentials
 FRONT = "/run/shardcache-tier/front.sock"
 """Default path."""
 
-MAX_PATH_BYTES = 107
-"""Longest path of a Unix socket."""
-
 WAITING = "waiting"
 """File beside the front with the reason for which its nginx has not been started yet, while `cluster run` waits."""
 

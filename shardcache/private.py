@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shardcache.errors import DaemonError
 from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV, SYSTEM_SOCKET, may_exist, socket_path
-from shardcache.unix_socket import connected, credentials
+from shardcache.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
 # The variables from which object stores' clients take credentials, endpoints and proxies, and shardcache its options.
 _CREDENTIALS = re.compile(
@@ -34,6 +34,7 @@ _NO_CREDENTIALS = re.compile(r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:
 
 _KEY_BYTES = 32
 _NAME_CHARS = 16
+_SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
 _CONNECT_S = 2.0
 
@@ -202,7 +203,9 @@ def _folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     with suppress(OSError):
         if runtime and (found := Path(runtime).lstat()).st_uid == os.geteuid() and not found.st_mode & 0o077:
-            return Path(runtime) / "shardcache-private"
+            folder = Path(runtime) / "shardcache-private"
+            if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= MAX_SOCKET_BYTES:
+                return folder
     shared = Path("/tmp")  # anyone may write there: see `secured`
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"shardcache-private-{os.geteuid()}"

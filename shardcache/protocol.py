@@ -307,7 +307,8 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of the daemon's socket for this node and user.
 
     In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`; `/run/shardcache/shardcache.sock` if it exists or
-    this user could create it; `$XDG_RUNTIME_DIR/shardcache/`; a folder of the user's own in the temporary directory.
+    this user could create it; `$XDG_RUNTIME_DIR/shardcache/`, unless that is another user's, as after `su`; a folder of
+    the user's own in the temporary directory.
     """
     if explicit is not None:
         return Path(explicit)
@@ -315,9 +316,24 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
         return Path(chosen)
     if may_exist(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "shardcache" if runtime else _user_tmp()
+    runtime = runtime_folder()
+    base = _user_tmp() if runtime is None else runtime / "shardcache"
     return base / SYSTEM_SOCKET.name
+
+
+def runtime_folder() -> Path | None:
+    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or another user's: `su` leaves that of the user before."""
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    if not named:
+        return None
+    folder = Path(named)
+    try:
+        is_own = folder.stat().st_uid == os.geteuid()
+    except PermissionError:
+        return None
+    except OSError:
+        return folder  # whoever uses it gets the error
+    return folder if is_own else None
 
 
 def patterns_from_here(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -7,6 +7,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+MAX_SOCKET_BYTES = 107
+"""Longest path of a Unix socket."""
+
 _UCRED = struct.Struct("iII")
 _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 

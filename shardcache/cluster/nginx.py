@@ -27,10 +27,9 @@ from shardcache.cluster.access_log import AccessLog, Figures
 from shardcache.cluster.nginx_probe import answer_of
 from shardcache.cluster.tier import MAX_COMMON_NAME, MIB, PEER_NAME, Node, Tier, Tls, Upstream
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.front import MAX_PATH_BYTES
 from shardcache.origin.registry import QUESTION
 from shardcache.store.disk import fsync_path
-from shardcache.unix_socket import connected
+from shardcache.unix_socket import MAX_SOCKET_BYTES, connected
 
 _IDLE_S = 5
 _LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
@@ -196,8 +195,8 @@ def _host_pattern(store: Upstream) -> str:
 
 def _socket_path(path: Path) -> str:
     text = _path(path)
-    if len(os.fsencode(text)) > MAX_PATH_BYTES or ":" in text:
-        reason = f"a Unix socket's path has at most {MAX_PATH_BYTES} bytes, and nginx takes none with a colon"
+    if len(os.fsencode(text)) > MAX_SOCKET_BYTES or ":" in text:
+        reason = f"a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, and nginx takes none with a colon"
         raise ConfigError(reason, url=text, remedy="choose another --run-dir")
     return text
 

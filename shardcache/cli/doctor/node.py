@@ -21,8 +21,8 @@ from shardcache.server.connections import own_files
 from shardcache.store.disk import mount_of
 from shardcache.store.folder import Layout
 from shardcache.units import duration, group_name, size, user_name
+from shardcache.unix_socket import MAX_SOCKET_BYTES
 
-_MAX_SOCKET_BYTES = 107
 _SILENT_S = 10.0
 
 _LOCAL = "/path/on/local/disk"
@@ -46,8 +46,8 @@ def socket_place(context: Context) -> Finding:
     """Check the socket's path, and that clients look for the socket there."""
     socket = context.socket
     length = len(os.fsencode(socket))
-    if length > _MAX_SOCKET_BYTES:
-        cause = f"the path has {length} bytes; the kernel's limit is {_MAX_SOCKET_BYTES}"
+    if length > MAX_SOCKET_BYTES:
+        cause = f"the path has {length} bytes; the kernel's limit is {MAX_SOCKET_BYTES}"
         return failed(f"{socket} is too long for a socket", cause, "shardcache serve --socket /run/user/$UID/s.sock")
     if "socket" in context.flags:
         return ok(f"{socket} (--socket)")

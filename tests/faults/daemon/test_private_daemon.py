@@ -250,6 +250,34 @@ def test_folder_that_could_be_anothers_is_refused(root: Path, home: PrivateHome,
     assert not list(home.runtime.glob("*.sock")) and not list(folder.glob("*.sock"))
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
+def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(root: Path, home: PrivateHome) -> None:
+    """After `su bob`, XDG_RUNTIME_DIR is still that of the user before: bob gets a private daemon elsewhere."""
+    code = (
+        "import os, shardcache.private as p, shardcache_client.daemon.choice as c\n"
+        "os.setuid(65534); print(c.DaemonChoice.of().node, p.tool_socket())"
+    )
+    (home.runtime / "shardcache").mkdir(mode=0o700)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S, check=True)
+    node, tool = ran.stdout.split()
+    assert node == "None"
+    assert not tool.startswith(str(home.runtime))
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> None:
+    """A socket's path has at most 107 bytes; the folder in /tmp, here one of this test's own, takes its place."""
+    code = (
+        "import hashlib, os, shardcache.private as p, socket, subprocess\n"
+        "subprocess.run(['mount', '-t', 'tmpfs', 'none', '/tmp'], check=True)\n"
+        "os.environ['XDG_RUNTIME_DIR'] = folder = '/tmp/' + 22 * 'long'; os.mkdir(folder, 0o700)\n"
+        "place = p.PrivatePlace.find(); print(place.folder); socket.socket(socket.AF_UNIX).bind(str(place.socket))"
+    )
+    command = ["unshare", "--mount", sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
+    assert ran.stdout.strip() == f"/tmp/shardcache-private-{os.geteuid()}"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
 def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
