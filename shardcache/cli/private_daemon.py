@@ -6,6 +6,7 @@ import fcntl
 import gc
 import json
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -31,6 +32,16 @@ _OLD_S = 86_400.0
 _MAX_LOG_BYTES = 1024 * 1024
 # A service manager's variables are for the process that it started, which is this one's ancestor.
 _OF_MANAGERS = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
+# A job's limits for its own processes; not that of core files, which would contain credentials.
+_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_MEMLOCK,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+)
 # A scheduler's names for the folder of a job on the node's own disk, and those by which a job is recognised.
 _SCRATCH = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
@@ -162,7 +173,10 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
 
 
 def _detach(log: Path) -> None:
-    """Leave the terminal, the process group, the CPUs and the service manager of the process that started this one."""
+    """Leave what only concerns the process that started this one.
+
+    These are the terminal, the process group, the CPUs, the niceness, the soft limits and the service manager.
+    """
     os.setsid()
     os.chdir("/")
     os.umask(0o077)
@@ -170,6 +184,11 @@ def _detach(log: Path) -> None:
         os.environ.pop(name, None)
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with suppress(OSError):  # only some users may become less nice
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    for kind in _LIMITS:
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (hard, hard))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if os.fstat(output).st_size > _MAX_LOG_BYTES:
         os.ftruncate(output, 0)

@@ -18,6 +18,7 @@ _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, er
 # Limits of this process or the system, and interruptions: they say nothing about a file or its disk.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
 
+_MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -180,12 +181,25 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
-    """Return the filesystem of a path, which need not exist; `table` holds lines of /proc/self/mountinfo (proc(5))."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines() if table is None else table
+    """Return the filesystem of a path, which need not exist; `table` holds lines of /proc/self/mountinfo (proc(5)).
+
+    Raises CacheDirError if there is no /proc.
+    """
+    lines = _mounts() if table is None else table
     place = path.resolve()
     mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
     # The last filesystem mounted on a folder hides the others.
     return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
+
+
+def _mounts() -> list[str]:
+    try:
+        return _MOUNTS.read_text().splitlines()
+    except OSError as exn:
+        raise errors.CacheDirError(
+            f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read ({exn.strerror})",
+            remedy="mount -t proc proc /proc; containers have one by default",
+        ) from exn
 
 
 def _parse(line: str) -> Mount:

@@ -12,6 +12,8 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from shardcache.errors import ConfigError
+
 Notes = dict[str, Any]
 
 _EDITING, _BEGINNING = range(2)  # bytes of the file that processes lock
@@ -139,11 +141,21 @@ def _slot(fd: int) -> int:
 def reopened(fd: int) -> int:
     """Return a descriptor with its own open file description, as forked processes share that of the original."""
     # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not exist.
-    own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError as exn:
+        raise _no_proc() from exn
     if os.path.sameopenfile(own_fd, fd):
         return own_fd
     os.close(own_fd)
-    raise FileNotFoundError(errno.ENOENT, "/proc/self/fd shows other files than this process's")
+    raise _no_proc()
+
+
+def _no_proc() -> ConfigError:
+    return ConfigError(
+        "/proc/self/fd does not show this process's files, which a loader shares with its workers",
+        remedy="mount -t proc proc /proc; containers have one by default",
+    )
 
 
 def take(fd: int, byte: int) -> bool:

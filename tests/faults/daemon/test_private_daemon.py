@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -26,6 +27,8 @@ SHARDS, SAMPLES = 4, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
+
+WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh")
 
 # Reads everything, and prints the keys; with an argument, stops for good after the first sample.
 READ = """
@@ -428,6 +431,41 @@ def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome)
     assert ran.returncode == 1
     assert "network filesystem (nfs4" in ran.stderr and "export SHARDCACHE_CACHE_DIR=" in ran.stderr
     assert not home.running()
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_start_without_proc_is_a_typed_error(root: Path, home: PrivateHome) -> None:
+    """In a chroot without /proc; the error says what to mount."""
+    _, err = start_reader(root, prefix=WITHOUT_PROC).communicate(timeout=GUARD_S)
+    assert "CacheDirError: /proc/self/mountinfo" in err
+    assert "mount -t proc proc /proc" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_reader_without_proc_gets_a_typed_error(root: Path, home: PrivateHome) -> None:
+    """Its daemon runs, but what its processes share has no path elsewhere."""
+    assert shardcache("serve", "--private").code == 0
+    code = READ.replace("ShardReader(sys.argv[1], partial_reads=False)", "ShardDataset(sys.argv[1])").replace(
+        "import ShardReader", "import ShardDataset"
+    )
+    command = [*WITHOUT_PROC, sys.executable, "-c", code, f"{root}/data/"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
+    assert "ConfigError: /proc/self/fd" in ran.stderr
+    assert "mount -t proc proc /proc" in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become less nice")
+def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root: Path, home: PrivateHome) -> None:
+    """It serves all of the user's jobs, whatever the first one's batch script has limited."""
+    prefix = ("sh", "-c", 'ulimit -S -t 1000; exec nice -n 7 "$@"', "sh")
+    out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
+    assert out.split() == KEYS, err
+    (daemon,) = home.pids()
+    assert os.getpriority(os.PRIO_PROCESS, daemon) == 0
+    soft, hard = resource.prlimit(daemon, resource.RLIMIT_CPU)
+    assert soft == hard
 
 
 def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: PrivateHome) -> None:
