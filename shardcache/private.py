@@ -1,17 +1,20 @@
 """This user's private daemons: whether one is wanted here, where it listens, and whose credentials it has.
 
 Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a folder that only
-this user may enter. A daemon uses the credentials of the environment that started it: the name of its socket is a hash
-of them, so a process with other credentials finds no such socket, and gets another daemon. The standard library alone.
+this user may enter. A daemon uses the credentials and the Python of the environment that started it: the name of its
+socket is a hash of both, so a process with others finds no such socket, and gets another daemon. So does a process that
+does not see the daemon's cache. The standard library alone.
 """
 
 import fcntl
 import hmac
+import json
 import os
 import re
 import secrets
 import shlex
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +36,7 @@ _CREDENTIALS = re.compile(
 _NO_CREDENTIALS = re.compile(r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)")
 
 _KEY_BYTES = 32
+_MAX_PLACES = 16
 _NAME_CHARS = 16
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
@@ -65,22 +69,60 @@ def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool
 
 
 class PrivatePlace:
-    """The files of the private daemon that has one environment's credentials, whose hash is their name."""
+    """The files of the private daemon that has one environment's credentials and Python, whose hash is their name.
+
+    Daemons that do not see each other's caches, as in containers, have numbers after that name.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder  # of all private daemons of this user; nobody else may enter it
         self.socket = folder / f"{name}.sock"  # at which the daemon listens
         self.log = folder / f"{name}.log"  # to which it logs
         self.lock = folder / f"{name}.lock"  # locked while it starts
+        self._record = folder / f"{name}.cache"  # names its cache folder
 
     @classmethod
     def find(cls) -> "PrivatePlace":
         """Return the place for this process's environment; its folder is created if it is missing.
 
-        Raises DaemonError if the folder could be another user's, or cannot be created.
+        The daemon that listens there, if one does, has its cache where this process sees it. Raises DaemonError if the
+        folder could be another user's, or cannot be created.
         """
         folder = secured(_folder())
-        return cls(folder, digest(folder))
+        name = digest(folder, _python())
+        for number in range(_MAX_PLACES):
+            place = cls(folder, f"{name}.{number}" if number else name)
+            if not is_listening(place.socket) or place.shows_cache():
+                return place
+        raise DaemonError(
+            f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process sees",
+            remedy="shardcache stop; or mount the same cache folder in all of your containers",
+        )
+
+    def record_cache(self, cache: Path) -> None:
+        """Record the cache folder of the daemon that is about to start. Raises OSError."""
+        found = cache.stat()
+        record = json.dumps([str(cache), found.st_dev, found.st_ino])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._record, flags, 0o600), "w") as file:
+            file.write(record)
+
+    def shows_cache(self) -> bool:
+        """Return True if this process sees the cache folder of the daemon that was started here last.
+
+        In a mount namespace of its own, its path may be missing or lead to another folder.
+        """
+        try:
+            path, device, inode = json.loads(self._record.read_text())
+        except FileNotFoundError:  # that of an earlier release
+            return True
+        except ValueError:  # it is being written
+            return False
+        try:
+            found = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (device, inode)
 
     def running(self) -> list[Path]:
         """Return the sockets at which private daemons of this user listen, whatever their credentials."""
@@ -128,8 +170,10 @@ def _unusable(folder: Path, exn: OSError) -> DaemonError:
     return DaemonError(f"the folder {folder} cannot be used ({exn.strerror})", remedy=remedy)
 
 
-def digest(folder: Path) -> str:
+def digest(folder: Path, python: str = "") -> str:
     """Return the hash of the environment's credentials, with a key that is kept in a folder of this user's own.
+
+    With `python`, another fact by which daemons differ, of that as well.
 
     Without the key, the name of a socket or a cache folder says nothing about the credentials. Raises DaemonError if
     the key can be neither read nor created, as on a full disk.
@@ -139,8 +183,17 @@ def digest(folder: Path) -> str:
     except OSError as exn:
         raise _unusable(folder, exn) from exn
     names = sorted(n for n in os.environ if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
-    text = "\0".join(f"{name}={os.environ[name]}" for name in names)
+    text = "\0".join([*(f"{name}={os.environ[name]}" for name in names), *filter(None, [python])])
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
+
+
+def _python() -> str:
+    """Return the identity of the environment whose packages a daemon has; one made again at its path is another."""
+    prefix = os.path.realpath(sys.prefix)
+    try:
+        return f"{prefix} {os.stat(prefix).st_ino}"  # noqa: PTH116
+    except OSError:  # removed while this process runs
+        return prefix
 
 
 def is_digest(name: str) -> bool:

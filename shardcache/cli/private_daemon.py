@@ -60,9 +60,12 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     with ExitStack() as stack:
         locks = [stack.enter_context(locked(path, is_inherited=True)) for path in (place.lock, base)]
         if is_listening(place.socket):
+            if not place.shows_cache():
+                raise NoDaemonError("a daemon has just been started whose cache is not seen here", remedy="try again")
             return {"socket": str(place.socket), "started": False}
         with _errors_of_cache():
             folder = _free_folder(base, name)
+        place.record_cache(folder)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
         pid = os.fork()

@@ -94,14 +94,16 @@ def ensure_started() -> Path:
     another try mends.
     """
     place = PrivatePlace.find()
-    if not is_listening(place.socket):
-        with locked(place.folder, _START_S):
-            if not is_listening(place.socket):
-                _start()
-    return place.socket
+    if is_listening(place.socket):
+        return place.socket
+    with locked(place.folder, _START_S):
+        place = PrivatePlace.find()  # another process may have started one since
+        if is_listening(place.socket):
+            return place.socket
+        return _start()
 
 
-def _start() -> None:
+def _start() -> Path:
     command = [sys.executable, "-P", "-m", "shardcache", "serve", "--private", "--json"]
     pipe = subprocess.PIPE
     with _spawning:
@@ -135,6 +137,7 @@ def _start() -> None:
             outcome["capacity_bytes"] / 1e9,
             _SHARED,
         )
+    return Path(outcome["socket"])
 
 
 @dataclass(frozen=True, slots=True)

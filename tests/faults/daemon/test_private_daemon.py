@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -153,6 +154,33 @@ def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, mon
     assert all(
         not stat.S_IMODE(path.stat().st_mode) & 0o007 for path in (home.runtime / "shardcache-private").iterdir()
     )
+
+
+@pytest.mark.slow
+def test_another_python_gets_another_daemon(root: Path, home: PrivateHome) -> None:
+    """A daemon has the packages of its starter's environment, and cannot start processes once that is removed."""
+    other = root / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", other], check=True)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [other / "bin/python", "-c", READ, f"{root}/data/"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=GUARD_S)
+    assert ran.stdout.split() == KEYS, ran.stderr
+    shutil.rmtree(other)
+    write_shards(root / "data", SHARDS, SAMPLES, {"bin": 30_000})
+    assert read(root) == KEYS
+    assert len(home.running()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+def test_reader_that_does_not_see_the_cache_gets_another_daemon(root: Path, home: PrivateHome) -> None:
+    """In a mount namespace of its own, as in a container that shares the socket's folder, but not the cache's."""
+    assert read(root) == KEYS
+    hide = 'mount -t tmpfs -o mode=700 none "$1" && shift && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", hide, "sh", str(home.caches))
+    outputs = [start_reader(root, prefix=prefix).communicate(timeout=GUARD_S) for _ in range(2)]
+    assert [out.split() for out, _ in outputs] == 2 * [KEYS], outputs
+    assert read(root) == KEYS
 
 
 @pytest.mark.slow
