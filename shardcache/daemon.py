@@ -48,7 +48,7 @@ _UNCONFIGURED_S = 1.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
-    """Run the daemon until SIGTERM or SIGINT, or until it has been idle for `idle_exit_s`.
+    """Run the daemon until SIGTERM or SIGINT; with `idle_exit_s`, until it was idle as long, or lost its folder.
 
     `on_ready` is called once it serves. Raises SocketInUseError, CacheDirError or ConfigError, always before that.
     """
@@ -146,6 +146,7 @@ class DaemonRun:
                     tasks.append(group.create_task(watch, name="manager"))
                     if settings.idle_exit_s is not None:
                         tasks.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
+                        tasks.append(group.create_task(_stop_when_lost(stop, cache)))
                     await stop.wait()
                 stopping_s = time.monotonic()
                 log.info("stopping")
@@ -192,6 +193,13 @@ async def _prepare_s3(origins: Origins) -> None:
 async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
     await drain.unused(idle_exit_s)
     log.info("idle", for_s=idle_exit_s)
+    stop.set()
+
+
+async def _stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
+    """Stop a daemon that is started again when it is needed, which may then have its cache elsewhere."""
+    await cache.lost()
+    log.info("cache folder deleted")
     stop.set()
 
 

@@ -82,6 +82,11 @@ class Health:
         await self.residency.isolate(shard, exn)
         return True
 
+    async def lost(self) -> None:
+        """Return once the cache folder was found deleted with the folder around it."""
+        while not self._store.folder.is_lost:
+            await self._looked.wait()
+
     async def run(self) -> None:
         """Monitor the disk until cancelled."""
         pause_s = _FIRST_PAUSE_S

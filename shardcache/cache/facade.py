@@ -273,6 +273,10 @@ class Cache:
         own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
         return self.overview.page(self.visible_to(peer)) | own
 
+    async def lost(self) -> None:
+        """Return once the cache folder was found deleted with the folder around it."""
+        await self._health.lost()
+
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
         well = self._health.error is None and not self._residency.short_bytes

@@ -144,6 +144,7 @@ class CacheFolder:
         self._group = group
         self._fd = fd
         self._mount = _mount_point(layout.root)
+        self.is_lost = False  # True once the folder around it was found missing, such as a job's scratch folder
 
     def __repr__(self) -> str:
         return f"CacheFolder({str(self._layout.root)!r}, on {str(self._mount)!r})"
@@ -171,7 +172,7 @@ class CacheFolder:
         root = self._layout.root
         with disk_errors(root):
             if not self._is_held():
-                self._check_mount()
+                self._check_place()
                 remedy = "the daemon recreates the folder within moments; retry"
                 raise CacheDirError(f"the cache folder {root} was deleted or replaced", remedy=remedy)
 
@@ -179,7 +180,8 @@ class CacheFolder:
         """Check that the disk accepts writes; return True if the folder had to be recreated or locked again.
 
         A missing folder is recreated, but never on another filesystem: after an unmount that would fill the filesystem
-        below the mount point. Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
+        below the mount point; nor is the folder around it, which a job's scheduler may have deleted. Raises
+        DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
         """
         with disk_errors(self._layout.root):
             was_mended = self._mend()
@@ -200,7 +202,7 @@ class CacheFolder:
         if is_held and all(folder.is_dir() for folder in self._layout.folders()):
             return False
         if not is_held:
-            self._check_mount()
+            self._check_place()
             self._layout.check_format()
         _make_folders(self._layout, self._group)
         if not is_held:
@@ -214,7 +216,15 @@ class CacheFolder:
             return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
         return False
 
-    def _check_mount(self) -> None:
+    def _check_place(self) -> None:
+        """Raise CacheDirError unless a missing folder may be recreated."""
+        root = self._layout.root
+        if not root.parent.is_dir():
+            self.is_lost = True
+            raise CacheDirError(
+                f"the cache folder {root} was deleted, and so was the folder around it",
+                remedy=f"create {root.parent} again and the daemon recovers by itself; or restart it elsewhere",
+            )
         present = _mount_point(self._layout.root)
         if present != self._mount:
             raise CacheDirError(

@@ -21,6 +21,7 @@ from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
 from support.programs.guard import GUARD_S
+from support.programs.processes import wait_until_ended
 from support.shards.tars import write_shards
 from support.stores.buckets import Bucket
 
@@ -433,6 +434,24 @@ def test_scheduler_names_the_cache_folder(root: Path, home: PrivateHome, monkeyp
     (cache,) = scratch.glob(f"shardcache-{os.geteuid()}/*/shards")
     assert not stat.S_IMODE(cache.parent.stat().st_mode) & 0o077
     assert not home.caches.exists()
+
+
+@pytest.mark.slow
+def test_deleted_scratch_folder_is_not_made_again(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a job's scheduler has removed it, the daemon ends; other jobs' readers get one elsewhere."""
+    scratch = root / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
+    assert read(root) == KEYS
+    (daemon,) = home.pids()
+    scratch.rename(root / "removed")
+    monkeypatch.delenv("SLURM_TMPDIR")
+    assert read(root) == KEYS
+    assert len(list(home.caches.glob("*/shards"))) == 1
+    wait_until_ended(daemon)
+    assert not scratch.exists()
 
 
 NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2\n"
