@@ -358,7 +358,11 @@ class MissingMemberError(SampleError, code="missing_member"):
 class UnmatchedKeyError(SampleError, code="unmatched_key"):
     """A sample has no partner with its key, or several, in the shards it is joined with."""
 
-    default_remedy = "rewrite the shards; or give Joined missing='skip', or default values of the members"
+    default_remedy = (
+        "if the partners are in other shards, write tables of the keys next to both index files: "
+        "shardcache index URL... -o index.json --samples; else rewrite the shards, "
+        "or give Joined missing='skip', or default values of the members"
+    )
 
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff", "gif"})

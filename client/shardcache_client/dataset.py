@@ -307,17 +307,19 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
     in their tar with extensions of prefix, dot and their own; two members of one name are an error. The order inside
     shards may differ; samples of keys that the first source does not have are not read.
 
-    The nth shards are paired if all have as many samples, or there is no table. Of other shards, the tables of samples
-    beside the index files say which belong together (`shardcache index --samples`; some 200 bytes of memory per key).
-    The daemon's plan names them together; a reader holds `shuffle_window` shards of each source.
+    Keys decide which samples belong together, whatever shards they are in: the tables of samples next to the index
+    files have them (`shardcache index --samples`; some 300 bytes of memory per key while they are read). Shards without
+    tables are paired by their place, the nth with the nth, and a sample whose key is not in that shard is an error. The
+    daemon's plan names the shards of all sources together; a reader holds `shuffle_window` shards of each source.
 
     Args:
         sources: datasets by prefix, the first with all options, and perhaps "" for none. The others need the same
             daemon and `zero_copy`; their further options have no effect.
         decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt": "text"}`. Of a source after
             the first without any of the `members`, nothing is fetched.
-        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or repeatedly, there or
-            here; the error is an UnmatchedKeyError then. `shardcache status` counts them.
+        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or that come repeatedly,
+            there or here; the error is an UnmatchedKeyError then. Anything but "error" needs the tables, and so do
+            keys that come again in another shard. `shardcache status` counts the samples.
 
     Raises ConfigError if an argument is invalid, sources do not fit, or the tables are needed and missing.
     """

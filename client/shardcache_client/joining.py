@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
-from shardcache.errors import ConfigError, NotFoundError
+from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
 from shardcache.tarindex.contents import IndexEntry
 from shardcache.url_names import is_index
 from shardcache_client import arguments
@@ -20,6 +20,7 @@ from shardcache_client.order.manifest import Column
 from shardcache_client.reader import ARGUMENTS, ShardReader, shared_options
 
 _WORDS = arguments.OTHER_WORDS | dict.fromkeys(ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)")
+_NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)  # S3 denies what is missing to those who may not list
 _ALIKE = "zero_copy", "socket, daemon, fallback, timeout_s or partial_reads"
 
 
@@ -53,13 +54,13 @@ class JoinedReader(ShardReader[T_co]):
         (name, first), *others = sources.items()
         for each, reader in sources.items():
             _check(each, reader, first)
+        pipeline = Pipeline.of(decode, members, missing)
         columns = [
-            Column(prefix, reader.manifest, _pairs(first, reader))
+            _column(prefix, first, reader, pipeline)
             for prefix, reader in ((f"{each}.", reader) for each, reader in others)
             if members is None or any(each.startswith(prefix) for each in ";".join(members).split(";"))
         ]
         manifest, sessions = replace(first.manifest, columns=tuple(columns)), copy(first._settings.sessions)
-        pipeline = Pipeline.of(decode, members, missing)
         pipeline = replace(pipeline, prefix=name and f"{name}.", url_of=manifest.url_of)
         self._others = dict(others)
         settings = replace(first._settings, manifest=manifest, sessions=sessions, pipeline=pipeline)
@@ -72,29 +73,39 @@ class JoinedReader(ShardReader[T_co]):
     @arguments.checked(predicate=arguments.FUNCTION)
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
         """See `ShardReader.select`; entries have the sizes of all sources' members, which need tables."""
-        columns = [(f"{name}.", *_entries(self, reader)) for name, reader in self._others.items()]
+        partners = {f"{name}.": _sizes(self, reader) for name, reader in self._others.items()}
 
         def chosen(entry: IndexEntry) -> object:
             sizes = {self._settings.pipeline.prefix + name: size_bytes for name, size_bytes in entry.sizes.items()}
-            for prefix, beside, found in columns:
-                some = [found[place] for url in beside[entry.url] if (place := (url, entry.key)) in found]
-                sizes |= {prefix + name: size_bytes for name, size_bytes in some[0].items()} if len(some) == 1 else {}
+            for prefix, sizes_of in partners.items():
+                sizes |= {prefix + name: size_bytes for name, size_bytes in sizes_of(entry).items()}
             return predicate(replace(entry, sizes=sizes))
 
         return super().select(chosen)
 
 
-def _entries(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[dict[str, list[str]], dict[Any, Any]]:
-    """Return the urls beside each shard, and the sizes of their samples' members by url and key, {} if doubled."""
-    urls, found = [*other.manifest.shards.urls], dict[tuple[str, str], Mapping[str, int]]()
-    pairs = _pairs(first, other) or [(number,) for number in range(len(urls))]
+def _sizes(first: ShardReader[Any], other: ShardReader[Any]) -> Callable[[IndexEntry], Mapping[str, int]]:
+    """Return a function from a sample to the sizes of its partner's members; {} if it has none."""
+    column = _column("", first, other, Pipeline())
+    numbers = {url: number for number, url in enumerate(first.manifest.shards.urls)}
+    others = [*other.manifest.shards.urls]
+    found: dict[tuple[str, str], Mapping[str, int]] = {}
 
     def note(entry: IndexEntry) -> None:
-        found[entry.url, entry.key] = {} if (entry.url, entry.key) in found else entry.sizes
+        place = (entry.url, entry.key)
+        found[place] = {} if place in found else entry.sizes
 
     select(other.manifest, other._rows_of_tables(), note)
-    own = first.manifest.shards.urls
-    return {url: [urls[number] for number in some] for url, some in zip(own, pairs, strict=False)}, found
+
+    def sizes_of(entry: IndexEntry) -> Mapping[str, int]:
+        shard = numbers[entry.url]
+        if entry.key.encode("utf-8", "surrogateescape") in column.repeated_in(shard):
+            return {}
+        places = [(others[number], entry.key) for number in column.beside(shard)]
+        some = [found[place] for place in places if place in found]
+        return some[0] if len(some) == 1 else {}
+
+    return sizes_of
 
 
 def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None:
@@ -114,31 +125,57 @@ def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None
         raise ConfigError(f"source {name!r} is a selection", remedy="select among the samples of Joined")
 
 
-def _pairs(first: ShardReader[Any], other: ShardReader[Any]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the shards of another dataset with partners of each shard's samples; None if the nth has those of the nth.
+def _column(prefix: str, first: ShardReader[Any], other: ShardReader[Any], pipeline: Pipeline) -> Column:
+    """Return another source's shards as they are read beside the first's: by the keys in the tables of both.
 
-    Raises ConfigError if there are not as many, and the tables of samples, which have the keys, are missing.
+    Without tables, the nth shards are paired if there are as many, as long as a sample without a partner raises there.
+    Raises ConfigError if the tables are needed and missing, or are those of other shards.
     """
-    own, others = first.manifest.shards, other.manifest.shards
-    counted = all(map(is_index, (*first._urls, *other._urls))) and -1 not in own.samples + others.samples
-    if len(own) == len(others) and (not counted or own.samples == others.samples):
-        return None
-    alone = {url: (number,) for number, url in enumerate(others.urls)}
-    where: dict[str, tuple[int, ...]] = {}
-    found: dict[str, set[int]] = {url: set() for url in own.urls}
-
-    def note(entry: IndexEntry) -> None:
-        where[entry.key] = where[entry.key] + alone[entry.url] if entry.key in where else alone[entry.url]
-
     try:
-        select(other.manifest, other._rows_of_tables(), note)
-        select(first.manifest, first._rows_of_tables(), lambda entry: found[entry.url].update(where.get(entry.key, ())))
-    except ConfigError as exn:
-        if len(own) == len(others) and isinstance(exn.__cause__, NotFoundError):
-            return None
+        return _by_tables(prefix, first, other)
+    except _NO_TABLE as exn:
+        own, others = len(first.manifest), len(other.manifest)
+        is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
+        is_missing = is_missing or not all(map(is_index, (*first._urls, *other._urls)))
+        is_silent = pipeline.view(0, prefix).unmatched != "error"
+        if is_missing and own == others and not is_silent:
+            return Column(prefix, other.manifest)
+        reason = f"{own} shards are joined with {others} by the tables of their keys"
+        if is_missing and own == others:
+            reason = f"missing={pipeline.missing!r} needs the tables of keys, as partners may be in any shard"
         raise ConfigError(
-            f"{len(own)} shards are joined with {len(others)} by the tables of their keys: {exn.message}",
+            f"{reason}: {exn.message}",
             url=exn.url,
             remedy="write them next to both index files: shardcache index URL... -o index.json --samples",
         ) from exn
-    return tuple(tuple(sorted(found[url])) for url in own.urls)
+
+
+def _by_tables(prefix: str, first: ShardReader[Any], other: ShardReader[Any]) -> Column:
+    alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
+    shards_of: dict[str, tuple[int, ...]] = {}  # of the other source, with samples of a key
+
+    def note_other(entry: IndexEntry) -> None:
+        shard = alone[entry.url]
+        earlier = shards_of.get(entry.key)
+        shards_of[entry.key] = shard if earlier is None else earlier + shard
+
+    urls = first.manifest.shards.urls
+    beside: dict[str, set[int]] = {url: set() for url in urls}
+    repeated: dict[str, set[bytes]] = {url: set() for url in urls}
+    url_of: dict[str, str] = {}  # of the first source's first shard with a key that has a partner
+
+    def note_own(entry: IndexEntry) -> None:
+        shards = shards_of.get(entry.key)
+        if shards is None:
+            return
+        beside[entry.url].update(shards)
+        earlier = url_of.setdefault(entry.key, entry.url)
+        if earlier != entry.url:
+            key = entry.key.encode("utf-8", "surrogateescape")
+            repeated[earlier].add(key)
+            repeated[entry.url].add(key)
+
+    select(other.manifest, other._rows_of_tables(), note_other)
+    select(first.manifest, first._rows_of_tables(), note_own)
+    pairs = tuple(tuple(sorted(beside[url])) for url in urls)
+    return Column(prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls))

@@ -165,6 +165,22 @@ class Column:
     manifest: "Manifest"  # of its own shards
     pairs: tuple[tuple[int, ...], ...] | None = None  # numbers of these beside each shard; None for the nth alone
     first: int = 0  # number of the first shard that these are beside; not 0 if several datasets are mixed
+    repeated: tuple[frozenset[bytes], ...] = ()  # keys of each shard that come again in another; empty if unknown
+
+    def has(self, shard: int) -> bool:
+        """Return True if these are read beside a shard of the other manifest."""
+        shards = self.manifest if self.pairs is None else self.pairs
+        return 0 <= shard - self.first < len(shards)
+
+    def beside(self, shard: int) -> tuple[int, ...]:
+        """Return the numbers of these beside a shard of the other manifest."""
+        nth = shard - self.first
+        return (nth,) if self.pairs is None else self.pairs[nth]
+
+    def repeated_in(self, shard: int) -> frozenset[bytes]:
+        """Return the keys of a shard of the other manifest that come again in another of its shards."""
+        nth = shard - self.first
+        return self.repeated[nth] if 0 <= nth < len(self.repeated) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -240,10 +256,13 @@ class Manifest(Sequence[ShardRef]):
         """Return the numbers in `planned` of the shards that are read beside a shard, by their columns' prefixes."""
         firsts, found = accumulate((len(each.manifest) for each in self.columns), initial=len(self)), {}
         for first, column in zip(firsts, self.columns, strict=False):
-            nth, pairs = shard - column.first, column.pairs
-            if 0 <= nth < len(column.manifest if pairs is None else pairs):
-                found[column.prefix] = [first + number for number in ((nth,) if pairs is None else pairs[nth])]
+            if column.has(shard):
+                found[column.prefix] = [first + number for number in column.beside(shard)]
         return found
+
+    def repeated_in(self, shard: int) -> frozenset[bytes]:
+        """Return the keys of a shard that come again in another, if tables say so: they have no partner."""
+        return frozenset().union(*(column.repeated_in(shard) for column in self.columns))
 
     def together(self, shard: int) -> list[int]:
         """Return the numbers in `planned` of a shard and those beside it, in the order in which they are read."""

@@ -62,6 +62,7 @@ class LeasedShard:
     handover: Handover | None = None
     view: View = WHOLE
     beside: Sequence[Beside] = ()
+    repeated: frozenset[bytes] = frozenset()  # keys that come again in another shard: these have no partner
     replaceable: bool = False  # True if another version may be read: none of the shard was handed out in this epoch
 
     def __post_init__(self) -> None:
@@ -164,9 +165,10 @@ class LeasedShard:
 
     def _places(self, keys: Sequence[bytes], shards: Sequence[MappedShard]) -> Sequence[int | None]:
         own, *others = [(each.index.keys.tobytes(), each.index.key_ends.tobytes()) for each in (self.whole, *shards)]
-        if others == [own] and len(set(keys)) == len(keys):
+        if others == [own] and len(set(keys)) == len(keys) and not self.repeated:
             return range(len(keys))
-        return find_partners(keys, [*chain.from_iterable(keys_of(each.index) for each in shards)])
+        found = find_partners(keys, [*chain.from_iterable(keys_of(each.index) for each in shards)])
+        return [None if key in self.repeated else place for key, place in zip(keys, found, strict=True)]
 
     def _adder(
         self, keys: Sequence[bytes], places: Sequence[int | None], view: View, shards: Sequence[MappedShard]
@@ -176,6 +178,9 @@ class LeasedShard:
         lost = [key.decode(errors="replace") for key, place in zip(keys, places, strict=True) if place is None]
         where = ", ".join(each.url for each in shards) or f"any shard of {view.prefix!r}"
         fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: {str(lost[:3])[1:-1]}"
+        if self.repeated:
+            example = min(self.repeated).decode(errors="replace")
+            fault += f"; {example!r} comes again in another shard of the first source"
 
         def add(number: int, sample: Sample) -> None:
             if (place := places[number]) is not None:
@@ -385,6 +390,7 @@ class ShardWindow:
         lease, *others = self._ahead.popleft()
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
+        options["repeated"] = self._plan.manifest.repeated_in(number)
         options["replaceable"] = is_fresh and self._plan.manifest.is_replaceable
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
         if lease.position:  # after the request for the shard, and not for the first: neither is delayed

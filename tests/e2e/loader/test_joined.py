@@ -5,8 +5,8 @@ import pickle
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, chain, islice, product
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from shardcache_client.sharing.handover import Buffer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of, write_index
+from support.shards.tables import index_with_table, recut
 from support.shards.tars import Sample, make_tar, random_samples
 
 COUNTS = (9, 4, 17, 1, 12, 7)
@@ -299,14 +300,16 @@ LOST, TWICE = KEYS[16:20], KEYS[31]
 
 
 @pytest.fixture(scope="module")
-def spoilt(folder: Path) -> str:
-    """The index of captions of which some are missing, and one comes twice."""
+def spoilt(daemon: Daemon, indexes: dict[str, str], folder: Path) -> str:
+    """The index of captions of which some are missing, and one comes twice; with tables of all keys."""
 
     def spoil(number: int, samples: list[Sample]) -> None:
         samples += [sample for sample in samples if sample["__key__"] == TWICE]
         samples[:] = [sample for sample in samples if sample["__key__"] not in LOST]
 
-    return write(folder / "spoilt", "txt", spoil)
+    write(folder / "spoilt", "txt", spoil)
+    index_with_table(daemon, folder / "img")
+    return index_with_table(daemon, folder / "spoilt")
 
 
 def test_error_names_three_keys_without_a_partner_and_both_shards(make: Make, spoilt: str) -> None:
@@ -400,19 +403,7 @@ def test_partners_that_are_evicted_are_fetched_again(tmp_path: Path) -> None:
 # Shards that are cut otherwise
 
 
-def recut(daemon: Daemon, folder: Path, samples: Sequence[Sample], counts: Sequence[int]) -> str:
-    """Write shards of these numbers of samples, with an index and a table of their keys; return the index's url."""
-    folder.mkdir()
-    for number, start in enumerate(accumulate(counts[:-1], initial=0)):
-        (folder / f"{number}.tar").write_bytes(make_tar(samples[start : start + counts[number]]))
-    ran = shardcache("index", f"{folder}/", "-o", folder / "index.json", "--samples", socket=daemon.socket)
-    assert ran.code == 0, ran.err
-    return f"file://{folder}/index.json"
-
-
-def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(
-    make: Make, daemon: Daemon, tmp_path: Path
-) -> None:
+def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(daemon: Daemon, tmp_path: Path) -> None:
     """A shard is read with all that have partners of its samples; without tables, the error says how to write them."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
     captions, few = (recut(daemon, tmp_path / f"cap{len(cut)}", CAPTIONS, cut) for cut in ((20, 5, 22, 3), (20, 5)))
@@ -426,14 +417,15 @@ def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(
             list(Joined({"": one, "cap": part}).subset([30]))
         if "even" in options:
             assert keys_of(Joined({"": one, "cap": part}, missing="skip")) == KEYS[:25]
+    bare = ShardDataset(write(tmp_path / "bare", "jpg"), socket=daemon.socket)
     with pytest.raises(ConfigError, match=r"6 shards are joined with 2 by the tables of their keys") as caught:
-        make(few)
+        Joined({"": bare, "cap": part})
     assert "--samples" in str(caught.value.remedy)
 
 
 @pytest.mark.slow
 def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: Daemon, tmp_path: Path) -> None:
-    """As the numbers of samples show; shards without tables are paired by number, and a wrong table is an error."""
+    """Shards without tables are paired by number, and a wrong table is an error."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
     captions = recut(daemon, tmp_path / "cap", CAPTIONS, (20, 5, 5, 10, 5, 5))
     one, other = (ShardDataset(url, socket=daemon.socket) for url in (images, captions))
@@ -444,7 +436,7 @@ def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: 
     with pytest.raises(ConfigError, match=r"the table of samples is not that of the index file"):
         Joined({"": one, "cap": odd})
     bare = ShardDataset(write(tmp_path / "bare", "txt", lambda _, some: some.pop()), socket=daemon.socket)
-    assert len(keys_of(Joined({"": one, "cap": bare}, missing="skip").subset(range(8)))) == 8
+    assert len(keys_of(Joined({"": one, "cap": bare}).subset(range(8)))) == 8
 
 
 @pytest.mark.parametrize(
