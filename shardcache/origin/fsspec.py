@@ -80,7 +80,10 @@ class FsspecOrigin(Origin):
         await self._check(url)
         with translated(url):
             self._fs.invalidate_cache()
-            return self._remote_object(url, await self._call("info", self._path(url)))
+            info = await self._call("info", self._path(url))
+            if info["type"] == "other":
+                raise _is_special(url)
+            return self._remote_object(url, info)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
@@ -256,6 +259,12 @@ def _missing(kind: str, url: str) -> errors.NotFoundError:
 
 def _is_folder(url: str) -> errors.NotFoundError:
     return errors.NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+
+
+def _is_special(url: str) -> errors.NotFoundError:
+    return errors.NotFoundError(
+        "this is no regular file, but a pipe, socket or device", url=url, remedy="write its content to a file"
+    )
 
 
 def _error(exn: Exception, url: str) -> errors.ShardcacheError:

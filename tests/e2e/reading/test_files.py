@@ -305,6 +305,19 @@ def test_open_file_is_mapped_and_stays_while_it_is_open(folder: Path, daemon: Da
         assert file.read() == b""
 
 
+def test_pipe_is_no_file(folder: Path, daemon: Daemon) -> None:
+    """By any door: it is not taken for an empty file."""
+    pipe = folder / "pipe.bin"
+    os.mkfifo(pipe)
+    with pytest.raises(NotFoundError, match=r"pipe\.bin: this is no regular file"):
+        open_cached(pipe, socket=daemon.socket)
+    with pytest.raises(NotFoundError, match="no regular file"), cached_paths(pipe, socket=daemon.socket):
+        pass
+    got = shardcache("get", pipe, folder / "copy", socket=daemon.socket)
+    assert got.code != 0
+    assert "no regular file" in got.out
+
+
 def test_files_are_refused_that_the_rules_do_not_allow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What holds for shards holds for files, by whatever way they are asked for."""
     with Daemon(tmp_path_factory.mktemp("d"), "--allow", f"file://{folder}/sub/") as daemon:
