@@ -152,10 +152,13 @@ def _parsed(value: object) -> object:
         raise ValueError('write the tables as a list in JSON: [{"match": "s3://bucket/", …}]') from None
 
 
+_MAX_PRICE = 1e15  # so that no cost is beyond the numbers of JSON
+
+
 class OriginTable(pydantic.BaseModel):
     """One `[[origin]]` table: access settings for the urls that begin with `match`."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     match: str = Field(description="url prefix that this table applies to; the longest match wins")
     endpoint_url: str | None = Field(None, description="endpoint of S3, Google Cloud Storage or Azure")
@@ -179,8 +182,12 @@ class OriginTable(pydantic.BaseModel):
     verify_etag: bool = Field(
         True, description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5"
     )
-    price_per_gb: float | None = Field(None, ge=0, description="price of 10^9 bytes from this store, in any currency")
-    price_per_1000_requests: float | None = Field(None, ge=0, description="price of 1,000 requests to this store")
+    price_per_gb: float | None = Field(
+        None, ge=0, le=_MAX_PRICE, description="price of 10^9 bytes from this store, in any currency"
+    )
+    price_per_1000_requests: float | None = Field(
+        None, ge=0, le=_MAX_PRICE, description="price of 1,000 requests to this store"
+    )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
         description="options for the fsspec filesystem; for web servers: headers, cookies, params and proxy",
@@ -219,7 +226,7 @@ def default_cache_dir() -> Path:
 class Settings(pydantic.BaseModel):
     """Every option of `shardcache serve`."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
     capacity: Capacity = Field(

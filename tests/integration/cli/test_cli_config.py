@@ -82,6 +82,9 @@ def test_a_valid_file_passes(file: Path) -> None:
         ("capacity = 'much'", "capacity in {}, line 1: "),
         ("[[origin]]\nmatch = 's3://a/'\nendpoint = 'x'", "origin.0.endpoint in {}, line 3: unknown option; did you"),
         ("capacity: 1GB", "cannot read {}: "),
+        ("[[origin]]\nmatch = 's3://a/'\nprice_per_gb = inf", "origin.0.price_per_gb in {}, line 3: "),
+        ("[[origin]]\nmatch = 's3://a/'\nprice_per_1000_requests = nan", "price_per_1000_requests in {}, line 3: "),
+        ("listing_ttl_s = inf", "listing_ttl_s in {}, line 1: "),
     ],
 )
 def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, file: Path) -> None:
