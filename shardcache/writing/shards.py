@@ -88,6 +88,11 @@ def checked(sample: Sample) -> Sample:
     if _METADATA.match(key):
         raise SampleError(f"readers skip keys such as {shown(key)}, which mark metadata", remedy="rename the sample")
     for extension, _ in sample.members:
+        if "\0" in f"{key}{extension}":
+            raise SampleError(
+                f"readers would take NUL for the end of the name of key {shown(key)}, extension {shown(extension)}",
+                remedy="use keys and extensions without NUL",
+            )
         if is_of_macos(utf8(f"{key}.{extension}")):
             name = shown(f"{key}.{extension}")
             raise SampleError(f"readers skip members such as {name}, which macOS adds", remedy="rename the sample")

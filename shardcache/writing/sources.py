@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import stat
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,11 +65,17 @@ class Input:
 
 
 def fact_of(path: Path) -> FileFact:
-    """Return the facts of a file. Raises InputError if there is none."""
+    """Return the facts of a regular file. Raises InputError for anything else."""
     try:
         found = path.stat()
     except OSError as exn:
         raise unreadable(exn, path) from exn
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(
+            "it is no regular file, but a pipe, socket or device",
+            url=str(path),
+            remedy="write its content to a file, or remove it from the folder",
+        )
     return str(path), found.st_size, found.st_mtime_ns
 
 

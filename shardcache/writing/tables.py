@@ -86,11 +86,18 @@ class Column:
 def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[Column]:
     """Return the columns to write: those of `wanted`, column → extension, or all, as `<column>.<kind>`.
 
-    Raises ConfigError for a column that does not exist, or whose name is no extension.
+    Raises ConfigError for a column that does not exist, or whose name is no extension, or that of another.
     """
     if unknown := sorted(wanted.keys() - set(schema.names)):
         remedy = f"the columns are: {', '.join(schema.names)}"
         raise ConfigError(f"there is no column {unknown[0]!r}", url=url, remedy=remedy)
+    for name in wanted or schema.names:
+        if schema.names.count(name) > 1:
+            raise ConfigError(
+                f"two columns have the name {name!r}",
+                url=url,
+                remedy="rename one of them, or leave both out: --columns image=jpg,label=cls names those to write",
+            )
     if not wanted and (misleading := [name for name in schema.names if "/" in name or name.startswith("__")]):
         raise ConfigError(
             f"readers would not find a member named after the column {misleading[0]!r}",

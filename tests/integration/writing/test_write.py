@@ -91,6 +91,17 @@ def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["photos/cat/000.png", "lines.jsonl"])
+def test_pipes_are_no_input(photos: Path, tmp_path: Path, name: str) -> None:
+    """Nothing waits for a program that might write to one."""
+    os.mkfifo(tmp_path / name)
+    source = photos if name.startswith("photos") else tmp_path / name
+    refused = shardcache("write", source, tmp_path / "out")
+    assert refused.code == FAILED
+    assert "it is no regular file" in refused.err
+    assert f"Where: {tmp_path / name}\n" in refused.err
+
+
 def test_only_folders_with_samples_are_classes(photos: Path, tmp_path: Path) -> None:
     """Those that macOS adds, empty ones and those of other files get no number, which would shift all labels."""
     for name in ("__MACOSX/cat/._000.jpg", "__MACOSX/copy.jpg", "cat/._000.jpg", "cow/empty/.hidden", "deer/README"):
@@ -454,6 +465,19 @@ def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     refused = shardcache("write", parquet, tmp_path / "other", "--columns", "picture=jpg")
     assert refused.code == USAGE and "'picture'" in refused.err and "caption" in refused.err
     assert shardcache("write", parquet, tmp_path / "other", "--columns", "picture").code == USAGE
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Unless they are left out: nothing tells which of them is meant."""
+    table = pa.table([pa.array([1]), pa.array(["b"]), pa.array(["c"])], names=["label", "text", "text"])
+    file = tmp_path / "twice.parquet"
+    pq.write_table(table, file)
+    for columns in ((), ("--columns", "text=txt")):
+        refused = shardcache("write", file, tmp_path / f"out-{len(columns)}", *columns)
+        assert refused.code == USAGE
+        assert "two columns have the name 'text'" in refused.err
+    assert shardcache("write", file, tmp_path / "out", "--columns", "label=cls").code == 0
+    assert samples(tmp_path / "out") == {"000000000": {"cls": b"1"}}
 
 
 @pytest.mark.slow

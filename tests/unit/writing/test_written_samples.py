@@ -90,6 +90,9 @@ def test_arrays_are_encoded_as_npy() -> None:
         {"__key__": "folder/", "_1.jpg": b""},
         {"__key__": "folder/", "DS_Store": b""},
         {"__key__": "1", "a/b": b""},
+        {"__key__": "1\0 2", "jpg": b""},
+        {"__key__": f"{'folder/' * 20}\0 2", "jpg": b""},
+        {"__key__": "1", "j\0pg": b""},
         {"__key__": "1", "": b""},
         {"__key__": "1", "jpg": b"", "JPG": b""},
         {"__key__": "1", "jpg": 1.5},
@@ -99,7 +102,7 @@ def test_arrays_are_encoded_as_npy() -> None:
     ],
 )
 def test_samples_that_readers_would_not_find_are_refused(fields: dict[str, Any]) -> None:
-    """A key with a dot, a member without name, two members of one name, a value that cannot be encoded."""
+    """A key with a dot or NUL, a member without name, two members of one name, a value that cannot be encoded."""
     with pytest.raises(SampleError):
         sample_of(fields)
 
