@@ -14,7 +14,7 @@ from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_js
 from shardcache.private import tool_socket
 from shardcache.protocol import Json
 from shardcache.redact import printable
-from shardcache.unix_socket import connected, credentials
+from shardcache.unix_socket import connected, credentials, health
 
 # Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection that way.
 Lines = Generator[Json, None, None]
@@ -30,14 +30,14 @@ class AdminClient:
 
     Args:
         socket: path of the daemon's socket; None for the default one.
-        answer_limit_s: the daemon may be silent for this long; None for no limit: warming a whole dataset takes hours,
-            with pauses between events.
+        silence_s: how long the daemon may be silent, even about its health. Work that lasts, such as warming a whole
+            dataset, has no limit while the daemon is alive.
     """
 
-    def __init__(self, socket: Path | None = None, answer_limit_s: float | None = None) -> None:
+    def __init__(self, socket: Path | None = None, silence_s: float = 10.0) -> None:
         self.socket = tool_socket(socket)
         self._chosen = socket is not None
-        self._answer_limit_s = answer_limit_s
+        self._silence_s = silence_s
 
     def status(self) -> Json:
         """Return the daemon's status page."""
@@ -112,7 +112,7 @@ class AdminClient:
                         raise error_of(response.status, response.reason, response.read())
                     yield response
             except TimeoutError as exn:
-                reason = f"the daemon accepts connections but does not answer within {self._answer_limit_s:g} s"
+                reason = f"the daemon accepts connections but does not answer within {self._silence_s:g} s"
                 raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
             except (HTTPException, ConnectionError) as exn:
                 reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
@@ -134,13 +134,43 @@ class AdminClient:
             flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
             command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
             raise NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}") from exn
-        sock.settimeout(self._answer_limit_s)
-        return sock
+        return _WatchedConnection(sock, self.socket, self._silence_s)
 
     def _how_to_end_it(self) -> str:
         with suppress(OSError), connected(self.socket, _CONNECT_LIMIT_S) as sock:
-            return f"look for a disk that hangs (dmesg), or end it: kill -9 {credentials(sock)[0]}"
+            pid = credentials(sock)[0]
+            if pid:  # 0 in another PID namespace
+                return f"look for a disk that hangs (dmesg), or end it: kill -9 {pid}"
         return "look for a disk that hangs (dmesg), or end its process"
+
+
+class _WatchedConnection(socket):
+    """A connection on which a read waits as long as the daemon at its other end is alive.
+
+    Raises TimeoutError after `silence_s` without an answer: neither to the request, nor to a question for its health.
+    """
+
+    def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
+        super().__init__(fileno=connection.detach())
+        self._path = path
+        self._step_s = silence_s / 2
+        self.settimeout(self._step_s)
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        """Receive bytes into a buffer, as `socket.recv_into` does."""
+        while True:
+            try:
+                return super().recv_into(*args, **kwargs)
+            except TimeoutError:
+                self._check_alive()
+
+    def _check_alive(self) -> None:
+        try:
+            health(self._path, self._step_s)
+        except ValueError:
+            pass  # an answer other than its health is a sign of life, too
+        except OSError as exn:
+            raise TimeoutError from exn
 
 
 def shown(value: Any) -> Any:

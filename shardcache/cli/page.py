@@ -34,7 +34,6 @@ from shardcache.units import duration, size, user_name
 Row = Mapping[str, Any]
 Columns = dict[str, list[RenderableType]]
 
-_ANSWER_LIMIT_S = 10.0
 _MAX_KEY_BYTES = 64
 _BAR_COLUMNS = 12
 # A narrower screen needs the columns of the transfers' bars for their names.
@@ -387,7 +386,7 @@ async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path |
     """
     console = make_console()
     is_single = once or not (as_json or console.is_terminal)
-    async with aclosing(_watch(AdminClient(socket, _ANSWER_LIMIT_S), interval_s)) as moments:
+    async with aclosing(_watch(AdminClient(socket), interval_s)) as moments:
         if not (is_single or as_json):
             await _show_until_q(moments, console)
             return

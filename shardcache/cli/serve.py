@@ -154,7 +154,7 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
         raise NoDaemonError("no private daemon of yours runs here", remedy="for another daemon, pass its --socket")
     stopped = []
     for path in sockets:
-        page = AdminClient(path, _ANSWER_S).status()
+        page = AdminClient(path).status()
         warning = _attached(page, is_private=path in private)
         if warning:
             click.echo(f"{path}: {warning}", err=True)

@@ -86,7 +86,7 @@ class Context:
             self.config_error = exn
         self.socket = tool_socket(flags.get("socket") if self.settings is None else self.settings.socket)
         try:
-            self.status = AdminClient(self.socket, _ANSWER_LIMIT_S).status()
+            self.status = AdminClient(self.socket).status()
         except ShardcacheError as exn:
             self.daemon_error = exn
         else:

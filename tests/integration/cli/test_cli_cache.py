@@ -5,13 +5,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from shardcache.cli.admin_client import AdminClient
 from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_shards
+from support.stores.canary import GatedStore
 
 SHARDS = 3
 
@@ -233,3 +238,37 @@ def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shar
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "shardcache.cli.admin_client" in loaded
     assert not loaded & {"aiohttp", "asyncio", "pydantic", "rich", "shardcache.tarindex"}
+
+
+@pytest.mark.slow
+def test_every_command_ends_while_the_daemon_hangs(tmp_path: Path, shards: list[str]) -> None:
+    """A daemon that is stopped is given up by its silence; the error names its pid and says how to end it."""
+    commands = [
+        ["status"],
+        ["ls"],
+        ["pin"],
+        ["stop"],
+        ["verify"],
+        ["warm", *shards],
+        ["pin", *shards],
+        ["unpin", *shards],
+        ["evict", *shards],
+        ["index", "-o", f"{tmp_path}/index.json", *shards],
+    ]
+    with Daemon(tmp_path) as frozen, ThreadPoolExecutor(len(commands)) as threads:
+        frozen.pause()
+        outcomes = list(threads.map(lambda command: shardcache(*command, socket=frozen.socket), commands))
+        for command, ran in zip(commands, outcomes, strict=True):
+            assert ran.code == 3, command
+            assert "does not answer within 10 s" in ran.err, command
+            assert f"kill -9 {frozen.pid}" in ran.err, command
+
+
+def test_warm_waits_as_long_as_the_daemon_is_alive(daemon: Daemon) -> None:
+    """However long the store is silent, a daemon that answers for its health is not given up."""
+    silence_s = 0.2
+    with GatedStore() as store:
+        client = AdminClient(daemon.socket, silence_s)
+        with closing(client.warm([store.put("late.tar", make_tar(random_samples(3)))])) as events:
+            threading.Timer(5 * silence_s, store.let, ["late.tar"]).start()
+            assert list(events)[-1]["event"] == "done"

@@ -1,10 +1,12 @@
 """The commands' client of the admin API, against servers that answer as a daemon does not."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from subprocess import run
 from threading import Event
 
 import pytest
@@ -131,7 +133,23 @@ def test_silence_ends_at_the_callers_limit(tmp_path: Path) -> None:
         listener.bind(f"{tmp_path}/s")
         listener.listen()
         with pytest.raises(NoDaemonError, match=r"does not answer within 0\.05 s"):
-            AdminClient(tmp_path / "s", answer_limit_s=0.05).status()
+            AdminClient(tmp_path / "s", silence_s=0.05).status()
+
+
+def test_daemon_outside_the_pid_namespace_is_given_up_without_a_pid(tmp_path: Path) -> None:
+    """`kill -9 0` would end the user's own processes: the remedy names a pid only where it means the daemon."""
+    namespace = ("unshare", "--map-root-user", "--pid", "--fork")
+    if run((*namespace, "true"), capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a PID namespace")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s")
+        listener.listen()
+        ask = "import sys; from pathlib import Path; from shardcache.cli.admin_client import AdminClient"
+        ask += "; AdminClient(Path(sys.argv[1]), silence_s=0.05).status()"
+        command = (*namespace, sys.executable, "-c", ask, f"{tmp_path}/s")
+        asked = run(command, capture_output=True, text=True, check=False)
+    assert "does not answer within" in asked.stderr
+    assert "or end its process" in asked.stderr
 
 
 def test_a_daemon_that_accepts_nothing_differs_from_none(tmp_path: Path) -> None:
