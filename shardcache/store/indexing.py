@@ -1,8 +1,8 @@
 """Shard indexing in a separate process: walking a tar of small members, or its index, would hold the daemon's GIL.
 
 As a program it reads one JSON request per line from standard input and writes one JSON answer per line; it exits at the
-end of its input, hence with the daemon, however that ends. `Indexers` is the other side. Imports are kept small, since
-every such process pays for them.
+end of its input, hence with the daemon, however that ends. `HelperProcess` is the other side. Imports are kept small,
+since every such process pays for them.
 """
 
 import ctypes
@@ -10,8 +10,11 @@ import json
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from shardcache.errors import ShardcacheError
@@ -19,6 +22,9 @@ from shardcache.store.disk import disk_errors
 from shardcache.tarindex import contents, grouping, tables
 
 _PR_SET_PDEATHSIG = 1
+_IN, _OUT = 0, 1
+_READ_BYTES = 64 * 1024
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +120,53 @@ def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     return asdict(index_shard(IndexRequest(**fields)))
 
 
+def requests() -> Iterator[Any]:
+    """Yield the JSON values that arrive, one a line, until the input ends; pings are answered in a thread of its own.
+
+    That thread answers as long as the process gets the processor, whatever the request does. An empty line is sent at
+    the start as well: from then on, silence means that the process hangs.
+    """
+    lines: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_read, args=[lines], daemon=True).start()
+    _send_line(b"")
+    while (line := lines.get()) is not None:
+        yield json.loads(line)
+
+
+def _read(lines: SimpleQueue[bytes | None]) -> None:
+    # Not sys.stdin, whose lock would be held while the interpreter shuts down.
+    partial_line = b""
+    while data := os.read(_IN, _READ_BYTES):
+        *whole, partial_line = (partial_line + data).split(b"\n")
+        for line in whole:
+            if line:
+                lines.put(line)
+            else:
+                _send_line(b"")
+    lines.put(None)
+
+
+def send_answer(value: object) -> None:
+    """Send the answer to the latest request."""
+    _send_line(json.dumps(value).encode())
+
+
+def _send_line(line: bytes) -> None:
+    unsent = memoryview(line + b"\n")
+    with _writing:
+        while unsent:
+            unsent = unsent[os.write(_OUT, unsent) :]
+
+
 def main() -> None:
     """Answer requests until the input ends; the only argument is the daemon's pid."""
     end_with_parent(int(sys.argv[1]))
-    for line in sys.stdin:
+    for fields in requests():
         try:
-            answer = _answer(json.loads(line))
+            answer = _answer(fields)
         except ShardcacheError as exn:
             answer = {"error": exn.to_json()}
-        print(json.dumps(answer), flush=True)
+        send_answer(answer)
 
 
 if __name__ == "__main__":

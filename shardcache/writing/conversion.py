@@ -1,6 +1,6 @@
 """Writing of a whole input to shards, in parallel processes, so that an interrupted run can be resumed.
 
-As a program it is one of these processes. It reads JSON from standard input, one value per line: first the arguments of
+As a program it is one of these processes. It reads JSON from standard input, one value per line: first the setup of
 `_serve`, then number, name, first and last position of one shard after another, and its record if it is there already;
 it writes one answer per line. It ends with its input, hence with the command, however that ends.
 """
@@ -9,9 +9,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import Json
-from shardcache.store.indexers import ask, end, send, start
-from shardcache.store.indexing import end_with_parent
+from shardcache.store.indexers import HelperProcess
+from shardcache.store.indexing import end_with_parent, requests, send_answer
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
@@ -129,7 +128,7 @@ class _Conversion:
 
     async def _write(self) -> None:
         """Have a process of its own write shards, as long as there are any."""
-        process: Process | None = None
+        process: HelperProcess | None = None
         try:
             while (planned := await self._queue.get()) is not None and self._failure is None:
                 number, name, shard = planned
@@ -137,8 +136,8 @@ class _Conversion:
                     kept = self._kept(name, shard)
                     if kept is None or not self._tabled:
                         if process is None:
-                            process = await start(__name__)
-                            await send(process, self._setup)  # not as an argument: it may contain credentials
+                            process = await HelperProcess.start(__name__)
+                            process.send(self._setup)  # not as an argument: it may contain credentials
                         self._journal.shards[name] = await _ask(process, number, name, shard, kept)
                     self._done["written" if kept is None else "kept"] += 1
                     if kept is None:
@@ -151,7 +150,7 @@ class _Conversion:
             self._queue.put_nowait(None)  # for the next that waits
         finally:
             if process is not None:
-                await end(process)
+                await process.end()
 
     def _is_there(self, name: str) -> bool:
         found = self._objects.get(name)
@@ -197,11 +196,15 @@ class _Conversion:
         }
 
 
-async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
-    """Have a process write a shard, or only its part of the table. Raises what it raises; CacheError if it ended."""
-    if not (answer := await ask(process, (number, name, shard.first, shard.last, kept))):
+async def _ask(process: HelperProcess, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
+    """Have a process write a shard, or only its part of the table.
+
+    Raises what it raises; CacheError if it ended or hangs.
+    """
+    answer = await process.ask((number, name, shard.first, shard.last, kept))
+    if not answer:
         raise CacheError(
-            "a process that writes shards ended",
+            "a process that writes shards was killed, or did not respond",
             url=name,
             remedy="if it printed no traceback, look for the OOM killer in dmesg, and try fewer --workers; "
             "the same command again resumes",
@@ -212,14 +215,16 @@ async def _ask(process: Process, number: int, name: str, shard: Cut, kept: Store
     return Stored(*found)
 
 
-async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None, scratch: str) -> None:
+async def _serve(
+    todo: Iterator[Any], kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None, scratch: str
+) -> None:
     tempfile.tempdir = scratch  # the command removes it, and with it the drafts of a process that was killed
     source: Source | None = None
     member = None if tokens is None else TokenMember.parse(tokens)
     origins = [OriginTable.model_validate(table) for table in tables]
     async with Destination(url, origins, Path(scratch)) as destination:
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            number, name, first, last, kept = json.loads(line)
+        while (request := await asyncio.to_thread(next, todo, None)) is not None:
+            number, name, first, last, kept = request
             try:
                 source = source or open_source(kind, arguments)
                 shard = ShardFile(destination.draft(name), member)
@@ -232,7 +237,7 @@ async def _serve(kind: str, arguments: Json, url: str, tables: list[Json], token
                     shard.discard()
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
-            print(json.dumps(answer), flush=True)
+            send_answer(answer)
 
 
 def main() -> None:
@@ -241,7 +246,9 @@ def main() -> None:
     When the command is killed, so is this process: the next run may write the same shard.
     """
     end_with_parent(int(sys.argv[1]))
-    asyncio.run(_serve(*json.loads(sys.stdin.readline())))
+    todo = requests()
+    setup = next(todo)
+    asyncio.run(_serve(todo, *setup))
 
 
 if __name__ == "__main__":

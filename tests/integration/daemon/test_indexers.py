@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,13 +11,23 @@ import pytest
 from shardcache.errors import NotATarError
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
+from support.programs.daemon import eventually
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
+
+SILENCE_S = 2.0
 
 
 @pytest.fixture
 async def indexers() -> AsyncIterator[Indexers]:
     running = Indexers(1)
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Indexers]:
+    running = Indexers(2, silence_s=SILENCE_S)
     yield running
     await running.close()
 
@@ -50,3 +61,54 @@ async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_p
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert (await indexers.index(request_for(small))).samples == 3
+
+
+async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path: Path) -> None:
+    """With every process stopped, each shard is indexed by a new one; the stopped ones are gone."""
+    tars = [tmp_path / "a.tar", tmp_path / "b.tar"]
+    for tar in tars:
+        tar.write_bytes(make_tar(random_samples(3)))
+    await asyncio.gather(*[pair.index(request_for(tar)) for tar in tars])
+    frozen = children(os.getpid())
+    assert len(frozen) == len(tars)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    found = await asyncio.gather(*[pair.index(request_for(tar)) for tar in tars])
+    assert [indexed.samples for indexed in found] == [3, 3]
+    assert not set(frozen) & set(children(os.getpid()))
+
+
+async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tmp_path: Path) -> None:
+    """All idle ones are stopped, and have done nothing yet: the second try is by a new process."""
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(make_tar(random_samples(3)))
+    await pair.prepare()
+    await pair.prepare()
+    for pid in children(os.getpid()):
+        eventually(lambda pid=pid: takes_requests(pid))
+        os.kill(pid, signal.SIGSTOP)
+    assert (await pair.index(request_for(tar))).samples == 3
+
+
+def takes_requests(pid: int) -> bool:
+    """Return whether an indexing process has its second thread, which reads its requests."""
+    return len(list(Path(f"/proc/{pid}/task").iterdir())) == 2
+
+
+@pytest.mark.slow
+async def test_process_that_works_long_is_not_replaced(tmp_path: Path) -> None:
+    """One that waits for a tar for twice the limit on silence answers pings, and is left to finish."""
+    fifo = tmp_path / "slow.tar"
+    os.mkfifo(fifo)
+    request = IndexRequest(str(fifo), str(tmp_path / "slow.idx"), {}, f"file://{fifo}", True, 10**6)
+    worker = Indexers(1, silence_s=SILENCE_S)
+    await worker.prepare()
+    before = children(os.getpid())
+    asking = asyncio.create_task(worker.index(request))
+    done, _ = await asyncio.wait([asking], timeout=2 * SILENCE_S)
+    assert not done
+    assert children(os.getpid()) == before
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await worker.close()

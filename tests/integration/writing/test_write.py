@@ -301,6 +301,25 @@ def start(*args: Path | str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path, tmp_path: Path) -> None:
+    """A process that does not respond is killed, and its shard is named; the same command again writes the rest."""
+    blocked, out = photos / "dog" / "zzz.jpg", tmp_path / "out"
+    os.mkfifo(blocked)  # its process waits for it, so that it is certainly at work when it is stopped
+    with start(photos, out, *SIZE, "--workers", "1") as run:
+        try:
+            eventually(lambda: bool(list(out.glob(".*.part"))))
+            (worker,) = running(run.pid, "shardcache.writing.conversion")
+            os.kill(worker, signal.SIGSTOP)
+            _, err = run.communicate(timeout=GUARD_S)
+        finally:
+            run.kill()
+    wait_until_ended(worker)
+    assert run.returncode == 1
+    assert "did not respond" in err
+    assert "the same command again resumes" in err
+
+
+@pytest.mark.slow
 def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     """kill -9: its processes end, no half shard lies under its name; the next run keeps what was complete."""
     last, out = photos / "dog" / "zzz.jpg", tmp_path / "out"
