@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid, gid
+
+
+def served_lately(path: Path, within_s: float) -> bool:
+    """Return whether a daemon may have been at the socket within the last `within_s`, though none listens there now.
+
+    A daemon that was killed leaves its socket. One that stopped has removed it, which changed the folder.
+    """
+    try:
+        return path.is_socket() or time.time() - path.parent.stat().st_mtime < within_s
+    except OSError:
+        return False
 
 
 def health(path: Path, timeout_s: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from shardcache import errors
 from shardcache.protocol import Arriving, Json, Leased, Wanted
-from shardcache.unix_socket import health
+from shardcache.unix_socket import health, served_lately
 from shardcache_client.daemon.choice import DaemonChoice, Outage, Patience, check_parent, ensure_started
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.order.manifest import Manifest, Plan
@@ -31,6 +31,8 @@ _CACHE_SIDE = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchEr
 _OPEN_TIMEOUT_S = 10.0
 _MIN_OPEN_S = 1.0
 _HEALTH_TIMEOUT_S = 2.0
+# A daemon is started again within seconds; one that is gone for good leaves the same traces as one that restarts.
+_RESTART_S = 30.0
 _MAX_RETRY_S = 300.0
 # Failures after which a file counts as unreadable: at the first, it may only have been evicted for a more urgent shard.
 _UNREADABLE = 2
@@ -93,17 +95,26 @@ class Session:
     def resolve(self, urls: Sequence[str], wanted: Wanted = "samples") -> Manifest:
         """Have the daemon resolve urls, patterns and prefixes to shards, or to files.
 
-        Waits for a daemon that is stopping, or is lost before it has answered. If there is no daemon to begin with,
-        raises NoDaemonError immediately. Raises NotFoundError, and any other error of the origin.
+        Waits for a daemon that is stopping, or is lost before it has answered, and up to half a minute for one that was
+        at the socket a moment ago. If there was none, raises NoDaemonError immediately. Raises NotFoundError, and any
+        other error of the origin.
         """
         deadline_s = time.monotonic() + self._patience.limit_s
         try:
             self._ready(deadline_s)
         except _CACHE_SIDE as exn:
             if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
-                raise
+                self._await_restart(exn, deadline_s)
         ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls), wanted=wanted)
         return Manifest.from_answer(self._insist(deadline_s, ask), urls)
+
+    def _await_restart(self, exn: errors.ShardcacheError, deadline_s: float) -> None:
+        """Wait for the next daemon at the socket, if the traces of one are there. Raises the error if not."""
+        was_there = served_lately(cast(Path, self._choice.node), _RESTART_S)
+        if not (isinstance(exn, errors.NoDaemonError) and was_there):
+            raise exn
+        self._lost(exn)
+        self._insist(min(deadline_s, time.monotonic() + _RESTART_S), lambda connection: None)
 
     def declare(self, plan: Plan) -> None:
         """Declare the plan, of a long one the first piece. All leases of an earlier plan must have ended."""

@@ -1,7 +1,9 @@
 """The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,12 +14,12 @@ from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
 from shardcache.protocol import ShardRef, written
 from shardcache.shards import Shards
-from shardcache_client import ShardDataset
+from shardcache_client import ShardDataset, open_cached
 from shardcache_client.daemon.choice import DaemonChoice, Outage
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import resolve
 from support.network.peer import Peer, scripted
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 
@@ -60,6 +62,31 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
         read = [next(keys) for _ in range(SAMPLES + 1)]
     with Daemon(folder, *flags, capacity=capacity):
         yield read, keys
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
+def test_reader_created_during_a_restart_waits_for_the_next_daemon(
+    end: Callable[[Daemon], object], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the last daemon was killed or has stopped, datasets and files are there once another has started."""
+    urls = [f"file://{path}" for path in sorted(folder.glob("*.tar"))]
+    with Daemon(folder) as daemon, ThreadPoolExecutor() as threads:
+        end(daemon)
+        creating = threads.submit(ShardDataset, urls, socket=daemon.socket, timeout_s=GUARD_S)
+        opening = threads.submit(open_cached, urls[0], socket=daemon.socket, timeout_s=GUARD_S)
+        eventually(lambda: caplog.text.count("retrying for up to") == 2 or creating.done() or opening.done())
+        daemon.start()
+        assert [sample["__key__"] for sample in creating.result()] == KEYS
+        with opening.result() as file:
+            assert file.read() == Path(urls[0].removeprefix("file://")).read_bytes()
+
+
+def test_reader_without_any_daemon_fails_at_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no daemon was lately, nothing is waited for: the path is a mistake."""
+    os.utime(folder, (0, 0))
+    with pytest.raises(NoDaemonError, match="no daemon listens"):
+        ShardDataset(f"file://{folder}/shard-000000.tar", socket=folder / "s.sock", timeout_s=GUARD_S)
+    assert "retrying" not in caplog.text
 
 
 @pytest.mark.slow
