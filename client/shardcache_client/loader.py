@@ -45,7 +45,8 @@ class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
     Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An iterator counts as one from its
-    second batch on; before that (`next(iter(loader))`), it is a look, and changes nothing. If an older iterator is read
+    second batch on, or from its last if that is the first; before that (`next(iter(loader))`), it is a look, and
+    changes nothing. If an older iterator is read
     on, those begun since were nested in it, and count no longer. State and epoch are those of the iterator that took
     the last batch: dropping a nested one gives the position back. Each has workers of its own, while those of the
     others persist. An iterator under which a state is loaded raises a ConfigError at its next batch.
@@ -131,7 +132,7 @@ class ShardLoader(Generic[B_co]):
                 bookmark.take(iteration)
                 position.note(ReaderState.from_json(state))
                 if position.is_read:
-                    bookmark.finish(iteration)
+                    self._finish(iteration, loader)
                 times.received(made)
                 if iteration.counted:
                     self._times = times
@@ -145,8 +146,7 @@ class ShardLoader(Generic[B_co]):
             loader.end(batches)
             raise
         position.end()
-        bookmark.finish(iteration)
-        self._count(iteration, loader)
+        self._finish(iteration, loader)
         iteration.ended = True
         if not iteration.looks:
             self._times = times
@@ -161,6 +161,10 @@ class ShardLoader(Generic[B_co]):
 
     def _count(self, iteration: Iteration, batches: "_Batches") -> None:
         self._reader._bookmark.count(iteration)
+        self._keep(batches, iteration)
+
+    def _finish(self, iteration: Iteration, batches: "_Batches") -> None:
+        self._reader._bookmark.finish(iteration)
         self._keep(batches, iteration)
 
     def _keep(self, batches: "_Batches", owner: Iteration | None) -> None:

@@ -51,10 +51,10 @@ class Iteration:
 class Bookmark:
     """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
 
-    Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch on; until then it may be
-    a look, of which nothing remains. The last one to count is the main one, and the next one reads the epoch after it.
-    If an earlier one is read on, those begun since were nested in it: it is the main one again, as if they had never
-    begun.
+    Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch, or its last one; until
+    then it may be a look, of which nothing remains. The last one to count is the main one, and the next one reads the
+    epoch after it. If an earlier one is read on, those begun since were nested in it: it is the main one again, as if
+    they had never begun.
 
     The position is that of the iteration of this process from which the last batch was taken, of those that are still
     held: a nested one that is dropped gives it back. If none is held, it is that of the main one.
@@ -252,7 +252,7 @@ class Bookmark:
         self._begun.append(iteration)
 
     def count(self, iteration: Iteration) -> None:
-        """Count an iteration, of which the second batch is requested or the end was reached, or which is read on.
+        """Count an iteration, of which the second batch is requested or the last one was taken, or which is read on.
 
         It becomes the main one, unless it was nested in another that was read on, or has been overtaken.
         """
@@ -287,8 +287,7 @@ class Bookmark:
             found["read"] = sorted({*found["read"], iteration.worker})
             if len(found["read"]) < found["workers"]:
                 return
-        if iteration.loader is not None:
-            self.count(iteration)
+        self.count(iteration)  # whichever number its last batch has: a loop that counts takes no other
         if not iteration.looks and not iteration.is_set:
             self._epochs.end(iteration.epoch)
 
@@ -380,7 +379,7 @@ class RankPosition:
     @property
     def is_read(self) -> bool:
         """True if there are known to be no more batches."""
-        return self._ended or (self._states[0].counted and not self.batches_left)
+        return self._ended or all(state.ended for state in self._states)
 
     @property
     def batches_left(self) -> int:

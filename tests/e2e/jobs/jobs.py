@@ -111,6 +111,31 @@ def leave_out_of_step(socket: str, urls: str, workers: str) -> list[list[str]]:
     return begun
 
 
+def take_last_batches(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
+    """Read three epochs by loops that count: resumed with one batch left, of one batch each, and with `set_epoch`."""
+    meet()
+
+    def loader(batch_size: int) -> Any:
+        return shuffled(urls, socket, timeout_s=60).loader(batch_size=batch_size, num_workers=0, collate_fn=keys)
+
+    found: dict[str, list[list[list[str]]]] = {"resumed": [], "single": [], "set": []}
+    saving = loader(BATCH)
+    for _ in islice(saving, len(saving) - 1):
+        state = saving.state_dict()
+    del saving
+    fixed = loader(BATCH)
+    resumed = loader(BATCH)
+    resumed.load_state_dict(state)
+    single = loader(6 * BATCH)
+    for epoch in range(3):
+        fixed.set_epoch(epoch)
+        found["set"].append(list(islice(fixed, len(fixed))))
+        found["resumed"].append(list(islice(resumed, resumed.remaining)))
+        found["single"].append(list(islice(single, len(single))))
+        dist.barrier()
+    return found
+
+
 def elastic(socket: str, urls: str, out: str) -> None:
     """Gather the keys of each step on rank 0, which saves them with its loader's state.
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import PartialState, notebook_launcher
-from jobs import BATCH, elastic, leave_early, leave_out_of_step, look, meet, shuffled
+from jobs import BATCH, elastic, leave_early, leave_out_of_step, look, meet, shuffled, take_last_batches
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
@@ -156,6 +156,17 @@ def test_ranks_that_leave_out_of_step_read_one_epoch_after_another(train: str, d
         for number, batch in enumerate(begun):
             reference.set_epoch(number)
             assert batch == next(iter(loader))
+
+
+def test_ranks_that_count_their_batches_read_one_epoch_after_another(train: str, daemon: Daemon) -> None:
+    """Resumed with one batch left, and with epochs of one batch: no rank asks for the end of an epoch."""
+    ranks = torchrun(take_last_batches, daemon.socket, train)
+    for read in ranks:
+        assert read["resumed"] == [read["set"][0][-1:], *read["set"][1:]]
+    for epoch in range(3):
+        for read in ranks:
+            (batch,) = read["single"][epoch]
+            assert batch == list(chain(*read["set"][epoch]))
 
 
 def test_ranks_killed_twice_read_every_sample_once(train: str, daemon: Daemon, tmp_path: Path) -> None:

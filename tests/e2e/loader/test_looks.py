@@ -152,6 +152,8 @@ class Naive:
         self.begun.append(it)
         it.taken += 1
         it.place += 1
+        if self.is_read(it):
+            self.count(it)
         return self.epochs[it.epoch][it.place - 1]
 
     def count(self, it: NaiveIterator) -> None:

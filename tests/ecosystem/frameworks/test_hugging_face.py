@@ -103,10 +103,10 @@ def train(tmp_path: Path) -> Train:
     def train(
         dataset: Any, resume: int | None = None, trainer: Any = ShardTrainer, largest: int = BATCH, **options: Any
     ) -> Shown:
-        options = {"num_train_epochs": 2, "gradient_accumulation_steps": 1} | options
+        options = {"num_train_epochs": 2, "gradient_accumulation_steps": 1, "save_steps": 3} | options
         net = Net(largest)
         arguments = transformers.TrainingArguments(
-            output_dir=tmp_path, per_device_train_batch_size=BATCH, save_steps=3, **OPTIONS, **options
+            output_dir=tmp_path, per_device_train_batch_size=BATCH, **OPTIONS, **options
         )
         made = trainer(net, arguments, train_dataset=dataset)
         made.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"checkpoint-{resume}"))
@@ -154,6 +154,25 @@ def test_loader_of_unknown_length_resumes(dataset: ShardDataset[Any], train: Tra
     assert {number for batch in whole for number in batch} == set(range(1, SAMPLES, 2))
     for step in (6, 12, 33):
         assert train(of_odd(), step, max_steps=36) == whole[step:]
+
+
+@pytest.mark.parametrize("options", [{"num_train_epochs": 3}, {"max_steps": 3}])
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_epochs_of_one_step_follow_each_other(
+    make: Make, train: Train, options: dict[str, int], is_filtered: bool
+) -> None:
+    """Each in its own order, whether their length is known or not, also where a run is resumed after the first."""
+    if is_filtered and "max_steps" not in options:
+        pytest.skip("Trainer asks for max_steps where the length is unknown")
+
+    def few() -> ShardDataset[Any]:
+        found = make(shuffle=True, seed=7, shuffle_window=2, decode=decode, samples_per_epoch=BATCH)
+        return found.filter(lambda item: item["number"] >= 0) if is_filtered else found
+
+    whole = train(few(), save_steps=1, **options)
+    epochs = few()
+    assert whole == [[item["number"] for item in epochs] for _ in range(3)]
+    assert train(few(), 1, save_steps=1, **options) == whole[1:]
 
 
 def test_steps_of_another_size_are_refused(dataset: ShardDataset[Any], train: Train) -> None:
