@@ -10,7 +10,7 @@ import math
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -133,13 +133,9 @@ class StoreOrigin(FsspecOrigin):
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET of this version, and another one if a signed url has expired."""
-        name, form = self.condition
-        wanted, ranges = form.format(obj.version), http_semantics.content_ranges(obj, parts.start, parts.stop)
         for is_last in (False, True):
             place, away = await self._locate(obj, again=is_last)
-            expected = {"content-range": ranges} | ({} if away else {self.versions[0]: (wanted, f"W/{wanted}")})
-            headers = {"Range": http_semantics.range_header(parts.start, parts.stop)} | ({} if away else {name: wanted})
-            body = Body(parts, 206, expected, held=commit is not None)
+            headers, body = self._ask_for(obj, parts, away=away, held=commit is not None)
             answer = await self._ask("GET", obj.url, headers, body, flow, commit, place=place, away=away)
             if answer is None or answer.sums is not None:
                 return None if answer is None else answer.sums
@@ -147,6 +143,24 @@ class StoreOrigin(FsspecOrigin):
                 version = obj.version if away else _plain(answer.headers.get(self.versions[0], ""))
                 http_semantics.judge(answer, version, obj, parts)
         return None
+
+    def _ask_for(self, obj: RemoteObject, parts: Parts, *, away: bool, held: bool) -> tuple[dict[str, str], Body]:
+        """Return the headers that request parts, and the expected body; `away` if another server has them.
+
+        That server knows nothing of the store's versions.
+        """
+        headers: dict[str, str] = {}
+        expected: dict[str, Sequence[str | None]] = {}
+        if obj.ranges:
+            headers["Range"] = http_semantics.range_header(parts.start, parts.stop)
+            expected["content-range"] = http_semantics.content_ranges(obj, parts.start, parts.stop)
+        if not away:
+            name, form = self.condition
+            wanted = form.format(obj.version)
+            headers[name] = wanted
+            expected[self.versions[0]] = (wanted, f"W/{wanted}")
+        status = 206 if obj.ranges else 200
+        return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`."""
@@ -292,7 +306,8 @@ class AzureOrigin(StoreOrigin):
 class HubOrigin(StoreOrigin):
     """Repositories of the Hugging Face Hub, which redirects to signed urls of other servers for files of git LFS.
 
-    The version is the SHA-256 of such a file, and git's SHA-1 of any other: both are checksums as well.
+    The version is the SHA-256 of such a file, and git's SHA-1 of any other: both are checksums as well. A mirror of the
+    Hub may have neither. Nothing then tells what its servers hold of which version, so the file comes in one answer.
     """
 
     versions = ("etag", "blob_id")
@@ -318,8 +333,11 @@ class HubOrigin(StoreOrigin):
             raise NotAllowedError(f"the Hub leads to {place.host}, which is this node or its metadata service", url=url)
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()
-        self._located[url] = self._object(url, answer), place
-        return self._located[url][0]
+        obj = self._object(url, answer)
+        if obj.checksum is None:
+            obj = replace(obj, ranges=False, guarded=False)
+        self._located[url] = obj, place
+        return obj
 
     async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
         known = self._located.get(obj.url)

@@ -160,7 +160,8 @@ WRONG = make_tar(random_samples(10, seed=1))
 def daemon(hub: HubServer, tmp_path: Path) -> Iterator[Daemon]:
     """A daemon that reads from the Hub, where a shard is in git."""
     hub.put(TAR_PATH, RIGHT)
-    with Daemon(tmp_path, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}) as daemon:
+    flags = ("--part-size", "65536")
+    with Daemon(tmp_path, *flags, env={"HF_ENDPOINT": hub.endpoint_url, "HF_TOKEN": hub.TOKEN}) as daemon:
         yield daemon
 
 
@@ -197,3 +198,41 @@ def test_index_file_in_git_is_requested_again_if_its_bytes_are_of_another_versio
     hub.put(path, index.encode())
     hub.mixed[path] = [other.encode()]
     assert samples_of(daemon, "hf://datasets/org/set/index.json") == [sample["jpg"] for sample in SAMPLES]
+
+
+MIRRORED_PATH = "/datasets/org/set/resolve/main/mirrored.tar"
+MIRRORED = "hf://datasets/org/set/mirrored.tar"
+OF_PARTS = random_samples(200)
+OTHERS = random_samples(200, seed=1)
+
+
+def images(samples: list[dict[str, Any]]) -> list[bytes]:
+    """Return the values that `samples_of` reads."""
+    return [sample["jpg"] for sample in samples]
+
+
+@pytest.fixture
+def mirrored(hub: HubServer) -> HubServer:
+    """A Hub that redirects to mirrors, and states a version that is no checksum; the file has several parts."""
+    hub.put_lfs(MIRRORED_PATH, make_tar(OF_PARTS))
+    hub.tags[MIRRORED_PATH] = "v1"
+    return hub
+
+
+def test_file_without_a_checksum_is_not_mixed_of_mirrors(mirrored: HubServer, daemon: Daemon) -> None:
+    """Where mirrors hold two versions of one size, and nothing tells them apart, all of a shard is of one of them."""
+    mirrored.content.mixed = [make_tar(OF_PARTS), make_tar(OTHERS)] * 10
+    assert samples_of(daemon, MIRRORED) in (images(OF_PARTS), images(OTHERS))
+
+
+def test_file_without_a_checksum_is_fetched_by_one_request(mirrored: HubServer, daemon: Daemon) -> None:
+    """Its server gets a single GET, of the whole file."""
+    assert samples_of(daemon, MIRRORED) == images(OF_PARTS)
+    assert [headers.get("range") for _, _, headers in mirrored.content.requests] == [None]
+
+
+def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(mirrored: HubServer, daemon: Daemon) -> None:
+    """An answer that broke off is not resumed: what follows could be of another mirror."""
+    mirrored.content.cuts = 1
+    assert samples_of(daemon, MIRRORED) == images(OF_PARTS)
+    assert [headers.get("range") for _, _, headers in mirrored.content.requests] == [None, None]

@@ -45,9 +45,11 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         status, found, data = self.server.store.answer(self.command, self.path, headers, body)
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **found}.items():
+        sent = {"Content-Length": str(len(data)), **found}
+        for name, value in sent.items():
             self.send_header(name, value)
         self.end_headers()
+        self.close_connection |= int(sent["Content-Length"]) > len(data)
         if self.command != "HEAD":
             self.wfile.write(data)
 
@@ -285,6 +287,7 @@ class HubServer(ObjectServer):
         content: server of the LFS files, by SHA-256.
         lfs: paths of files in LFS; others are in git.
         mixed: what other servers of a CDN send for files in git under the present ETag, by path: one body per GET.
+        tags: ETags of files in LFS, by path, at a Hub that does not state their SHA-256.
         signed: number of signed urls; only the last one is valid.
         elsewhere: Location of all answers, in place of the right one.
         content_url: where the server of LFS files seems to be; set on entering.
@@ -297,6 +300,7 @@ class HubServer(ObjectServer):
         self.content = _Content()
         self.lfs: set[str] = set()
         self.mixed: dict[str, list[bytes]] = {}
+        self.tags: dict[str, str] = {}
         self.elsewhere = self.content_url = ""
 
     def __enter__(self) -> Self:
@@ -326,7 +330,8 @@ class HubServer(ObjectServer):
             others = self.mixed.get(path) if method == "GET" else None
             return ranged(others.pop(0) if others else found, headers.get("range"), {"ETag": f'"{git_sha(found)}"'})
         sha = hashlib.sha256(found).hexdigest()
-        linked = {"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
+        tag = self.tags.get(path, sha)
+        linked = {"X-Linked-ETag": f'"{tag}"', "X-Linked-Size": str(len(found)), "X-Repo-Commit": "c" * 40}
         return 302, {"Location": self.content_url + self.content.sign(sha, found), **linked}, b""
 
     def _api(self, path: str) -> Answered:
@@ -356,9 +361,18 @@ def git_sha(body: bytes) -> str:
 
 
 class _Content(ObjectServer):
+    """Server of files in LFS.
+
+    Attributes:
+        cuts: number of the next bodies that break off in the middle.
+        mixed: what its mirrors send under the same url: one body per GET, then the right one.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.signed, self.valid_urls = 0, 1  # the latest of the signed ones
+        self.cuts = 0
+        self.mixed: list[bytes] = []
 
     def sign(self, sha: str, body: bytes) -> str:
         self.objects[f"/lfs/{sha}"] = body
@@ -370,4 +384,9 @@ class _Content(ObjectServer):
         number = int(query.rpartition("=")[2] or 0)
         if "authorization" in headers or number not in range(self.signed + 1)[-self.valid_urls :]:
             return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
-        return ranged(self.objects[path], headers.get("range"), {"ETag": '"of the content"'})
+        found = self.mixed.pop(0) if self.mixed else self.objects[path]
+        status, headers_sent, data = ranged(found, headers.get("range"), {"ETag": '"of the content"'})
+        if not self.cuts:
+            return status, headers_sent, data
+        self.cuts -= 1
+        return status, {**headers_sent, "Content-Length": str(len(data))}, data[: len(data) // 2]
