@@ -35,7 +35,8 @@ Cached shards are scrubbed. When a shard that a reader has in use turns out to b
 
 A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any objects' own bytes.
 With `either`, an object with a shard's name is a shard, and any other a file; `resolve` takes the same word, by which
-it finds all files or shards alone; with `objects`, urls are no patterns. A file has no samples, and may be arriving
+it finds all files or shards alone; with `objects`, and `entries` of folders, urls are no patterns. Of what the daemon
+has found out before, `resolve` with `max_age_ms` uses nothing older. A file has no samples, and may be arriving
 whatever it holds. Of an arriving file, `lease` and `more` may name a `start`: the bytes from there to `beyond` are then
 fetched first, and waited for.
 
@@ -269,7 +270,11 @@ REQUESTS = {
         {"oldest_protocol": int, "client_version": str, "loader": str, **_READER},
         answers=("welcome",),
     ),
-    "resolve": Message({"id": int, "urls": list[str]}, {"wanted": str}, answers=("manifest",)),
+    "resolve": Message(
+        {"id": int, "urls": list[str]},
+        {"wanted": str, "max_age_ms": int},
+        answers=("manifest",),
+    ),
     "shards": Message({"id": int, "fingerprint": str}, {"packed": bytes}, answers=("ok", "unknown")),
     "plan": Message(
         {**_PIECE, "shards": list[str], "reads": int}, {"epoch": int, "wanted": str}, answers=("ok", "unknown")

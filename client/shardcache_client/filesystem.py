@@ -5,19 +5,26 @@
 
 A file is fetched whole, once per node. While it arrives, the ranges that are read are fetched first. An environment
 without the package of the object store writes `shardcache://s3://bucket/table.parquet`.
+
+Paths are literal: no character of theirs is a pattern, but in `glob`. The daemon keeps what it has found out about a
+path for its `--listing-ttl-s`; `invalidate_cache` has it ask the object store again.
 """
 
 import errno
 import os
 import re
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NoReturn
 
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from shardcache.errors import NotFoundError
+from shardcache.errors import ConfigError, NotFoundError
 from shardcache.protocol import ShardRef, Wanted, from_here, local_path
+from shardcache_client.arguments import DAEMONS, JOB, OTHER_WORDS, PATH, SECONDS, checked
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import resolve
@@ -28,20 +35,44 @@ from shardcache_client.ranks.environment import job_name
 Details = dict[str, Any]
 
 _FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
+# Characters and words with which the daemon begins a pattern.
+_PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
+# Arguments that fsspec itself takes, for any filesystem.
+_OF_FSSPEC = (
+    "asynchronous",
+    "batch_size",
+    "listings_expiry_time",
+    "loop",
+    "max_paths",
+    "skip_instance_cache",
+    "use_listings_cache",
+)
 
 
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """Files of one object store, through the cache; paths are those of the store's own filesystem, or urls.
 
-    `target_protocol` and `fo` are what follows `shardcache::`; other arguments are as for `open_cached`.
+    `target_protocol`, `fo` and `target_options` are the protocol, path and options of what follows `shardcache::`;
+    other arguments are as for `open_cached`. Raises ConfigError for `target_options`, which are the daemon's to have,
+    and for any unknown argument.
     """
 
     protocol = "shardcache"
+    _strip_tokenize_options = ("fo",)  # all urls of one protocol share an instance
 
+    @checked(
+        OTHER_WORDS,
+        _OF_FSSPEC,
+        job=JOB.or_none(),
+        socket=PATH.or_none(),
+        daemon=DAEMONS,
+        timeout_s=SECONDS,
+    )
     def __init__(
         self,
         target_protocol: str | None = None,
         fo: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
         *,
         job: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -49,10 +80,19 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         timeout_s: float = 300.0,
         **options: Any,
     ) -> None:
+        if target_options:
+            raise ConfigError(
+                f"the options of {target_protocol}:// ({', '.join(sorted(target_options))}) would not be used: the "
+                "daemon opens the object store",
+                remedy="write them into an [[origin]] table of the daemon's config; those that come from the url "
+                "itself are kept by shardcache://URL in place of shardcache::URL",
+            )
         super().__init__(target_protocol=target_protocol, fo=fo, **options)
         self._prefix = f"{target_protocol}://" if target_protocol not in (None, "file", "local") else ""
         self.choice, self.patience = DaemonChoice.of(socket, daemon), Patience(timeout_s)
         self.reader = ReaderIdentity(job or job_name())
+        self._invalidated_s: float | None = None
+        self._first_seen: dict[str, tuple[str, datetime]] = {}  # version of a path, and since when it is known
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -75,7 +115,13 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return url.removeprefix(self._prefix) if self._prefix else local_path(url) or url
 
     def _refs(self, url: str, wanted: Wanted) -> Manifest:
-        return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted)
+        max_age_s = None if self._invalidated_s is None else time.monotonic() - self._invalidated_s
+        return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted, max_age_s)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Use nothing from now on that the daemon found out before, about any path."""
+        self._invalidated_s = time.monotonic()
+        super().invalidate_cache(path)
 
     def info(self, path: str, **_options: Any) -> Details:
         """Return name, size, type and version of a file, or name and type of a folder."""
@@ -91,8 +137,28 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
         return {"name": self._path(ref.url), "size": ref.size_bytes, "type": "file", "version": ref.version}
 
-    def ls(self, path: str, detail: bool = True, **_options: Any) -> list[Any]:
-        """Return what lies directly in a folder, or the file itself."""
+    def modified(self, path: str) -> datetime:
+        """Return since when this filesystem knows the file's present version: another time for another version.
+
+        The object store's own time of a version is not known. Raises IsADirectoryError for a folder.
+        """
+        details = self._file_details(path)
+        version, since = self._first_seen.get(details["name"], (None, None))
+        if since is None or version != details["version"]:
+            since = datetime.now(UTC)
+            self._first_seen[details["name"]] = (details["version"], since)
+        return since
+
+    def _file_details(self, path: str) -> Details:
+        details = self.info(path)
+        if details["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return details
+
+    def ls(self, path: str, detail: bool = True, refresh: bool = False, **_options: Any) -> list[Any]:
+        """Return what lies directly in a folder, or the file itself; with `refresh`, as after `invalidate_cache`."""
+        if refresh:
+            self.invalidate_cache(path)
         try:
             found = [*map(self._details, self._refs(f"{self.url(path)}/", "entries"))]
         except NotFoundError:
@@ -101,9 +167,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
         """As fsspec's: all files below a folder by one listing, not by one per folder."""
+        url = self.url(path)
         with suppress(NotFoundError):  # a file
-            if maxdepth is None and not withdirs:
-                found = {each["name"]: each for each in map(self._details, self._refs(f"{self.url(path)}/", "files"))}
+            if maxdepth is None and not withdirs and not _PATTERN.search(url):
+                found = {each["name"]: each for each in map(self._details, self._refs(f"{url}/", "files"))}
                 return found if options.get("detail") else [*found]
         return super().find(path, maxdepth, withdirs, **options)
 
@@ -126,8 +193,17 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> "ArrivingFile":
         if mode != "rb":
-            raise OSError(errno.EROFS, "the cache is read-only: write to the object store itself", path)
-        return ArrivingFile(self, path, mode, **{"block_size": "default", **options})
+            self._refuse(path)
+        details = self._file_details(path)
+        file = ArrivingFile(self, path, mode, **{"block_size": "default", **options, "size": details["size"]})
+        file.details = details
+        return file
+
+    def _refuse(self, path: Any, *_arguments: Any, **_options: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "the cache is read-only: write to the object store itself", str(path))
+
+    # Everything by which fsspec changes a filesystem ends in one of these.
+    mkdir = makedirs = rmdir = rm = rm_file = _rm = cp_file = mv = touch = pipe_file = put_file = _refuse
 
 
 class ArrivingFile(AbstractBufferedFile):  # type: ignore[misc]

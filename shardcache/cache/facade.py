@@ -1,6 +1,7 @@
 """The whole cache behind one class, `Cache`, for the server and the composition root."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -112,7 +113,8 @@ class Cache:
     ) -> AsyncIterator[Sequence[ShardRef]]:
         """Provide the shards and files that patterns match; report repeated requests for them, in the block as well."""
         async with reporting(patterns, self._downloader, send):
-            listing = await self.manifests.resolve(patterns, peer, fresh=fresh, wanted=wanted)
+            max_age_s = 0 if fresh else math.inf
+            listing = await self.manifests.resolve(patterns, peer, max_age_s=max_age_s, wanted=wanted)
         async with reporting(frozenset(listing.shards.urls), self._downloader, send):
             yield await asyncio.to_thread(lambda: listing.wanting(wanted).refs())
 

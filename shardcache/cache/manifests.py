@@ -1,6 +1,7 @@
 """A user's patterns, prefixes and index files: resolved to lists of shards, and matched against cached urls."""
 
 import asyncio
+import math
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,18 +50,24 @@ class Manifests:
     _locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
 
     async def resolve(
-        self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False, wanted: Wanted = "samples"
+        self,
+        patterns: Sequence[str],
+        peer: Peer,
+        *,
+        max_age_s: float = math.inf,
+        wanted: Wanted = "samples",
     ) -> Listing:
-        """Return the shards of every pattern, in order, with known sample counts; `fresh` ignores remembered listings.
+        """Return the shards of every pattern, in order, with known sample counts; listings older than `max_age_s` are
+        not used. Those made while this request waits are new enough.
 
         Of files that are `wanted`, versions and sizes are known, too, unless the origin does not answer. Raises
         NotAllowedError before any request to an origin, NotFoundError if no shard matches, and origins' errors.
         """
-        key, asked_s = (wanted, *patterns), time.monotonic()  # what is listed while this request waits is new enough
+        key, asked_s = (wanted, *patterns), time.monotonic()
         await asyncio.to_thread(self._check_patterns, patterns, peer)
         async with self._locks.setdefault(key, asyncio.Lock()):  # hundreds of workers start at the same moment
             self._forget(asked_s)
-            if fresh or key not in self._listed:
+            if key not in self._listed or self._listed[key][0] < asked_s - max_age_s:
                 self._listed[key] = time.monotonic(), await self._list_all(patterns, wanted), -1
             listed_s, old, filled_after = self._listed[key]
             changes = self._history.changes  # an index file gives every count; others are looked up when one is new
@@ -116,8 +123,7 @@ class Manifests:
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
     async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
-        named_by = (lambda url: Shards.of([ShardRef(url)])) if wanted == "objects" else named_by_braces
-        named = await asyncio.to_thread(lambda: list(map(named_by, patterns)))
+        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
         lists = [each or await self._list(pattern, wanted) for pattern, each in zip(patterns, named, strict=True)]
         if sum(map(len, lists)) > MAX_SHARDS:
             remedy = "write larger shards, or read the dataset in several parts"
@@ -167,6 +173,13 @@ class Manifests:
             total_bytes += listing.memory_bytes
             if now_s - listed_s >= ttl_s or total_bytes > self._memory_bytes:
                 del self._listed[key]
+
+
+def _named(pattern: str, wanted: Wanted) -> Shards | None:
+    """Return what a pattern names without a request to the origin, None if the origin has to be asked. Blocks."""
+    if wanted == "objects":
+        return Shards.of([ShardRef(pattern)])
+    return None if wanted == "entries" else named_by_braces(pattern)
 
 
 def _stated(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:

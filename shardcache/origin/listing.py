@@ -55,10 +55,13 @@ async def expand(
     states them.
 
     With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
-    wanted, only if there is no shard; if "entries" are, for the files and folders that lie directly below it.
+    wanted, only if there is no shard. If "entries" are, the pattern is a folder's own url, whatever its characters, and
+    stands for the files and folders that lie directly below it.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
+    if wanted == "entries":
+        return await _entries(checked(pattern), origins, received)
     found: list[Shards] = []
     for url in await asyncio.to_thread(expand_braces, pattern):
         found.append(await _expand_one(url, origins, received, {} if indexes is None else indexes, wanted))
@@ -160,9 +163,7 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
     if is_glob(url):
         return _some(url, await _matching(url, origins, received), wanted)
     if url.endswith("/"):
-        found = await origins.origin(url).list_prefix(url, received, flat=wanted == "entries")
-        if wanted == "entries":
-            return _some(url, Shards.of(_ref(obj) for obj in found if obj.url != url), wanted)
+        found = await origins.origin(url).list_prefix(url, received)
         return _some(url, Shards.of(map(_ref, _below(url, found, wanted))), wanted)
     if is_index(url):
         obj = await origins.origin(url).stat(url)
@@ -179,6 +180,11 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
             return Shards.of([_ref(obj)])
         return shards
     return Shards.of([ShardRef(url)])
+
+
+async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
+    found = await origins.origin(folder).list_prefix(folder, received, flat=True)
+    return _some(folder, Shards.of(_ref(obj) for obj in found if obj.url != folder), "entries")
 
 
 async def _matching(glob: str, origins: Origins, received: Received) -> Shards:

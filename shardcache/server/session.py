@@ -1,6 +1,7 @@
 """A reader's session over a WebSocket: requests in, answers out; its plan and leases end with it."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -175,7 +176,7 @@ class Session:
         match message.get("type"):
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
-                    return await self._resolve(request_id, message["urls"], protocol.wanted_of(message))
+                    return await self._resolve(request_id, message)
             case "shards":
                 return {"type": "ok" if await self._take(message["fingerprint"], message.get("packed")) else "unknown"}
             case "plan" | "extend" as kind:
@@ -201,10 +202,14 @@ class Session:
                 raise ProtocolError(f"unknown message {other!r}")
         return None
 
-    async def _resolve(self, request_id: int, urls: list[str], wanted: protocol.Wanted) -> Json:
+    async def _resolve(self, request_id: int, message: Json) -> Json:
+        urls: list[str] = message["urls"]
+        wanted = protocol.wanted_of(message)
+        max_age_s = message["max_age_ms"] / 1000 if "max_age_ms" in message else math.inf
         self._listed = request_id, urls
         with self._reader.waiting_for_listing(urls):
-            found = await self._cache.manifests.resolve(urls, self._peer, wanted=wanted)
+            manifests = self._cache.manifests
+            found = await manifests.resolve(urls, self._peer, wanted=wanted, max_age_s=max_age_s)
         return {
             "type": "manifest",
             "remembered": found.remembered,

@@ -92,12 +92,12 @@ class Session:
         which = "private" if self._is_private else str(self._choice.node)
         return f"Session({self.reader!r}, {which}, leases={len(self._leases)}, {self._connection!r})"
 
-    def resolve(self, urls: Sequence[str], wanted: Wanted = "samples") -> Manifest:
+    def resolve(self, urls: Sequence[str], wanted: Wanted = "samples", max_age_s: float | None = None) -> Manifest:
         """Have the daemon resolve urls, patterns and prefixes to shards, or to files.
 
         Waits for a daemon that is stopping, or is lost before it has answered, and up to half a minute for one that was
-        at the socket a moment ago. If there was none, raises NoDaemonError immediately. Raises NotFoundError, and any
-        other error of the origin.
+        at the socket a moment ago. If there was none, raises NoDaemonError immediately. What the daemon found out more
+        than `max_age_s` ago is not used. Raises NotFoundError, and any other error of the origin.
         """
         deadline_s = time.monotonic() + self._patience.limit_s
         try:
@@ -105,7 +105,10 @@ class Session:
         except _CACHE_SIDE as exn:
             if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
                 self._await_restart(exn, deadline_s)
-        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, urls=list(urls), wanted=wanted)
+        fields: Json = {"urls": list(urls), "wanted": wanted}
+        if max_age_s is not None:
+            fields["max_age_ms"] = int(max_age_s * 1000)
+        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, **fields)
         return Manifest.from_answer(self._insist(deadline_s, ask), urls)
 
     def _await_restart(self, exn: errors.ShardcacheError, deadline_s: float) -> None:
@@ -422,11 +425,16 @@ class Session:
 
 
 def resolve(
-    choice: DaemonChoice, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float, wanted: Wanted = "samples"
+    choice: DaemonChoice,
+    reader: ReaderIdentity,
+    urls: Sequence[str],
+    timeout_s: float,
+    wanted: Wanted = "samples",
+    max_age_s: float | None = None,
 ) -> Manifest:
     """Have a daemon resolve urls over a session of its own; see `Session.resolve`."""
     with closing(Session(choice, reader, Patience(timeout_s))) as session:
-        return session.resolve(urls, wanted)
+        return session.resolve(urls, wanted, max_age_s)
 
 
 class SessionPool:

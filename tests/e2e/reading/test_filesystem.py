@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests.abstract import AbstractFixtures
 from fsspec.tests.abstract.get import AbstractGetTests
 
-from shardcache.errors import NotAllowedError
+from shardcache.errors import ConfigError, NotAllowedError
 from shardcache_client.filesystem import ShardcacheFileSystem
 from support.programs.daemon import Daemon, eventually
 from support.stores.buckets import Bucket
@@ -139,9 +139,15 @@ def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> Non
     with pytest.raises(FileNotFoundError):
         fs.info(f"{path}/missing")
     (tmp_path / "a").write_bytes(b"a")
-    with pytest.raises(NotImplementedError):
-        fs.rm(f"{path}/a")
-    assert (tmp_path / "a").exists()
+    for change in (fs.rm, fs.mkdir, fs.makedirs, fs.rmdir, fs.touch):
+        with pytest.raises(OSError, match="read-only"):
+            change(f"{path}/a")
+    for change in (fs.mv, fs.cp_file, fs.copy):
+        with pytest.raises(OSError, match="read-only"):
+            change(f"{path}/a", f"{path}/b")
+    with pytest.raises(OSError, match="read-only"):
+        fs.pipe(f"{path}/b", b"b")
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_footer_of_an_arriving_table_is_read_first(daemon: Daemon, options: dict[str, Any], table: bytes) -> None:
@@ -178,3 +184,81 @@ def test_rules_hold_for_the_filesystem(folder: Path, tmp_path: Path) -> None:
         for ask in (fs.info, fs.ls, fs.open, fs.cat_file):
             with pytest.raises(NotAllowedError):
                 ask(str(tmp_path / "a"))
+
+
+def test_options_of_the_object_store_are_refused(options: dict[str, Any]) -> None:
+    """The daemon opens the store: another endpoint must not be ignored, and another one read."""
+    with pytest.raises(ConfigError, match=r"options of s3:// \(endpoint_url\)"):
+        fsspec.open("shardcache::s3://bucket/a", s3={"endpoint_url": "http://127.0.0.1:9"}, **options)
+
+
+def test_unknown_options_are_refused() -> None:
+    """With the nearest one that there is, or the place where such an option belongs."""
+    with pytest.raises(ConfigError, match="did you mean 'socket'"):
+        ShardcacheFileSystem("file", sockt="/tmp/a.sock")
+    with pytest.raises(ConfigError, match="config file"):
+        fsspec.filesystem("shardcache", target_protocol="s3", anon=True)
+    with pytest.raises(ConfigError, match="timeout_s"):
+        ShardcacheFileSystem("file", timeout_s=-1)
+
+
+def test_folder_cannot_be_opened(options: dict[str, Any], tmp_path: Path) -> None:
+    """It is no empty file."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a").touch()
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
+    for read in (fs.open, fs.cat_file, fs.modified):
+        with pytest.raises(IsADirectoryError):
+            read(f"{path}/sub")
+
+
+def test_invalidated_cache_is_asked_for_again(folder: Path, tmp_path: Path) -> None:
+    """Files and folders are then as they are now, however long the daemon keeps its listings."""
+    (folder / "kept").mkdir()
+    with Daemon(folder / "kept", "--listing-ttl-s", "3600") as daemon:
+        fs = ShardcacheFileSystem("file", socket=str(daemon.socket), skip_instance_cache=True)
+        (tmp_path / "a").write_bytes(b"a")
+        assert fs.ls(str(tmp_path), detail=False) == [f"{tmp_path}/a"]
+        assert fs.cat_file(f"{tmp_path}/a") == b"a"
+        (tmp_path / "a").write_bytes(b"new")
+        (tmp_path / "b").write_bytes(b"b")
+        assert fs.ls(str(tmp_path), detail=False) == [f"{tmp_path}/a"]
+        fs.invalidate_cache()
+        assert fs.ls(str(tmp_path), detail=False) == [f"{tmp_path}/a", f"{tmp_path}/b"]
+        assert fs.cat_file(f"{tmp_path}/a") == b"new"
+        (tmp_path / "c").write_bytes(b"c")
+        assert f"{tmp_path}/c" in fs.ls(str(tmp_path), detail=False, refresh=True)
+
+
+def test_urls_of_one_store_share_a_filesystem(daemon: Daemon) -> None:
+    """Each instance stays in memory for good: not one for each url."""
+    urls = [f"shardcache::file:///data/{name}" for name in "ab"]
+    first, second = (fsspec.url_to_fs(url, shardcache={"socket": str(daemon.socket)})[0] for url in urls)
+    assert first is second
+
+
+def test_paths_are_literal_but_in_globs(options: dict[str, Any], tmp_path: Path) -> None:
+    """A folder may have the characters of a pattern in its name, which stand for themselves."""
+    for name in ("a", "b", "{a,b}", "[ab]"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"in {name}").write_bytes(b"x")
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
+    for name in ("{a,b}", "[ab]"):
+        inside = [f"{path}/{name}/in {name}"]
+        assert fs.ls(f"{path}/{name}", detail=False) == inside
+        assert fs.find(f"{path}/{name}") == inside
+        assert fs.cat_file(inside[0]) == b"x"
+    with pytest.raises(FileNotFoundError):
+        fs.ls(f"{path}/{{b,a}}")
+    assert len(fs.glob(f"{path}/[ab]/*")) == 2
+
+
+def test_modification_time_changes_with_the_version(options: dict[str, Any], tmp_path: Path) -> None:
+    """Libraries such as DuckDB tell by it whether what they have read still holds."""
+    (tmp_path / "a").write_bytes(b"a")
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}/a", **options)
+    first = fs.modified(path)
+    assert fs.modified(path) == first
+    (tmp_path / "a").write_bytes(b"new")
+    fs.invalidate_cache()
+    assert fs.modified(path) > first
