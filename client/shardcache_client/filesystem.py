@@ -24,7 +24,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.protocol import ShardRef, Wanted, from_here, local_path
-from shardcache_client.arguments import DAEMONS, JOB, OTHER_WORDS, PATH, SECONDS, checked
+from shardcache_client.arguments import DAEMONS, JOB, OTHER_WORDS, PATH, SECONDS, checked, whole
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import resolve
@@ -52,6 +52,7 @@ _OF_FSSPEC = (
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """Files of one object store, through the cache; paths are those of the store's own filesystem, or urls.
 
+    `block_size` is the number of bytes that files read ahead; 0 stands for the default, as some libraries give it.
     `target_protocol`, `fo` and `target_options` are the protocol, path and options of what follows `shardcache::`;
     other arguments are as for `open_cached`. Raises ConfigError for `target_options`, which are the daemon's to have,
     and for any unknown argument.
@@ -67,6 +68,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         socket=PATH.or_none(),
         daemon=DAEMONS,
         timeout_s=SECONDS,
+        block_size=whole(0).or_none(),
     )
     def __init__(
         self,
@@ -78,6 +80,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         socket: str | os.PathLike[str] | None = None,
         daemon: Any = "auto",
         timeout_s: float = 300.0,
+        block_size: int | None = None,
         **options: Any,
     ) -> None:
         if target_options:
@@ -91,6 +94,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self._prefix = f"{target_protocol}://" if target_protocol not in (None, "file", "local") else ""
         self.choice, self.patience = DaemonChoice.of(socket, daemon), Patience(timeout_s)
         self.reader = ReaderIdentity(job or job_name())
+        self._block_size = block_size or ArrivingFile.DEFAULT_BLOCK_SIZE
         self._invalidated_s: float | None = None
         self._first_seen: dict[str, tuple[str, datetime]] = {}  # version of a path, and since when it is known
 
@@ -195,7 +199,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if mode != "rb":
             self._refuse(path)
         details = self._file_details(path)
-        file = ArrivingFile(self, path, mode, **{"block_size": "default", **options, "size": details["size"]})
+        options["block_size"] = options.get("block_size") or self._block_size
+        file = ArrivingFile(self, path, mode, **{**options, "size": details["size"]})
         file.details = details
         return file
 

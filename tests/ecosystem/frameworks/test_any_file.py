@@ -11,6 +11,8 @@ import pytest
 from shardcache_client.filesystem import ShardcacheFileSystem
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
+from support.shards.tars import make_tar
+from support.stores.buckets import Bucket
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
 
@@ -45,9 +47,54 @@ def datasets_sum(datasets: Any, url: str) -> int:
     ],
 )
 def test_tables_are_read_by_their_urls(folder: Path, package: str, read: Callable[[Any, str], int]) -> None:
-    """With `::` or without; datasets streams neither, and takes only the former."""
+    """With `::` or without; datasets takes only the former."""
     pytest.importorskip("pandas").DataFrame({"n": range(1_000)}).to_parquet(folder / "table.parquet")
     assert read(pytest.importorskip(package), f"shardcache://file://{folder}/table.parquet") == 499_500
+
+
+@pytest.fixture
+def tables(folder: Path, moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder of S3 with a thousand rows as parquet and as JSON, and a shard, over a daemon with its credentials."""
+    rows = pytest.importorskip("pandas").DataFrame({"n": range(1_000)})
+    moto.put("d/t.parquet", rows.to_parquet())
+    moto.put("d/t.json", rows.to_json(orient="records", lines=True).encode())
+    moto.put("d/t.tar", make_tar({"__key__": f"{number:03}", "txt": b"1"} for number in range(10)))
+    (folder / "s3").mkdir()
+    with Daemon(folder / "s3", env=moto.env()) as daemon:
+        monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
+        for name in moto.env():
+            monkeypatch.delenv(name)
+        yield f"{moto.url}/d"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("name", ["t", "*"])
+@pytest.mark.parametrize(
+    ("kind", "suffix", "count"), [("parquet", "parquet", 1_000), ("json", "json", 1_000), ("webdataset", "tar", 10)]
+)
+def test_datasets_loads_and_streams_files(
+    tables: str, tmp_path: Path, kind: str, suffix: str, count: int, name: str, streaming: bool
+) -> None:
+    """By a url or a glob, through the cache alone: this process has no credentials."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.load_dataset(
+        kind,
+        data_files=[f"shardcache::{tables}/{name}.{suffix}"],
+        split="train",
+        streaming=streaming,
+        cache_dir=str(tmp_path),
+    )
+    assert len(list(rows)) == count
+
+
+def test_duckdb_queries_a_registered_filesystem(tables: str) -> None:
+    """By a url or a glob; twice, the second time by what DuckDB has kept."""
+    duckdb = pytest.importorskip("duckdb", minversion="1")
+    database = duckdb.connect()
+    database.register_filesystem(fsspec.filesystem("shardcache"))
+    for name in ("t", "*", "t"):
+        found = database.sql(f"select sum(n) from 'shardcache://{tables}/{name}.parquet'").fetchall()
+        assert found == [(499_500,)]
 
 
 def test_zarr_reads_an_array(folder: Path) -> None:
