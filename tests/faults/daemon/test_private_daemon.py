@@ -1,14 +1,10 @@
 """A user's private daemon: started by whoever reads first, shared, kept apart by credentials, and safe from others."""
 
-import json
 import os
-import resource
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,35 +17,17 @@ from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
 from support.programs.guard import GUARD_S
-from support.programs.processes import wait_until_ended
-from support.shards.tars import write_shards
-from support.stores.buckets import Bucket
+from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, shards_folder, start_reader
 
-SHARDS, SAMPLES = 4, 5
-KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
-
-WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh")
-
-# Reads everything, and prints the keys; with an argument, stops for good after the first sample.
-READ = """
-import signal, sys
-from shardcache_client import ShardReader
-for sample in ShardReader(sys.argv[1], partial_reads=False):
-    print(sample["__key__"], flush=True)
-    if sys.argv[2:]:
-        signal.pause()
-"""
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder with a short path, and with four shards of five samples."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder:
-        (Path(folder) / "data").mkdir()
-        write_shards(Path(folder) / "data", SHARDS, SAMPLES, {"bin": 20_000})
-        yield Path(folder)
+    """A folder with a short path, and with shards in it."""
+    with shards_folder() as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -57,19 +35,6 @@ def home(root: Path) -> Iterator[PrivateHome]:
     """A node on which nobody set up a daemon."""
     with private_home(root) as home:
         yield home
-
-
-def read(root: Path) -> list[str]:
-    """Read all samples in this process."""
-    return [sample["__key__"] for sample in ShardReader(f"{root}/data/", timeout_s=GUARD_S)]
-
-
-def start_reader(
-    root: Path, *arguments: str, prefix: tuple[str, ...] = (), urls: str = "", **options: object
-) -> subprocess.Popen[str]:
-    """Start a process that reads all samples."""
-    command = [*prefix, sys.executable, "-c", READ, urls or f"{root}/data/", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.slow
@@ -155,33 +120,6 @@ def test_other_credentials_get_another_daemon(root: Path, home: PrivateHome, mon
     assert all(
         not stat.S_IMODE(path.stat().st_mode) & 0o007 for path in (home.runtime / "shardcache-private").iterdir()
     )
-
-
-@pytest.mark.slow
-def test_another_python_gets_another_daemon(root: Path, home: PrivateHome) -> None:
-    """A daemon has the packages of its starter's environment, and cannot start processes once that is removed."""
-    other = root / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", other], check=True)
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [other / "bin/python", "-c", READ, f"{root}/data/"]
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=GUARD_S)
-    assert ran.stdout.split() == KEYS, ran.stderr
-    shutil.rmtree(other)
-    write_shards(root / "data", SHARDS, SAMPLES, {"bin": 30_000})
-    assert read(root) == KEYS
-    assert len(home.running()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-def test_reader_that_does_not_see_the_cache_gets_another_daemon(root: Path, home: PrivateHome) -> None:
-    """In a mount namespace of its own, as in a container that shares the socket's folder, but not the cache's."""
-    assert read(root) == KEYS
-    hide = 'mount -t tmpfs -o mode=700 none "$1" && shift && exec "$@"'
-    prefix = ("unshare", "--mount", "sh", "-c", hide, "sh", str(home.caches))
-    outputs = [start_reader(root, prefix=prefix).communicate(timeout=GUARD_S) for _ in range(2)]
-    assert [out.split() for out, _ in outputs] == 2 * [KEYS], outputs
-    assert read(root) == KEYS
 
 
 @pytest.mark.slow
@@ -282,34 +220,6 @@ def test_folder_that_could_be_anothers_is_refused(root: Path, home: PrivateHome,
     assert not list(home.runtime.glob("*.sock")) and not list(folder.glob("*.sock"))
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
-def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(root: Path, home: PrivateHome) -> None:
-    """After `su bob`, XDG_RUNTIME_DIR is still that of the user before: bob gets a private daemon elsewhere."""
-    code = (
-        "import os, shardcache.private as p, shardcache_client.daemon.choice as c\n"
-        "os.setuid(65534); print(c.DaemonChoice.of().node, p.tool_socket())"
-    )
-    (home.runtime / "shardcache").mkdir(mode=0o700)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S, check=True)
-    node, tool = ran.stdout.split()
-    assert node == "None"
-    assert not tool.startswith(str(home.runtime))
-
-
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> None:
-    """A socket's path has at most 107 bytes; the folder in /tmp, here one of this test's own, takes its place."""
-    code = (
-        "import hashlib, os, shardcache.private as p, socket, subprocess\n"
-        "subprocess.run(['mount', '-t', 'tmpfs', 'none', '/tmp'], check=True)\n"
-        "os.environ['XDG_RUNTIME_DIR'] = folder = '/tmp/' + 22 * 'long'; os.mkdir(folder, 0o700)\n"
-        "place = p.PrivatePlace.find(); print(place.folder); socket.socket(socket.AF_UNIX).bind(str(place.socket))"
-    )
-    command = ["unshare", "--mount", sys.executable, "-c", code]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
-    assert ran.stdout.strip() == f"/tmp/shardcache-private-{os.geteuid()}"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become another user")
 def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> None:
@@ -332,29 +242,6 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
     finally:
         posing.kill()
         posing.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
-def test_container_without_init_gets_one(root: Path, home: PrivateHome) -> None:
-    """Process 1 of a PID namespace reads, with no capabilities and nobody to adopt the daemon; all ends with it."""
-    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--inh-caps=-all", "--bounding-set=-all")
-    out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
-    assert out.split() == KEYS, err
-    eventually(lambda: not home.running())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may create namespaces")
-def test_index_file_is_read_where_proc_shows_other_processes(root: Path, home: PrivateHome, moto: Bucket) -> None:
-    """In a PID namespace that still has the /proc around it, a process id there is another process's, or nobody's."""
-    paths = sorted((root / "data").iterdir())
-    rows = [{"url": moto.put(path.name, path.read_bytes()), "nsamples": SAMPLES} for path in paths]
-    url = moto.put("index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
-    reader = start_reader(root, prefix=("unshare", "--pid", "--fork"), urls=url)
-    out, err = reader.communicate(timeout=GUARD_S)
-    assert out.split() == KEYS, err
-    eventually(lambda: not home.running())
 
 
 @pytest.mark.slow
@@ -424,36 +311,6 @@ def test_caches_of_old_credentials_are_removed(root: Path, home: PrivateHome, mo
     assert lately.exists()
 
 
-@pytest.mark.slow
-def test_scheduler_names_the_cache_folder(root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a job, the cache is in the job's scratch, of this user alone; when that is gone, a daemon starts elsewhere."""
-    scratch = root / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
-    assert read(root) == KEYS
-    (cache,) = scratch.glob(f"shardcache-{os.geteuid()}/*/shards")
-    assert not stat.S_IMODE(cache.parent.stat().st_mode) & 0o077
-    assert not home.caches.exists()
-
-
-@pytest.mark.slow
-def test_deleted_scratch_folder_is_not_made_again(
-    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When a job's scheduler has removed it, the daemon ends; other jobs' readers get one elsewhere."""
-    scratch = root / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("SLURM_TMPDIR", str(scratch))
-    assert read(root) == KEYS
-    (daemon,) = home.pids()
-    scratch.rename(root / "removed")
-    monkeypatch.delenv("SLURM_TMPDIR")
-    assert read(root) == KEYS
-    assert len(list(home.caches.glob("*/shards"))) == 1
-    wait_until_ended(daemon)
-    assert not scratch.exists()
-
-
 NETWORK = "30 22 0:40 / / rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2\n"
 
 
@@ -478,41 +335,6 @@ def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome)
     assert ran.returncode == 1
     assert "network filesystem (nfs4" in ran.stderr and "export SHARDCACHE_CACHE_DIR=" in ran.stderr
     assert not home.running()
-
-
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-def test_start_without_proc_is_a_typed_error(root: Path, home: PrivateHome) -> None:
-    """In a chroot without /proc; the error says what to mount."""
-    _, err = start_reader(root, prefix=WITHOUT_PROC).communicate(timeout=GUARD_S)
-    assert "CacheDirError: /proc/self/mountinfo" in err
-    assert "mount -t proc proc /proc" in err
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
-def test_reader_without_proc_gets_a_typed_error(root: Path, home: PrivateHome) -> None:
-    """Its daemon runs, but what its processes share has no path elsewhere."""
-    assert shardcache("serve", "--private").code == 0
-    code = READ.replace("ShardReader(sys.argv[1], partial_reads=False)", "ShardDataset(sys.argv[1])").replace(
-        "import ShardReader", "import ShardDataset"
-    )
-    command = [*WITHOUT_PROC, sys.executable, "-c", code, f"{root}/data/"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
-    assert "ConfigError: /proc/self/fd" in ran.stderr
-    assert "mount -t proc proc /proc" in ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not IS_ROOT, reason="needs root, who may become less nice")
-def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root: Path, home: PrivateHome) -> None:
-    """It serves all of the user's jobs, whatever the first one's batch script has limited."""
-    prefix = ("sh", "-c", 'ulimit -S -t 1000; exec nice -n 7 "$@"', "sh")
-    out, err = start_reader(root, prefix=prefix).communicate(timeout=GUARD_S)
-    assert out.split() == KEYS, err
-    (daemon,) = home.pids()
-    assert os.getpriority(os.PRIO_PROCESS, daemon) == 0
-    soft, hard = resource.prlimit(daemon, resource.RLIMIT_CPU)
-    assert soft == hard
 
 
 def test_node_with_a_daemon_that_is_down_gets_no_private_one(root: Path, home: PrivateHome) -> None:

@@ -1,0 +1,48 @@
+"""Processes that read the same few shards through a private daemon."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shardcache_client import ShardReader
+from support.programs.guard import GUARD_S
+from support.shards.tars import write_shards
+
+SHARDS, SAMPLES = 4, 5
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+
+# Reads everything, and prints the keys; with an argument, stops for good after the first sample.
+READ = """
+import signal, sys
+from shardcache_client import ShardReader
+for sample in ShardReader(sys.argv[1], partial_reads=False):
+    print(sample["__key__"], flush=True)
+    if sys.argv[2:]:
+        signal.pause()
+"""
+
+
+@contextmanager
+def shards_folder() -> Iterator[Path]:
+    """Provide a folder with a short path, and with four shards of five samples in `data`."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder:
+        (Path(folder) / "data").mkdir()
+        write_shards(Path(folder) / "data", SHARDS, SAMPLES, {"bin": 20_000})
+        yield Path(folder)
+
+
+def read(root: Path) -> list[str]:
+    """Read all samples in this process."""
+    return [sample["__key__"] for sample in ShardReader(f"{root}/data/", timeout_s=GUARD_S)]
+
+
+def start_reader(
+    root: Path, *arguments: str, prefix: tuple[str, ...] = (), urls: str = "", **options: Any
+) -> subprocess.Popen[str]:
+    """Start a process that reads all samples, in a command that begins with `prefix`."""
+    command = [*prefix, sys.executable, "-c", READ, urls or f"{root}/data/", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
