@@ -90,9 +90,14 @@ class PrivatePlace:
         """
         folder = secured(_folder())
         name = digest(folder, _python())
-        for number in range(_MAX_PLACES):
-            place = cls(folder, f"{name}.{number}" if number else name)
-            if not is_listening(place.socket) or place.shows_cache():
+        places = [cls(folder, f"{name}.{number}" if number else name) for number in range(_MAX_PLACES)]
+        listening = [place for place in places if is_listening(place.socket)]
+        for place in listening:
+            if place.shows_cache():
+                return place
+
+        for place in places:  # the daemon of an earlier number may have ended since a later one was started
+            if place not in listening:
                 return place
         raise DaemonError(
             f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process sees",

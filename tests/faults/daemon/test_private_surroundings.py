@@ -145,6 +145,9 @@ def test_deleted_scratch_folder_is_not_made_again(
     assert len(list(home.caches.glob("*/shards"))) == 1
     wait_until_ended(daemon)
     assert not scratch.exists()
+    (second,) = home.pids()
+    assert read(root) == KEYS
+    assert home.pids() == [second], "the first one's end does not start a third"
 
 
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
