@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import NotATarError
+from shardcache.store import indexing
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
 from support.programs.daemon import eventually
-from support.programs.processes import children
+from support.programs.processes import running
 from support.shards.tars import make_tar, random_samples
 
 SILENCE_S = 2.0
@@ -20,16 +21,21 @@ SILENCE_S = 2.0
 
 @pytest.fixture
 async def indexers() -> AsyncIterator[Indexers]:
-    running = Indexers(1)
-    yield running
-    await running.close()
+    started = Indexers(1)
+    yield started
+    await started.close()
 
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Indexers]:
-    running = Indexers(2, silence_s=SILENCE_S)
-    yield running
-    await running.close()
+    started = Indexers(2, silence_s=SILENCE_S)
+    yield started
+    await started.close()
+
+
+def processes() -> set[int]:
+    """Return the indexing processes of this one, which has other children, too."""
+    return running(os.getpid(), indexing.__name__)
 
 
 def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:
@@ -44,10 +50,10 @@ async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers
     with pytest.raises(NotATarError) as caught:
         await indexers.index(request_for(tar))
     assert caught.value.url == f"file://{tar}"
-    before = children(os.getpid())
+    before = processes()
     tar.write_bytes(make_tar(random_samples(3)))
     assert (await indexers.index(request_for(tar))).samples == 3
-    assert children(os.getpid()) == before
+    assert processes() == before
 
 
 async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_path: Path) -> None:
@@ -69,13 +75,13 @@ async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path
     for tar in tars:
         tar.write_bytes(make_tar(random_samples(3)))
     await asyncio.gather(*[pair.index(request_for(tar)) for tar in tars])
-    frozen = children(os.getpid())
+    frozen = processes()
     assert len(frozen) == len(tars)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     found = await asyncio.gather(*[pair.index(request_for(tar)) for tar in tars])
     assert [indexed.samples for indexed in found] == [3, 3]
-    assert not set(frozen) & set(children(os.getpid()))
+    assert not frozen & processes()
 
 
 async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tmp_path: Path) -> None:
@@ -84,7 +90,7 @@ async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tm
     tar.write_bytes(make_tar(random_samples(3)))
     await pair.prepare()
     await pair.prepare()
-    for pid in children(os.getpid()):
+    for pid in processes():
         eventually(lambda pid=pid: takes_requests(pid))
         os.kill(pid, signal.SIGSTOP)
     assert (await pair.index(request_for(tar))).samples == 3
@@ -103,11 +109,11 @@ async def test_process_that_works_long_is_not_replaced(tmp_path: Path) -> None:
     request = IndexRequest(str(fifo), str(tmp_path / "slow.idx"), {}, f"file://{fifo}", True, 10**6)
     worker = Indexers(1, silence_s=SILENCE_S)
     await worker.prepare()
-    before = children(os.getpid())
+    before = processes()
     asking = asyncio.create_task(worker.index(request))
     done, _ = await asyncio.wait([asking], timeout=2 * SILENCE_S)
     assert not done
-    assert children(os.getpid()) == before
+    assert processes() == before
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
