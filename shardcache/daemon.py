@@ -43,8 +43,14 @@ _THREADS = 32
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
+# Where S3 is configured, the daemon serves once its SDK is loaded and a transport worker is up: a reader's first batch
+# then takes as long as any. These are the limits on that, and on the credentials, which may come from far away.
+_PREPARED_WITHIN_S = 10.0
+_CREDENTIALS_WITHIN_S = 1.0
 # Where nothing says that S3 will be used, its SDK is loaded after what a job with other urls waits for at first.
 _UNCONFIGURED_S = 1.0
+# At first, a daemon that is started for a job has other things to do than to start more transport workers.
+_OTHERS_AFTER_S = 5.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
@@ -128,9 +134,14 @@ class DaemonRun:
         try:
             async with asyncio.TaskGroup() as group:
                 cache = Cache(settings, store, origins, downloader, indexers, group)
-                drain = await serve_with(cache)
                 # Before the first connection is handled: a private daemon's reader is there already.
-                tasks = [group.create_task(_prepare(origins, indexers))]
+                preparation = group.create_task(_prepare(origins, indexers))
+                credentials = group.create_task(_obtain_credentials(origins, preparation))
+                if origins.s3_configured:
+                    await asyncio.wait([preparation], timeout=_PREPARED_WITHIN_S)
+                    await asyncio.wait([credentials], timeout=_CREDENTIALS_WITHIN_S)
+                drain = await serve_with(cache)
+                tasks = [preparation, credentials, group.create_task(_prepare_later(origins))]
                 with _stop_signals() as stop:
                     log.info(
                         "ready",
@@ -163,15 +174,26 @@ class DaemonRun:
 
 
 async def _prepare(origins: Origins, indexers: Indexers) -> None:
-    """Start processes and load the SDK before the first reader waits for them, side by side.
+    """Start processes, and load the SDK of S3 if that is configured, before readers wait for them, side by side.
 
     Nothing that fails here ends the daemon: the request that needs it fails again, and tells its reader.
     """
-    await asyncio.gather(
-        _attempt("transport workers", origins.start_workers()),
+    preparations = [
+        _attempt("transport worker", origins.start_worker()),
         _attempt("indexer", indexers.prepare()),
-        _attempt("S3", _prepare_s3(origins)),
-    )
+    ]
+    if origins.s3_configured:
+        preparations.append(_attempt("S3", _load_s3()))
+    await asyncio.gather(*preparations)
+
+
+async def _prepare_later(origins: Origins) -> None:
+    """Prepare what the first readers hardly need."""
+    await asyncio.sleep(_UNCONFIGURED_S)
+    if not origins.s3_configured:
+        await _attempt("S3", _load_s3())
+    await asyncio.sleep(_OTHERS_AFTER_S - _UNCONFIGURED_S)
+    await _attempt("transport workers", origins.start_other_workers())
 
 
 async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
@@ -181,13 +203,16 @@ async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
             log.debug("preparation failed", what=what, cause=repr(outcome))
 
 
-async def _prepare_s3(origins: Origins) -> None:
-    """Load the SDK and freeze its many objects; then obtain credentials."""
-    if not origins.s3_configured:
-        await asyncio.sleep(_UNCONFIGURED_S)
+async def _load_s3() -> None:
+    """Load the SDK, and freeze its many objects."""
     with building():
         await Origins.load()
-    await origins.prepare_credentials()
+
+
+async def _obtain_credentials(origins: Origins, preparation: asyncio.Task[None]) -> None:
+    """Obtain S3's credentials, if it is configured, once the SDK is loaded."""
+    await asyncio.wait([preparation])
+    await _attempt("credentials", origins.prepare_credentials())
 
 
 async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:

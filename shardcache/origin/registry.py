@@ -284,9 +284,13 @@ class Origins:
         """
         await asyncio.to_thread(_load_s3)
 
-    async def start_workers(self) -> None:
-        """Start transport workers before the first request needs them. Raises CacheError."""
-        await self._workers.prepare()
+    async def start_worker(self) -> None:
+        """Start a transport worker before the first request needs it, and wait until it is up. Raises CacheError."""
+        await self._workers.start_one()
+
+    async def start_other_workers(self) -> None:
+        """Start as many transport workers as a busy daemon has at least."""
+        await self._workers.start_others()
 
     @property
     def s3_configured(self) -> list[str]:

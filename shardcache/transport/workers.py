@@ -33,7 +33,6 @@ Received: TypeAlias = Callable[[int], None]
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
 _MIN_WORKERS, _MAX_WORKERS = 2, 8
-_OTHERS_AFTER_S = 5.0  # at first, a daemon that is started for a job has other things to do
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
 _START_LIMIT_S = 60.0
 # A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has longer.
@@ -103,10 +102,13 @@ class Workers:
     def __repr__(self) -> str:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
 
-    async def prepare(self) -> None:
-        """Start workers before the first requests need them, one at once, others later. Raises CacheError."""
+    async def start_one(self) -> None:
+        """Start a worker before the first request needs it, and wait until it is up. Raises CacheError."""
         await self._start_first()
-        await asyncio.sleep(_OTHERS_AFTER_S)
+        await self._workers[0].up.wait()
+
+    async def start_others(self) -> None:
+        """Start as many further workers as a busy daemon has at least."""
         for _ in range(_MIN_WORKERS - 1):
             await self._grow()
 

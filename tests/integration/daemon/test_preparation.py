@@ -68,6 +68,17 @@ def test_broken_aws_config_reaches_the_readers_of_s3_alone(
         assert daemon.stop() == 0
 
 
+def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
+    """Where the environment configures it: the first reader's first batch takes as long as any other's."""
+    description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
+    description.parent.mkdir(parents=True)
+    description.write_text("{")
+    env = aws(root, "", AWS_DATA_PATH=str(root / "models"))
+    with Daemon(root / "d", "--log-level", "debug", env=env, spawn=spawn) as daemon:
+        log = daemon.log.read_text()
+    assert log.index("preparation failed") < log.index("cache_dir=")  # of the line that says that it serves
+
+
 def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
     """A credential process that never answers keeps neither a worker nor an indexer from starting."""
     os.mkfifo(root / "silent")
