@@ -51,14 +51,23 @@ class Run(SimpleNamespace):
                     found.append(Read(start_s, session, epoch, position, shard, end_s))
         return sorted(found)
 
+    def cached_bytes(self, shard: str) -> int:
+        """Return the space that a shard takes in the cache, with its sidecar, of which the index says too little."""
+        from shardcache.store.store import typical_sidecar_bytes
+
+        return self.size_bytes(shard) + typical_sidecar_bytes(self.manifest.shards.samples[int(shard)])
+
     def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
         """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
         from shardcache.store.store import footprint_bytes
 
-        largest_bytes = max(self.manifest.shards.sizes)
-        room_bytes = disk_bytes - footprint_bytes(largest_bytes) + largest_bytes  # while one is fetched
-        ours, ranks = Replay(reads, room_bytes, self.size_bytes), (furthest_next(reads), range(0, -len(reads), -1))
-        others = [[*misses(reads, each, room_bytes, self.size_bytes)] for each in ranks]
+        sizes = self.manifest.shards.sizes
+        largest = sizes.index(max(sizes))
+        # While one is fetched, it has more than it will take.
+        room_bytes = disk_bytes - footprint_bytes(sizes[largest]) + self.cached_bytes(str(largest))
+        ours = Replay(reads, room_bytes, self.cached_bytes)
+        ranks = (furthest_next(reads), range(0, -len(reads), -1))
+        others = [[*misses(reads, each, room_bytes, self.cached_bytes)] for each in ranks]
         fetched = (ours.fetched, *others, [read.shard for read in reads])
         return dict(zip(POLICIES, fetched, strict=True)), ours.peak_bytes
 
@@ -102,7 +111,7 @@ class Run(SimpleNamespace):
     def picture(self) -> str:
         """Return hit rates over the disk of the first node, up to that for all shards which it reads."""
         reads, points = self.reads(0), dict.fromkeys(POLICIES, "")
-        whole_bytes = 1.05 * sum(map(self.size_bytes, {read.shard for read in reads}))
+        whole_bytes = 1.05 * sum(map(self.cached_bytes, {read.shard for read in reads}))
         for step in range(1, 9):
             with suppress(CapacityError):
                 for name, fetched in self.fetches(reads, int(whole_bytes * step / 8))[0].items():
@@ -126,6 +135,29 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
     return manifest
 
 
+def _picture(_ctx: click.Context, _param: click.Parameter, picture: Path | None) -> Path | None:
+    """Raise ConfigError for a picture in a missing folder, before anything is computed."""
+    if picture is not None and not picture.parent.is_dir():
+        raise ConfigError(
+            "cannot write the picture: there is no such folder",
+            url=str(picture.parent),
+            remedy="make the folder, or name another",
+        )
+    return picture
+
+
+def _draw(run: Run, picture: Path) -> None:
+    drawn = run.picture()
+    try:
+        picture.write_text(drawn)
+    except OSError as exn:
+        raise ConfigError(
+            f"cannot write the picture ({exn.strerror})",
+            url=str(picture),
+            remedy="name a file that this user may write",
+        ) from exn
+
+
 @common.examples(
     "simulate index.json --disk 500GB --nodes 4", "simulate index.json --disk 2TB --tier --picture hits.svg"
 )
@@ -142,13 +174,19 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
 @click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
 @click.option("--line", type=common.parse_size, default="10Gbit", metavar="SIZE", help="Network bandwidth of a node.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw hit rates over disk (.svg).")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_picture,
+    help="Draw hit rates over disk (.svg).",
+)
 @common.json_option
 def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> None:
     """Compute what a training run would fetch, from an index file (INDEX) and the prices in the daemon's config.
 
-    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN is the best possible
-    cache, which knows the future; LRU evicts the least recently read shard; with none, each reader fetches for itself.
+    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN knows the future and
+    evicts the shard that is read again last, which is the best possible for shards of one size; of several sizes,
+    something else may do better. LRU evicts the least recently read shard; with none, each reader fetches for itself.
     """
     run, all_reads, disk_bytes, first_batch_s = Run(**options), 0, 0, 0.0
     fetched = {name: Counter[str]() for name in POLICIES}
@@ -160,7 +198,7 @@ def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> 
     policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
     tier_bytes = sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0
     if picture is not None:
-        picture.write_text(run.picture())
+        _draw(run, picture)
     if as_json:
         facts = {"disk_bytes": disk_bytes, "tier_disk_bytes": tier_bytes, "first_batch_s": first_batch_s}
         common.print_json({"policies": policies, **facts})

@@ -35,6 +35,12 @@ def footprint_bytes(size_bytes: int) -> int:
     return size_bytes + size_bytes // 32 + 64 * 1024
 
 
+def typical_sidecar_bytes(samples: int) -> int:
+    """Return the size of the sidecar of a shard with this number of samples, of two members and a short key each."""
+    header_bytes, key_bytes, members = 640, 12, 2
+    return header_bytes + samples * (key_bytes + 16 + 20 * members)
+
+
 @dataclass(slots=True)
 class Space:
     """The cache's bytes under its own limits: kept, reserved and still available.

@@ -12,6 +12,7 @@ import random
 from abc import abstractmethod
 from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -319,13 +320,16 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
         return range(len(weights))
     if shuffle.groups == 1:
         return permutation(len(weights), key)
-    groups = _groups(weights, shuffle)
-    return [group[place] for number, group in enumerate(groups) for place in permutation(len(group), f"{key}:{number}")]
+    groups = sorted(_groups(weights, shuffle).items())
+    return [group[place] for number, group in groups for place in permutation(len(group), f"{key}:{number}")]
 
 
-def _groups(weights: Sequence[int], shuffle: Shuffle) -> list[list[int]]:
-    """Divide the shards by the seed alone: the same groups in every round, with weights that differ by one shard."""
-    groups: list[list[int]] = [[] for _ in range(shuffle.groups)]
+def _groups(weights: Sequence[int], shuffle: Shuffle) -> dict[int, list[int]]:
+    """Divide the shards by the seed alone: the same groups in every round, with weights that differ by one shard.
+
+    Returns the shards of each group that has any, by its number: there may be far fewer shards than groups.
+    """
+    groups: defaultdict[int, list[int]] = defaultdict(list)
     total, before = max(1, sum(weights)), 0
     for shard in permutation(len(weights), f"{shuffle.seed}:groups"):
         middle = 2 * before + weights[shard]

@@ -45,7 +45,7 @@ def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.Monkey
         assert (policy["store_bytes"], policy["hits"], policy["requests"]) == (WHOLE, 0.75, 7 * SHARDS)
         assert policy["cost"] == pytest.approx(10 * WHOLE / 1e9 + 2 * 7 * SHARDS / 1000)
     assert found["policies"]["none"]["store_bytes"] == 4 * WHOLE
-    assert found["disk_bytes"] == WHOLE
+    assert WHOLE < found["disk_bytes"] < 1.001 * WHOLE, "tars, and their sidecars"
 
 
 def test_half_of_the_disk_keeps_half_and_lru_nothing(index: Path) -> None:
@@ -94,9 +94,25 @@ def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> N
     assert len(list(ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
 
 
+def test_groups_may_be_far_more_than_shards(index: Path) -> None:
+    """The largest `canonical_nodes` that a dataset takes costs no more than one for each shard."""
+    found = figures(index, "--disk", "1GB", "--canonical-nodes", str(2**20))
+    assert found["policies"]["shardcache"]["store_bytes"] == WHOLE
+
+
+def test_sidecars_take_space_on_the_disk(index: Path) -> None:
+    """A disk for the tars of all shards alone does not keep all, as a shard of small samples has a large sidecar."""
+    refs = [ShardRef(f"s3://b/{number}.tar", "v", SHARD_BYTES, 5_000) for number in range(SHARDS)]
+    index.write_text(shardlist.write(refs))
+    disk_bytes = WHOLE + 2 * SHARD_BYTES
+    assert figures(index, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"] > WHOLE
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "wrong", "remedy"),
     [
+        (None, ("--picture", "/no/such/folder/hits.svg"), "no such folder", "make the folder"),
+        (None, ("--picture", "/dev/full"), "cannot write the picture", "may write"),
         ("{}", (), 'it has no "shardlist"', "shardcache index"),
         ('{"shardlist": [{"url": "a.tar"}]}', (), "no sample counts", "shardcache index"),
         (None, ("--disk", "20MB"), "fill its disk", "lower the window"),
