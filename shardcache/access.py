@@ -188,6 +188,15 @@ def checked(url: str) -> str:
     return url
 
 
+def is_sound(url: str) -> bool:
+    """Return whether `checked` accepts a url."""
+    try:
+        checked(url)
+    except ConfigError:
+        return False
+    return True
+
+
 def _is_unwritable(url: str) -> bool:
     return not url or url != url.strip() or _UNWRITABLE.search(url) is not None
 
@@ -208,6 +217,8 @@ def _climbs(url: str) -> bool:
 
 
 def _leads_on(url: str) -> bool:
+    if "://" not in url and url.startswith("/"):  # a path: none of its characters has a meaning
+        return False
     return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS
 
 

@@ -11,9 +11,11 @@ _COMPRESSIONS = {
     ".tar.zst": "zstd",
     ".tar.zstd": "zstd",
     ".tzst": "zstd",
+    ".tzstd": "zstd",
     ".tar.bz2": "bzip2",
     ".tbz2": "bzip2",
     ".tbz": "bzip2",
+    ".tb2": "bzip2",
     ".tar.xz": "xz",
     ".txz": "xz",
 }

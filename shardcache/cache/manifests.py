@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access import AllowList, Peer, is_glob
+from shardcache.access import AllowList, Peer, is_glob, is_sound
 from shardcache.cache.planner import History, Listing
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
@@ -75,6 +75,8 @@ class Manifests:
             self._listed[key] = listed_s, listing, changes
             if listing is not old:
                 self._known.pop((peer, (await asyncio.to_thread(lambda: old.shards.fingerprint),)), None)
+            if wanted in ("files", "entries") and not await asyncio.to_thread(self._are_sound, listing, peer):
+                return listing  # for the user to see; a plan that has one of its odd keys is refused
             known = await self._admit(listing, peer)
             self._origins.origin(url := listing.shards.urls[0]).expect(url)
             return known if known.remembered == listing.remembered else listing  # a user may have sent the same counts
@@ -121,6 +123,12 @@ class Manifests:
             head = braced[: braced.find("/", braced.find("://") + 3)]
             # A brace before the path expands to several hosts: each of them must be allowed.
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
+
+    def _are_sound(self, listing: Listing, peer: Peer) -> bool:
+        """Return whether all listed keys are urls. Raises NotAllowedError for a url not allowed to the user. Blocks."""
+        sound = [url for url in listing.shards.urls if is_sound(url)]
+        self._allow.check_all(sound, peer)
+        return len(sound) == len(listing.shards)
 
     async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
         named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])

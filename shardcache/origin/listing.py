@@ -1,6 +1,7 @@
 """Expansion of a dataset's patterns, prefixes, index files and urls into shards; globs over urls."""
 
 import asyncio
+import os
 import re
 from collections.abc import MutableMapping, Sequence
 from itertools import islice
@@ -10,11 +11,11 @@ import structlog
 from braceexpand import braceexpand
 
 from shardcache import shardlist
-from shardcache.access import WEB, checked, glob_prefix, is_glob, join, protocol_of
+from shardcache.access import WEB, checked, glob_prefix, is_glob, is_sound, join, protocol_of
 from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef, Wanted
+from shardcache.protocol import ShardRef, Wanted, local_path
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Columns, Shards
 from shardcache.transport.workers import Flow, Received, nothing
@@ -57,6 +58,9 @@ async def expand(
     With `wanted`, a file that is no index stands for itself, and a prefix for every file below it; if "either" is
     wanted, only if there is no shard. If "entries" are, the pattern is a folder's own url, whatever its characters, and
     stands for the files and folders that lie directly below it.
+
+    A listed key that is no url, as for its control characters, is left out, and logged. If "files" or "entries" are
+    wanted, it is listed as well: whoever fetches it is refused.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the origin's errors.
     """
@@ -108,16 +112,21 @@ def _check_number(shards: int, pattern: str) -> None:
 def expand_braces(pattern: str) -> list[str]:
     """Return the urls that a brace pattern expands to, as in bash and in its order.
 
-    Braces after a backslash are characters of the url. Raises ConfigError for braces that are unbalanced or do not
-    expand, and for a range beyond `MAX_SHARDS`.
+    Braces after a backslash are characters of the url, and so are those of a local file's own path. Raises ConfigError
+    for braces that are unbalanced or do not expand, and for a range beyond `MAX_SHARDS`.
     """
     checked(pattern)
     braced = in_braces(pattern)
-    if "{" not in braced and "}" not in braced:
+    if ("{" not in braced and "}" not in braced) or _is_local_file(pattern):
         return [pattern]
     for escaped, stand_in in _ESCAPED.items():
         braced = braced.replace(escaped, stand_in)
     return [*map(_unescaped, _expanded(braced, pattern))]
+
+
+def _is_local_file(url: str) -> bool:
+    path = local_path(url)
+    return path is not None and os.path.isfile(path)  # noqa: PTH113  # False for what is too long for a path
 
 
 def _unescaped(url: str) -> str:
@@ -161,10 +170,10 @@ def _check_count(braced: str, pattern: str) -> None:
 
 async def _expand_one(url: str, origins: Origins, received: Received, indexes: Indexes, wanted: Wanted) -> Shards:
     if is_glob(url):
-        return _some(url, await _matching(url, origins, received), wanted)
+        return _some(url, _listed(url, await _matching(url, origins, received), wanted), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
-        return _some(url, Shards.of(map(_ref, _below(url, found, wanted))), wanted)
+        return _some(url, _listed(url, _below(url, found, wanted), wanted), wanted)
     if is_index(url):
         obj = await origins.origin(url).stat(url)
         if (url, obj.version) in indexes:
@@ -184,17 +193,18 @@ async def _expand_one(url: str, origins: Origins, received: Received, indexes: I
 
 async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
     found = await origins.origin(folder).list_prefix(folder, received, flat=True)
-    return _some(folder, Shards.of(_ref(obj) for obj in found if obj.url != folder), "entries")
+    inside = [obj for obj in found if obj.url != folder]
+    return _some(folder, _listed(folder, inside, "entries"), "entries")
 
 
-async def _matching(glob: str, origins: Origins, received: Received) -> Shards:
+async def _matching(glob: str, origins: Origins, received: Received) -> list[RemoteObject]:
     """Return the object whose own url this is, else all that the glob matches."""
     match = glob_regex(glob).fullmatch
     prefix = glob_prefix(glob)
     flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
     found = await origins.origin(glob).list_prefix(prefix, received, flat=flat)
     literal = [obj for obj in found if obj.url == glob]
-    return Shards.of(map(_ref, literal or [obj for obj in found if match(obj.url)]))
+    return literal or [obj for obj in found if match(obj.url)]
 
 
 def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
@@ -207,6 +217,24 @@ def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[R
         text = "files below the prefix that have no shard's name are left out"
         log.info(text, url=prefix, files=len(left_out), first=left_out[0])
     return shards
+
+
+def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
+    """Return what a listing names; of keys that are no urls, only those of files, to be refused one by one."""
+    odd = [obj for obj in found if not is_sound(obj.url)]
+    if not odd:
+        return Shards.of(map(_ref, found))
+    text = "keys below the prefix that are no urls cannot be fetched"
+    log.warning(text, url=pattern, files=len(odd), first=_written(odd[0].url))
+    if wanted in ("files", "entries"):
+        return Shards.of(ShardRef(_written(obj.url), obj.version, obj.size_bytes) for obj in found)
+    left_out = {obj.url for obj in odd}
+    return Shards.of(_ref(obj) for obj in found if obj.url not in left_out)
+
+
+def _written(url: str) -> str:
+    """Return a key as text: local names may hold bytes that are none."""
+    return url.encode(errors="backslashreplace").decode()
 
 
 def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:

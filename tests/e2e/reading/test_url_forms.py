@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache_client import ShardDataset, cached_paths
+from shardcache_client import ShardDataset, cached_paths, open_cached
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar
@@ -38,6 +38,8 @@ ARCHIVES: dict[str, Callable[[bytes], bytes]] = {
     "g.tar.GZ": gzip.compress,
     "h.tzst": zstd.compress,
     "i.tbz": bz2.compress,
+    "j.tb2": bz2.compress,
+    "k.tzstd": zstd.compress,
 }
 
 
@@ -140,7 +142,7 @@ def test_escaped_braces_are_part_of_the_name(odd: Path, daemon: Daemon) -> None:
 def test_the_error_of_braces_says_how_to_escape_them(odd: Path, daemon: Daemon) -> None:
     """Of braces that expand to nothing."""
     with pytest.raises(ConfigError, match="the braces do not expand") as caught:
-        read(f"{odd}/br{{1}}.tar", daemon)
+        read(f"{odd}/none{{1}}.tar", daemon)
     assert r"\{ or \}" in caught.value.remedy
 
 
@@ -160,3 +162,24 @@ async def test_an_index_with_a_query_is_an_index(faulty: FaultyS3, daemon: Daemo
         faulty.put(f"{name}.tar", make_tar([{"__key__": name, "txt": b"text"}]))
     keys = await asyncio.to_thread(read, f"{faulty.http_url('index.json')}?download=true", daemon)
     assert keys == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a_[0..2].tar", "a{1,2}.tar", "a{.tar", "a_OP_0..2_CL_.tar", "b::c.tar"])
+def test_path_that_exists_is_that_file(tmp_path: Path, daemon: Daemon, name: str) -> None:
+    """Whatever a pattern would make of it, and for each way to read it."""
+    write(tmp_path / "d", name)
+    url = str(tmp_path / "d" / name)
+    key = name.partition(".")[0].replace("[", "(")
+    assert read(url, daemon) == [key]
+    with open_cached(url, socket=daemon.socket) as file:
+        assert file.read() == Path(url).read_bytes()
+    with cached_paths(url, socket=daemon.socket) as paths:
+        assert len(paths) == 1
+
+
+@pytest.mark.parametrize("pattern", ["", "*.tar"])
+def test_name_that_is_no_url_is_left_out_alone(tmp_path: Path, daemon: Daemon, pattern: str) -> None:
+    """A line break in one name does not refuse a whole prefix or glob; the daemon logs it."""
+    write(tmp_path / "d", "a.tar", "b\nc.tar")
+    assert read(f"{tmp_path}/d/{pattern}", daemon) == ["a"]
+    assert "keys below the prefix that are no urls" in daemon.log.read_text()
