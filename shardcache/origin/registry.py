@@ -21,6 +21,7 @@ from shardcache.access import S3, AllowList, PlaceKind, checked, is_known, proto
 from shardcache.config import OriginTable, rule_of
 from shardcache.logs import SharedLogger
 from shardcache.origin.base import PRESIGNED_OPTIONS, Origin, RemoteObject, Route, Setup
+from shardcache.origin.breaker import Breaker
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received, Workers
@@ -41,8 +42,6 @@ has to answer."""
 _WATCHED_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
 _VERSION_LIMIT_S = 5.0
-_MAX_FAILURES = 16
-_PAUSE_S = 10.0
 _MAX_SUSPECTS = 4096
 _SLOW_S = 60.0
 _BUSY = (429, 503)
@@ -56,47 +55,6 @@ def reason_to_bypass(table: OriginTable) -> str:
         unsupported = sorted(set(table.storage_options) - PRESIGNED_OPTIONS)
         return f"storage_options has {', '.join(unsupported)}, which only the SDK supports" if unsupported else ""
     return "" if row.kind is PlaceKind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
-
-
-class Breaker:
-    """Circuit breaker: opens after consecutive failures, then admits a probe every `pause_s` until one succeeds.
-
-    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M. Nygard, "Release It!",
-    2007. A probe that is cancelled needs no report: the next is due `pause_s` later.
-    """
-
-    def __init__(self, max_failures: int = _MAX_FAILURES, pause_s: float = _PAUSE_S) -> None:
-        self._max_failures = max_failures
-        self._pause_s = pause_s
-        self._failures = 0
-        self._probe_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
-
-    @property
-    def is_open(self) -> bool:
-        """True if only probes are admitted."""
-        return self._failures >= self._max_failures
-
-    def admits(self, now_s: float) -> bool:
-        """Return whether a request may be sent now; in an open breaker, it is the probe."""
-        if not self.is_open:
-            return True
-        if now_s < self._probe_s:
-            return False
-        self._probe_s = now_s + self._pause_s
-        return True
-
-    def succeeded(self) -> None:
-        """Close the breaker."""
-        self._failures = 0
-
-    def failed(self, now_s: float, *, stalled: bool = False) -> None:
-        """Count a failure, or a stall."""
-        self._failures += math.ceil(self._max_failures / 2) if stalled else 1
-        if self.is_open:
-            self._probe_s = max(self._probe_s, now_s + self._pause_s)
 
 
 class SlowOwners:

@@ -8,26 +8,23 @@ bucket.
 import base64
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import ClientError, NoCredentialsError, ParamValidationError
 from botocore.httpsession import get_cert_path
-from botocore.utils import percent_encode
 
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin import http_semantics
 from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
+from shardcache.origin.breaker import Breaker
 from shardcache.origin.s3_sdk import SdkSessions
+from shardcache.origin.s3_signing import ALONE, BEHIND_TIER, SIGNED_FOR_S, Signer
 from shardcache.transport.messages import ECHOED, Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Flow, Received
@@ -36,9 +33,9 @@ log = SharedLogger()
 
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-_NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _MAX_REFUSALS = 3
+_REFUSED_S = 60.0
 _MAX_SIGNED = 64
 _MAX_HOSTS = 256
 
@@ -51,21 +48,7 @@ _UPLOAD_SILENCE_S = 60
 # Answers of a store, and of a botocore, that know no conditions of uploads.
 _NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
 
-SIGNED_FOR_S = 600
-_HOUR_S = 3600
-
 _SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
-
-_quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
-_METHODS = {"get_object": "GET", "head_object": "HEAD"}
-_FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
-_PREFIX = "X-Amz-"
-# Accepted names of regions: they become part of a host name, and must not change the rest of it.
-_REGION = re.compile(r"[a-z0-9-]{1,32}")
-# AWS hosts, from scheme to path; any other host serves all of its regions.
-_AWS_HOST = re.compile(
-    r"^(https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?)(?:\.[a-z0-9-]+)?(\.amazonaws\.com(?:\.cn)?[:/])"
-)
 
 Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
@@ -73,24 +56,12 @@ Headers = Mapping[str, str]
 T = TypeVar("T", bound=Answer | None)
 
 
-class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
-    """Signs as of the beginning of the hour, so that all nodes with the same credentials make the same url.
-
-    A cluster's tier asks the object store once whether it grants a url, and recognises it by its signature.
-    """
-
-    def _modify_request_before_signing(self, request: AWSRequest) -> None:
-        request.context["timestamp"] = f"{request.context['timestamp'][:11]}0000Z"
-        super()._modify_request_before_signing(request)
+class SdkNeededError(Exception):
+    """The SDK has to make the request."""
 
 
-Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
-_ALONE: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
-_BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
-
-
-class RefusedError(Exception):
-    """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
+class RefusedError(SdkNeededError):
+    """A presigned url was refused: the SDK's answer states the reason, or only the url was not accepted."""
 
 
 class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
@@ -101,9 +72,12 @@ class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
 
 
 class S3Origin(Origin):
-    """Buckets with one set of options; requests are by presigned urls for as long as a bucket does not refuse them."""
+    """Buckets with one set of options; requests are by presigned urls unless a bucket refuses them.
 
-    def __init__(self, setup: Setup) -> None:
+    After three refusals in a row the SDK serves the bucket, and one read of each minute tries a presigned url again.
+    """
+
+    def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         # The downloader retries, counts its retries, and notices stalls; uploads leave all that to the SDK.
         self._sessions = SdkSessions(setup.table, setup.max_connections)
         self._uploading = SdkSessions(
@@ -112,8 +86,8 @@ class S3Origin(Origin):
         self._verify_etag = setup.table.verify_etag
         self._plain = set(setup.table.storage_options) <= PRESIGNED_OPTIONS
         self._workers = setup.workers
-        self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
-        self._signer = Signer(_ALONE if setup.table.tier is None else _BEHIND_TIER)
+        self._presigned = defaultdict[str, Breaker](partial(Breaker, _MAX_REFUSALS, refused_s))  # by bucket
+        self._signer = Signer(ALONE if setup.table.tier is None else BEHIND_TIER)
         self._signed: dict[str, tuple[str, float]] = {}
         self._proxy_of = lru_cache(_MAX_HOSTS)(http_semantics.proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
@@ -128,10 +102,10 @@ class S3Origin(Origin):
         async with self._sessions.use(url) as fs:
             try:
                 head, joinable = await self._head(fs, where, url, first_bytes), True
-            except RefusedError:
+            except SdkNeededError as exn:
                 head, joinable = await _head_by_sdk(fs, where), False
-                self._refused(url, where["Bucket"])
-            size_bytes = http_semantics.size_of(head["content-length"], url)
+                self._served_by_sdk(exn, url, where["Bucket"])
+            size_bytes = http_semantics.size_of(head.get("content-length"), url)
             return self._object(url, head, size_bytes, joinable=joinable)
 
     async def credentials(self, url: str) -> str:
@@ -161,16 +135,18 @@ class S3Origin(Origin):
                 return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
 
             try:
+                if not self._admits(bucket):
+                    raise SdkNeededError
                 answer = await self._answer(bucket, partial(self._signed_url, fs, where, obj.url), ask)
-            except RefusedError:
+            except SdkNeededError as exn:
                 sums = await commit_parts(parts, await _read_by_sdk(fs, where, obj, parts, flow), commit)
-                self._refused(obj.url, bucket)
+                self._served_by_sdk(exn, obj.url, bucket)
                 return sums
         if answer is None:
             return None
         if answer.sums is None:
             http_semantics.judge(answer, answer.headers.get("etag", "").strip('"'), obj, parts)
-        del self._refusals[bucket]
+        self._presigned[bucket].succeeded()
         return answer.sums
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
@@ -242,9 +218,11 @@ class S3Origin(Origin):
         await self._uploading.close()
 
     async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
-        """Return the headers of the answer to a HEAD. Raises RefusedError."""
+        """Return the headers of the answer to a HEAD. Raises SdkNeededError."""
+        if not self._usable(where["Bucket"]):
+            raise SdkNeededError
         ahead = None
-        if first_bytes and self._usable(where["Bucket"]):
+        if first_bytes:
             ahead = self._request(fs, "GET", await self._signed_url(fs, where, url), {}).beginning(first_bytes)
 
         async def ask(signed: str) -> Answer:
@@ -255,8 +233,6 @@ class S3Origin(Origin):
         if answer.status >= 300:
             what = f"the origin answered a HEAD with status {answer.status}"
             raise http_semantics.error_of(answer.status, what, url, answer.headers)
-        if not answer.headers.keys() >= _NEEDED:
-            raise RefusedError
         return answer.headers
 
     def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
@@ -265,13 +241,16 @@ class S3Origin(Origin):
         return RemoteObject(url, version, size_bytes, checksum, joinable=joinable)
 
     def _usable(self, bucket: str) -> bool:
-        return self._plain and self._refusals[bucket] < _MAX_REFUSALS
+        """Return whether the bucket accepts presigned urls, for all that is known."""
+        return self._plain and not self._presigned[bucket].is_open
+
+    def _admits(self, bucket: str) -> bool:
+        """Return whether to read by a presigned url now; where they were refused, it is a new try."""
+        return self._plain and self._presigned[bucket].admits(time.monotonic())
 
     async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
-        """Return the answer from the bucket's own region. Raises RefusedError."""
+        """Return the answer from the bucket's own region. Raises SdkNeededError."""
         for _ in range(2):
-            if not self._usable(bucket):
-                break
             answer = await ask(await sign())
             if answer is None or answer.status not in _REFUSALS:
                 return answer
@@ -281,11 +260,11 @@ class S3Origin(Origin):
         raise RefusedError
 
     def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request. Raises RefusedError if it needs a proxy that only the SDK can use."""
+        """Return a request. Raises SdkNeededError if it needs a proxy that only the SDK can use."""
         scheme, host, *_ = urlsplit(url)
         proxy = self._proxy_of(f"{scheme}://{host}")
         if proxy is not None and not proxy.startswith("http://"):
-            raise RefusedError
+            raise SdkNeededError
         return Request(method, url, headers, proxy, self._ca_file(fs))
 
     async def _signed_url(self, fs: Any, where: dict[str, str], of: str) -> str:
@@ -299,10 +278,14 @@ class S3Origin(Origin):
             self._signed[of] = (url, now_s)
         return url
 
-    def _refused(self, url: str, bucket: str) -> None:
-        """Record that the SDK got what a presigned url did not; after some refusals, it serves the whole bucket."""
-        self._refusals[bucket] += 1
-        if self._plain and self._refusals[bucket] == _MAX_REFUSALS:
+    def _served_by_sdk(self, cause: SdkNeededError, url: str, bucket: str) -> None:
+        """Record that the SDK got what a presigned url may have been refused."""
+        if not isinstance(cause, RefusedError):
+            return
+        breaker = self._presigned[bucket]
+        was_open = breaker.is_open
+        breaker.failed(time.monotonic())
+        if breaker.is_open and not was_open:
             log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
@@ -384,97 +367,6 @@ def _presumed_md5(head: Headers) -> Checksum | None:
     if encrypted or head.get("x-amz-storage-class") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
         return None
     return Checksum(MD5, int(etag, 16))
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Common form of the urls of a bucket's objects."""
-
-    root: str  # everything before the key
-    region: str | None  # None if urls are not signed
-
-    def moved(self, region: str) -> "_Kind":
-        """Return the kind for the same bucket in another region."""
-        if self.region == region:
-            return self
-        signed_for = None if self.region is None else region
-        return _Kind(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
-
-    def url(
-        self, method: str, key: str, headers: Mapping[str, str], credentials: ReadOnlyCredentials | None, auth: Auth
-    ) -> str:
-        """Return an object's url, signed for a method and headers."""
-        request = AWSRequest(method, self.root + _quoted(key), headers)
-        if self.region is not None:
-            auth(credentials, "s3", self.region).add_auth(request)
-        url: str = request.url
-        return url
-
-
-class Signer:
-    """Makes presigned urls for the current s3fs filesystem; its successor may have other credentials.
-
-    The SDK makes the first one for each bucket; the others are modelled on it: the SDK signs for its client's region
-    alone, and takes 0.25 ms for each instead of 0.08. If its first url has unusual features, it makes all of them.
-    """
-
-    def __init__(self, auth: Auth = _ALONE) -> None:
-        self._auth = auth
-        self._fs: Any = None
-        self._kinds: dict[str, _Kind | None] = {}  # by bucket
-
-    async def url(self, fs: Any, operation: str, params: Mapping[str, str], headers: Mapping[str, str]) -> str:
-        """Return a url that is valid for `SIGNED_FOR_S` at least. Raises what botocore raises.
-
-        Args:
-            operation: "get_object" or "head_object".
-            params: bucket, key and other parameters of the operation in the SDK.
-            headers: those other parameters as HTTP headers, which will be sent and have to be signed.
-        """
-        if fs is not self._fs:
-            self._fs, self._kinds = fs, {}
-        bucket = params["Bucket"]
-        kind, credentials = self._kinds.get(bucket), await _credentials(fs)
-        if kind is None or (kind.region is None) != (credentials is None):
-            url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
-            if bucket not in self._kinds:
-                self._kinds[bucket] = _kind(url, params["Key"], credentials)
-            if (kind := self._kinds[bucket]) is None or (kind.region is None) != (credentials is None):
-                return url
-        return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
-
-    def move(self, bucket: str, region: str) -> bool:
-        """Sign for the region that the origin states for a bucket; return whether that changes anything."""
-        kind = self._kinds.get(bucket)
-        if kind is None or not _REGION.fullmatch(region):
-            return False
-        moved = self._kinds[bucket] = kind.moved(region)
-        return moved != kind
-
-
-def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
-    """Return the kind of a url made by the SDK; None if it has features unknown to this module."""
-    root, _, query = url.partition("?")
-    if not root.endswith("/" + _quoted(key)) or "#" in root:
-        return None
-    root = root.removesuffix(_quoted(key))
-    fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
-    if not fields:
-        return _Kind(root, None) if credentials is None else None
-    if credentials is None or not fields.keys() <= _FIELDS or fields.get("Algorithm") != "AWS4-HMAC-SHA256":
-        return None
-    access_key, _date, region, service, _ = fields["Credential"].rsplit("/", 4)
-    return _Kind(root, region) if (access_key, service) == (credentials.access_key, "s3") else None
-
-
-async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
-    """Return the SDK's credentials, renewed if they expire; None without credentials."""
-    if fs.anon:
-        return None
-    if fs.key:
-        return ReadOnlyCredentials(fs.key, fs.secret, fs.token)
-    found = await fs.session.get_credentials()
-    return None if found is None else await found.get_frozen_credentials()
 
 
 def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:

@@ -11,8 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from shardcache.config import OriginTable
-from shardcache.errors import OriginError
+from shardcache.errors import OriginError, OriginUnavailableError
+from shardcache.origin.base import Setup
 from shardcache.origin.registry import Origins
+from shardcache.origin.s3 import S3Origin
+from shardcache.transport.workers import Workers
 from support.network.lead import lead
 from support.stores import aws_env
 from support.stores.buckets import read_range, use_aws
@@ -37,12 +40,14 @@ class StrictS3:
     Attributes:
         regions: of the buckets; a request that is signed for another is refused with the right one.
         headers_only: buckets whose objects signed urls do not open.
+        tagged: whether answers have an ETag.
         seen: every request.
         hosts: that were asked for.
     """
 
     regions: Mapping[str, str]
     headers_only: frozenset[str] = frozenset()
+    tagged: bool = True
     seen: list[Seen] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
     port: int = 0
@@ -79,9 +84,8 @@ class StrictS3:
             return _refuse(403, region)
         return None
 
-    @staticmethod
-    def _object(request: web.Request, body: bytes) -> web.Response:
-        headers = {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}
+    def _object(self, request: web.Request, body: bytes) -> web.Response:
+        headers = {"ETag": f'"{hashlib.md5(body).hexdigest()}"'} if self.tagged else {}
         if request.method == "HEAD":
             return web.Response(headers=headers | {"Content-Length": str(len(body))})
         part = request.http_range
@@ -193,3 +197,40 @@ async def test_a_region_that_is_none_leads_nowhere(
         await read(origins, strict, "near")
     await origins.close()
     assert strict.hosts == {"near.s3.amazonaws.com"}
+
+
+@pytest.fixture
+async def odd(strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[S3Origin]:
+    """The origin of the bucket `odd`, which tries presigned urls again at each read after they were refused."""
+    use_aws(monkeypatch, tmp_path, env("http://minio:80"))
+    lead(monkeypatch, "minio", "127.0.0.1", port=strict.port)
+    workers = Workers()
+    origin = S3Origin(Setup("s3", TABLE, 4, None, workers), refused_s=0.0)
+    yield origin
+    await origin.close()
+    await workers.close()
+
+
+async def test_refused_presigned_urls_are_tried_again(strict: StrictS3, odd: S3Origin) -> None:
+    """Once a bucket accepts presigned urls again, they are used again: for a read after a while, then for all."""
+    url = strict.put("odd", "a.tar", DATA)
+    for start in range(READS):
+        obj = await odd.stat(url)
+        assert await read_range(odd, obj, start, start + 1000) == DATA[start : start + 1000]
+    strict.headers_only = frozenset()
+    await read_range(odd, obj, 0, 1000)
+    await odd.stat(url)
+    assert [(each.by_url, each.status) for each in strict.seen[-2:]] == [(True, 206), (True, 200)]
+
+
+async def test_objects_without_etag_are_no_refusal_of_presigned_urls(strict: StrictS3, odd: S3Origin) -> None:
+    """However many there are, the next object of the bucket is requested by presigned urls, as are these."""
+    url = strict.put("odd", "a.tar", DATA)
+    strict.headers_only = frozenset()
+    strict.tagged = False
+    for _ in range(READS):
+        with pytest.raises(OriginUnavailableError, match="no version"):
+            await odd.stat(url)
+    strict.tagged = True
+    await odd.stat(url)
+    assert [(each.by_url, each.status) for each in strict.seen] == [(True, 200)] * (READS + 1)

@@ -7,7 +7,8 @@ import pytest
 
 from shardcache.config import OriginTable
 from shardcache.errors import ConfigError
-from shardcache.origin.registry import Breaker, Origins, SlowOwners
+from shardcache.origin.breaker import Breaker
+from shardcache.origin.registry import Origins, SlowOwners
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

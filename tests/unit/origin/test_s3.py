@@ -6,8 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.origin.s3 import _BEHIND_TIER, SIGNED_FOR_S, Signer
 from shardcache.origin.s3_sdk import SdkSessions
+from shardcache.origin.s3_signing import BEHIND_TIER, SIGNED_FOR_S, Signer
 
 _KEYS = {"key": "AK/ID", "secret": "SECRET", "client_kwargs": {"region_name": "eu-west-3"}}
 _HEADERS = {"x-amz-checksum-mode": "ENABLED"}
@@ -62,7 +62,7 @@ async def test_nodes_behind_a_tier_sign_the_same_url_within_an_hour() -> None:
             table = OriginTable(match="s3://*", storage_options={**_KEYS, "secret": secret})
             sessions = SdkSessions(table, 4)
             async with sessions.use("s3://bucket/a.tar") as fs:
-                url = await Signer(_BEHIND_TIER).url(fs, "get_object", {"Bucket": "bucket", "Key": "a.tar"}, {})
+                url = await Signer(BEHIND_TIER).url(fs, "get_object", {"Bucket": "bucket", "Key": "a.tar"}, {})
             await sessions.close()
             signed.append(parse_qs(urlsplit(url).query))
         dates = {fields["X-Amz-Date"][0] for fields in signed}

@@ -1,0 +1,47 @@
+"""Circuit breaker of a way that requests go: the tier, or a bucket's presigned urls."""
+
+import math
+
+_MAX_FAILURES = 16
+_PAUSE_S = 10.0
+
+
+class Breaker:
+    """Circuit breaker: opens after consecutive failures, then admits a probe every `pause_s` until one succeeds.
+
+    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M. Nygard, "Release It!",
+    2007. A probe that is cancelled needs no report: the next is due `pause_s` later.
+    """
+
+    def __init__(self, max_failures: int = _MAX_FAILURES, pause_s: float = _PAUSE_S) -> None:
+        self._max_failures = max_failures
+        self._pause_s = pause_s
+        self._failures = 0
+        self._probe_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
+
+    @property
+    def is_open(self) -> bool:
+        """True if only probes are admitted."""
+        return self._failures >= self._max_failures
+
+    def admits(self, now_s: float) -> bool:
+        """Return whether a request may be sent now; in an open breaker, it is the probe."""
+        if not self.is_open:
+            return True
+        if now_s < self._probe_s:
+            return False
+        self._probe_s = now_s + self._pause_s
+        return True
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self._failures = 0
+
+    def failed(self, now_s: float, *, stalled: bool = False) -> None:
+        """Count a failure, or a stall."""
+        self._failures += math.ceil(self._max_failures / 2) if stalled else 1
+        if self.is_open:
+            self._probe_s = max(self._probe_s, now_s + self._pause_s)
