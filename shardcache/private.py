@@ -57,8 +57,8 @@ def node_has_daemon() -> bool:
 def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
     """Return the socket for a command: as `socket_path`, but a private daemon's where nobody set up one for the node.
 
-    A command starts no daemon. It uses the one with the credentials of its environment; if it fetches nothing, else the
-    user's only one.
+    A command of the admin API starts no daemon. It uses the one with the credentials of its environment; if it fetches
+    nothing, else the user's only one.
     """
     if explicit is None and not node_has_daemon() and _folder().exists():
         place = PrivatePlace.find()

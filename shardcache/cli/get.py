@@ -12,16 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from shardcache.access import WEB, protocol_of
+from shardcache.access import WEB, checked, protocol_of
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import CacheError, ConfigError, NotFoundError, OriginError, ShardcacheError, ShardError
-from shardcache.private import tool_socket
+from shardcache.private import PrivatePlace
 from shardcache.protocol import Json, ShardRef, local_path
 from shardcache.redact import printable, redact
 from shardcache.units import size
@@ -35,7 +36,8 @@ Names: TypeAlias = tuple[str, ...]  # of the folders and the file, below the des
 Copied: TypeAlias = Callable[[int], None]  # told of the bytes of a file that have been copied
 
 _JOB = "shardcache get"
-_PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=300.0)  # a file may take hours; a daemon restarts in seconds
+# A file may take hours. A daemon that stops drains for at most 20 s, and the next one starts in seconds.
+_PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=30.0)
 _PATTERN = re.compile(r"[*?\[{]")
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
@@ -47,11 +49,15 @@ _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | None, as_json: bool) -> None:
     """Fetch files and put them below a folder; exit 1 if some failed. `links` as the option, None without it."""
-    choice, reader, folder = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB), Path(dest)
-    wanted, alone = _found(source, choice, reader)
-    if alone and not folder.is_dir() and not dest.endswith("/"):
+    choice = DaemonChoice.of(socket)
+    reader = ReaderIdentity(_JOB)
+    folder = Path(dest)
+    found = _found(source, choice, reader)
+    wanted = found.named
+    if found.is_alone and not folder.is_dir() and not dest.endswith("/"):
         (ref,) = wanted.values()
-        wanted, folder = {(folder.name,): ref}, folder.parent
+        wanted = {(folder.name,): ref}
+        folder = folder.parent
     counts = Counter[str]()
     with ExitStack() as stack:
         try:
@@ -59,25 +65,26 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
         except OSError as exn:
             raise ConfigError(f"cannot use the folder {folder} ({exn.strerror})", remedy="choose another DEST") from exn
         show = common.print_json if as_json else stack.enter_context(_shown())
-        progress = Progress(wanted.values(), AdminClient(socket), show)
+        # `_found` has started a private daemon if there is no other.
+        daemon = AdminClient(choice.node or PrivatePlace.find().socket)
+        progress = Progress([*wanted.values(), *found.refused], daemon, show)
         todo = {names: ref for names, ref in wanted.items() if not _is_copy_of(place, names, ref)}
         for names in wanted.keys() - todo.keys():
             progress.ended(wanted[names])
             counts["present"] += 1
         progress.tell("resolved")
+        for ref, refusal in found.refused.items():
+            show({"event": "error", "error": refusal.to_json()})
+            counts["failed"] += 1
+            progress.ended(ref)
         for names, ref, file in _held(todo, choice, reader, lambda: progress.tell("progress")):
             path = folder.joinpath(*names)
             try:
                 with closing(file):
                     state = _put(file.whole(), place, names, ref, partial(progress.copied, ref), links=links)
             except (OriginError, ShardError, CacheError, OSError) as exn:
-                if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-                    remedy = "free space there, and run the same command again: it keeps the files that are there"
-                    raise ShardcacheError(f"no space is left for {path}", url=ref.url, remedy=remedy) from exn
                 state = "failed"
-                written = f"cannot write {path} ({getattr(exn, 'strerror', '')})"
-                error = exn if isinstance(exn, ShardcacheError) else ShardcacheError(written, url=ref.url)
-                show({"event": "error", "error": error.to_json()})
+                show({"event": "error", "error": _failure(exn, path, ref).to_json()})
             else:
                 named = {"event": "file", "url": redact(ref.url), "path": str(path)}
                 show({**named, "state": state, "size_bytes": ref.size_bytes})
@@ -86,6 +93,19 @@ def fetch_into(source: str, dest: str, socket: Path | None, *, links: bool | Non
         progress.tell("done", counts)
     if counts["failed"]:
         common.fail()
+
+
+def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
+    """Return the error of one file. Raises ShardcacheError where there is no space for any other file either."""
+    if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        raise ShardcacheError(
+            f"no space is left for {path}",
+            url=ref.url,
+            remedy="free space there, and run the same command again: it keeps the files that are there",
+        ) from exn
+    if isinstance(exn, ShardcacheError):
+        return exn
+    return ShardcacheError(f"cannot write {path} ({exn.strerror})", url=ref.url)
 
 
 def _held(
@@ -100,21 +120,37 @@ def _held(
             yield names, ref, CachedFile(session, number)
 
 
-def _found(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> tuple[dict[Names, ShardRef], bool]:
-    """Return the files of a source by their names below the destination, and True if it is a single file's url."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The files of a source: by their names below the destination, and those that can have none there."""
+
+    named: dict[Names, ShardRef]
+    refused: dict[ShardRef, ConfigError]
+    is_alone: bool  # True for a single file's url
+
+
+def _found(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> _Found:
+    """Return the files of a source. Raises ConfigError if two would have the same name."""
     refs = list(resolve(choice, reader, [source], _PATIENCE.limit_s, "files"))
-    if [ref.url for ref in refs] == [source] and refs[0].version is None:
+    is_missing = [ref.url for ref in refs] == [source] and refs[0].version is None
+    if is_missing and protocol_of(source) not in WEB:  # web servers have no folders
         with suppress(NotFoundError):  # not an object: a folder, or a repository on the Hub
             source, refs = f"{source}/", list(resolve(choice, reader, [f"{source}/"], _PATIENCE.limit_s, "files"))
     base = source[: source.rfind("/", 0, found.start() if (found := _PATTERN.search(source)) else None) + 1]
     if protocol_of(source) in WEB:
         base = source[: source.partition("?")[0].rfind("/") + 1]
     named: dict[Names, ShardRef] = {}
+    refused: dict[ShardRef, ConfigError] = {}
     for ref in refs:
-        names = _names(ref.url, base)
+        try:
+            names = _names(checked(ref.url), base)
+        except ConfigError as exn:
+            refused[ref] = exn
+            continue
         if named.setdefault(names, ref) != ref:
             raise ConfigError(f"two files would be {'/'.join(names)}: this, and {named[names].url}", url=ref.url)
-    return named, not source.endswith("/") and _PATTERN.search(source) is None and len(refs) == 1
+    is_alone = not source.endswith("/") and _PATTERN.search(source) is None and len(refs) == len(named) == 1
+    return _Found(named, refused, is_alone)
 
 
 def _names(url: str, base: str) -> Names:
@@ -123,7 +159,8 @@ def _names(url: str, base: str) -> Names:
     path = urlsplit(path)._replace(query="", fragment="").geturl() if protocol_of(url) in WEB else path
     names = tuple((path.removeprefix(root) if path.startswith(root) else path.rpartition("/")[2]).split("/"))
     if any(name in ("", ".", "..") or "\0" in name for name in names):
-        raise ConfigError("the key is not a path below a folder", url=url, remedy="select others by pattern")
+        remedy = "copy it to another key, or fetch it by open_cached, which needs no name for it"
+        raise ConfigError("the key is not a path below a folder", url=url, remedy=remedy)
     return names
 
 
@@ -131,16 +168,20 @@ def _names(url: str, base: str) -> Names:
 
 
 @contextmanager
-def _folder_of(place: Path | int, names: Names = ()) -> Iterator[int]:
-    """Provide the destination, or an open folder's folder by its names, created if missing; no link is followed."""
+def _folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Iterator[int]:
+    """Provide the destination, or an open folder's folder by its names; no link is followed.
+
+    It is created if it is missing; without `make`, that is a FileNotFoundError.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if isinstance(place, Path):
         place.mkdir(parents=True, exist_ok=True)
     fd = os.open(place, flags) if isinstance(place, Path) else os.dup(place)
     try:
         for name in names:
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=fd)
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=fd)
             inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
             os.close(fd)
             fd = inner
@@ -153,7 +194,7 @@ def _is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
     """Return True if an earlier run has put a copy of the same version there, and nobody has changed it since."""
     if ref.version is None:
         return False
-    with suppress(OSError), _folder_of(folder, names[:-1]) as parent:
+    with suppress(OSError), _folder_of(folder, names[:-1], make=False) as parent:
         fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         try:
             return os.getxattr(fd, _MARK) == _mark(fd, ref)

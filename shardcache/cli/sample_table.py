@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardcache.errors import ConfigError
-from shardcache.private import tool_socket
 from shardcache.protocol import ShardRef
 from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
 from shardcache.writing.shards import END, as_table
@@ -32,7 +31,8 @@ def write_table(
     The shards pass through the cache, prefetched by the daemon; their indexes are read from there. `tell` is called for
     each shard. Raises the errors of a dataset, and MetadataError.
     """
-    choice, reader = DaemonChoice(tool_socket(socket, fetches=True)), ReaderIdentity(_JOB)
+    choice = DaemonChoice.of(socket)
+    reader = ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
     plan = Plan.of(Manifest.of(map(ShardRef, listed)), 0, range(len(listed)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))

@@ -40,7 +40,8 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
 
     SOURCE is a prefix ending in "/", a glob or brace pattern (quote it), an index file, hf://ORG/NAME, or the url of a
     single file, which may be given another name as DEST. Files already there are kept, so run it again to continue.
-    With --json, prints one line of JSON per event. Exits 1 if a file failed.
+    With --json, prints one line of JSON per event. Exits 1 if a file failed; the others are there. Where nobody set up
+    a daemon for the node, starts a private one.
 
     A file becomes a hard link if DEST is on the cache's filesystem and this user cannot write to the file: read-only,
     without space of its own, and kept in the cache while it exists. Other files are copied, at no cost if the

@@ -380,3 +380,12 @@ def test_training_environment_without_the_daemons_packages_says_what_to_install(
 _WITHOUT = (
     "import importlib.util as u; found = u.find_spec; u.find_spec = lambda n: None if n == 'aiohttp' else found(n)"
 )
+
+
+def test_get_starts_a_private_daemon(root: Path, home: PrivateHome) -> None:
+    """As every reader does where nobody set one up; the next command finds it."""
+    for state in ("copied", "present"):
+        ran = shardcache("get", f"{root}/data/", root / "out", "--copy", "--json")
+        assert ran.code == 0, ran.err
+        assert f'"{state}": {SHARDS}' in ran.out
+    assert len(list((root / "out").iterdir())) == SHARDS
