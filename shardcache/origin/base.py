@@ -1,6 +1,7 @@
 """Interface between the cache and its origins."""
 
 import asyncio
+import base64
 import hashlib
 import os
 import time
@@ -11,7 +12,7 @@ from typing import Protocol
 
 from shardcache.access import AllowList
 from shardcache.config import OriginTable
-from shardcache.errors import ConfigError, CorruptShardError
+from shardcache.errors import ConfigError, CorruptShardError, OriginUnavailableError
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import ALGORITHMS, Data, Parts, PartSums, combined, write_parts
 from shardcache.transport.workers import Commit, Flow, Received, Workers
@@ -47,6 +48,17 @@ class Checksum:
             raise CorruptShardError(
                 f"the {self.algorithm} of the received bytes is {found:x}, the origin's is {self.value:x}", url=url
             )
+
+
+def checksum_in(algorithm: str, stated: str, url: str) -> Checksum:
+    """Return the checksum that a header states in Base64. Raises OriginUnavailableError for anything else."""
+    try:
+        value = base64.b64decode(stated, validate=True)
+    except ValueError as exn:  # also of characters beyond ASCII
+        raise OriginUnavailableError(
+            f"the origin states {stated!r} as {algorithm}, which is no Base64", url=url
+        ) from exn
+    return Checksum(algorithm, int.from_bytes(value, "big"))
 
 
 def digest_of(path: Path, algorithm: str) -> int:

@@ -5,7 +5,6 @@ the cost. It does everything else, and serves every object store or answer that 
 bucket.
 """
 
-import base64
 import re
 import time
 from collections import defaultdict
@@ -21,7 +20,17 @@ from botocore.httpsession import get_cert_path
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.logs import SharedLogger
 from shardcache.origin import http_semantics
-from shardcache.origin.base import MD5, PRESIGNED_OPTIONS, Checksum, Origin, RemoteObject, Route, Setup, commit_parts
+from shardcache.origin.base import (
+    MD5,
+    PRESIGNED_OPTIONS,
+    Checksum,
+    Origin,
+    RemoteObject,
+    Route,
+    Setup,
+    checksum_in,
+    commit_parts,
+)
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.origin.s3_signing import ALONE, BEHIND_TIER, SIGNED_FOR_S, Signer
@@ -237,7 +246,7 @@ class S3Origin(Origin):
 
     def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
         version = _etag(head.get("etag"), url)
-        checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
+        checksum = _checksum(head, url) or (_presumed_md5(head) if self._verify_etag else None)
         return RemoteObject(url, version, size_bytes, checksum, joinable=joinable)
 
     def _usable(self, bucket: str) -> bool:
@@ -341,7 +350,7 @@ def _etag(field: str | None, url: str) -> str:
     return etag
 
 
-def _checksum(head: Headers) -> Checksum | None:
+def _checksum(head: Headers, url: str) -> Checksum | None:
     """Return the object's checksum, unless it is, or may be, a composite of its uploaded parts' checksums."""
     in_parts = "-" in head["etag"]
     if head.get("x-amz-checksum-type", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
@@ -349,7 +358,7 @@ def _checksum(head: Headers) -> Checksum | None:
     for algorithm in _CHECKSUMS:
         value = head.get(f"x-amz-checksum-{algorithm}", "")
         if value and "-" not in value:
-            return Checksum(algorithm, int.from_bytes(base64.b64decode(value), "big"))
+            return checksum_in(algorithm, value, url)
     return None
 
 

@@ -4,8 +4,6 @@ A store's fsspec filesystem lists, uploads and finds the credentials; no byte of
 """
 
 import asyncio
-import base64
-import binascii
 import math
 import re
 import time
@@ -22,7 +20,7 @@ from yarl import URL
 from shardcache.errors import NotAllowedError, NotFoundError, OriginError, ShardcacheError, ShardChangedError
 from shardcache.near import is_near
 from shardcache.origin import http_semantics
-from shardcache.origin.base import GIT_BLOB, MD5, SHA256, Checksum, RemoteObject, Setup
+from shardcache.origin.base import GIT_BLOB, MD5, SHA256, Checksum, RemoteObject, Setup, checksum_in
 from shardcache.origin.fsspec import FsspecOrigin, translated
 from shardcache.origin.web import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.transport.messages import ECHOED, Answer, Body
@@ -127,7 +125,7 @@ class StoreOrigin(FsspecOrigin):
         size_bytes = http_semantics.size_of(
             headers.get("x-linked-size" if "x-linked-etag" in headers else "content-length"), url
         )
-        return RemoteObject(url, self._version(headers, url), size_bytes, self._checksum(headers), joinable=True)
+        return RemoteObject(url, self._version(headers, url), size_bytes, self._checksum(headers, url), joinable=True)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
@@ -213,9 +211,11 @@ class StoreOrigin(FsspecOrigin):
     def _target(self, url: str) -> str:
         """Return an object's url for HTTP. Raises OriginError."""
 
-    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
-        """Return the whole object's checksum, if an answer states it."""
-        return _decoded(MD5, headers["content-md5"]) if "content-md5" in headers and self._verify_md5 else None
+    def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        """Return the whole object's checksum, if an answer states it. Raises OriginUnavailableError."""
+        if "content-md5" not in headers or not self._verify_md5:
+            return None
+        return checksum_in(MD5, headers["content-md5"], url)
 
     @abstractmethod
     async def _prove(self, was_refused: bool) -> Proof:
@@ -232,9 +232,9 @@ class GcsOrigin(StoreOrigin):
     def _target(self, url: str) -> str:
         return "/".join((self._fs._location.rstrip("/"), *_place(url)))
 
-    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
+    def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
         hashes = (part.strip().partition("=") for part in headers.get("x-goog-hash", "").split(","))
-        return next((_decoded(name, value) for name, _, value in hashes if name == "crc32c"), None)
+        return next((checksum_in(name, value, url) for name, _, value in hashes if name == "crc32c"), None)
 
     async def _prove(self, was_refused: bool) -> Proof:
         google, headers = self._fs.credentials, {"Accept-Encoding": "gzip"}  # else Google inflates what is stored so
@@ -363,8 +363,8 @@ class HubOrigin(StoreOrigin):
         linked = info["lfs"]["sha256"] if info.get("lfs") else info.get("x-linked-etag")
         return super()._version({"etag": linked} if linked else info, url)
 
-    def _checksum(self, headers: Mapping[str, str]) -> Checksum | None:
-        version = self._version(headers, "")
+    def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        version = self._version(headers, url)
         algorithm = _HUB_CHECKSUMS.get(len(version))
         if algorithm is None or not re.fullmatch("[0-9a-f]+", version):
             return None
@@ -388,11 +388,3 @@ def _place(url: str) -> tuple[str, str]:
     if not bucket or not key:
         raise NotFoundError("this is a bucket", url=url, remedy="end the url with / to take every shard in the bucket")
     return quote(bucket, safe="@"), quote(key, safe="/~")
-
-
-def _decoded(algorithm: str, value: str) -> Checksum | None:
-    """Return a checksum from its Base64; None from anything else."""
-    try:
-        return Checksum(algorithm, int.from_bytes(base64.b64decode(value, validate=True), "big"))
-    except binascii.Error:
-        return None

@@ -107,6 +107,15 @@ async def test_refusals_are_typed(
             assert refused.value.retry_after_s == 7
 
 
+@pytest.mark.parametrize("stated", ["é", "AAAA=A", "!"])
+async def test_checksum_that_is_no_base64_is_a_typed_error(stated: str, server: GoogleServer, origin: Origin) -> None:
+    """Bytes beyond ASCII as well; the error names what the header states."""
+    headers = {"Content-Length": "5", "x-goog-generation": "1", "x-goog-hash": f"crc32c={stated}"}
+    server.refusals = [Refusal(200, headers)]
+    with pytest.raises(errors.OriginUnavailableError, match=f"states '{stated}' as crc32c"):
+        await origin.stat(URL)
+
+
 async def test_buckets_and_missing_objects_are_not_found(origin: Origin) -> None:
     """A bucket's url is not a shard's, nor read as one."""
     for url in ("gs://bucket", "gs://bucket/", "gs://bucket/no.tar"):

@@ -26,6 +26,7 @@ from shardcache.errors import (
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.workers import Flow, nothing
+from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
 from support.programs.raw_session import RawSession
@@ -117,6 +118,17 @@ async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_
     reads = {(key, condition is None) for method, key, _, condition in faulty.seen if method == "GET"}
     assert reads == {("a.tar", True), ("b.tar", False)}
     assert len(faulty.seen) == 4
+
+
+async def test_checksum_beyond_ascii_is_a_typed_error(
+    origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error names what the header states."""
+    reply = head('ETag: "1"', "Content-Length: 5", "x-amz-checksum-crc32c: é", status="200 OK")
+    with ScriptedServer(reply) as server:
+        use_aws(monkeypatch, tmp_path, aws_env(server.url("")))
+        with pytest.raises(OriginUnavailableError, match="states 'é' as crc32c"):
+            await origins.origin("s3://b").stat("s3://b/a.tar")
 
 
 async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:
