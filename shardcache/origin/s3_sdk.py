@@ -22,6 +22,7 @@ from s3fs import S3FileSystem
 
 from shardcache import errors
 from shardcache.config import OriginTable
+from shardcache.origin.credential_process import resolver_of
 from shardcache.origin.http_semantics import certificate_error, connection_error, error_of
 from shardcache.transport.connections import IDLE_S, SILENCE_S, failure, new_socket
 from shardcache.transport.messages import HEAD_REMEDY, MAX_HEAD_BYTES, HeadError
@@ -123,7 +124,8 @@ class SdkSessions:
         async with self._starting:
             session = self._present
             if session is None:
-                boto_session = await asyncio.to_thread(_boto_session, self._profile)
+                region = self._options["client_kwargs"].get("region_name")
+                boto_session = await asyncio.to_thread(_boto_session, self._profile, region)
                 fs = S3FileSystem(session=boto_session, **self._options)
                 fs.retries = self._attempts
                 client = await fs.set_session()
@@ -164,9 +166,10 @@ def _descriptions() -> Loader:
     return loader
 
 
-def _boto_session(profile: str | None) -> aiobotocore.session.AioSession:
+def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", descriptions())
+    session.lazy_register_component("credential_provider", lambda: resolver_of(session, region))
     return session
 
 
@@ -294,6 +297,9 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
         raise cause
     if isinstance(cause, _STILL_EXPIRED):
         return _expired(f"the credentials cannot be renewed: {cause}", url), True
+    if isinstance(cause, boto.CredentialRetrievalError) and cause.kwargs.get("provider") == "custom-process":
+        # Of a role's source profile, which the SDK itself runs: its message is what the program printed.
+        return errors.AccessDeniedError("there are no usable credentials (credential_process failed)", url=url), True
     if isinstance(cause, _NO_CREDENTIALS):
         return errors.AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True
     if isinstance(cause, boto.ClientError):

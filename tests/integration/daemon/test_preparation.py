@@ -1,17 +1,18 @@
 """A daemon that has just started: what it prepares for its first reader, and that nothing in it can end the daemon."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from shardcache.errors import ConfigError
+from shardcache.errors import AccessDeniedError, ConfigError
 from shardcache_client import ShardReader
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
-from support.programs.processes import running, transport_workers
+from support.programs.processes import running, transport_workers, wait_until_ended
 from support.shards.tars import write_shards
 
 INDEXER = "shardcache.store.indexing"
@@ -99,3 +100,36 @@ def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
         eventually(lambda: "preparation failed" in daemon.log.read_text())
         assert samples(f"{root}/data/", daemon) == SHARDS * SAMPLES
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_hanging_credential_process_ends_with_the_daemon(end: signal.Signals, root: Path) -> None:
+    """However the daemon ends, the program that it waits for does not stay."""
+    os.mkfifo(root / "silent")
+    config = f"[default]\ncredential_process = cat {root}/silent\n"
+    with Daemon(root / "d", env=aws(root, config), spawn=spawn) as daemon:
+        eventually(lambda: bool(running(daemon.pid, f"{root}/silent")))
+        (program,) = running(daemon.pid, f"{root}/silent")
+        os.kill(daemon.pid, end)
+        daemon.wait()
+    wait_until_ended(program)
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("echo hunter2; echo hunter2 >&2; exit 3", "it ended with status 3"),
+        ("echo hunter2", "it printed no JSON"),
+        ("echo [1]", "no JSON object"),
+        ('echo "{\\"Version\\": 1, \\"AccessKeyId\\": \\"hunter2\\"}"', "no SecretAccessKey"),
+    ],
+    ids=["failure", "garbage", "list", "half"],
+)
+def test_output_of_a_credential_process_is_in_no_error_or_log(program: str, cause: str, root: Path) -> None:
+    """The error says how the program failed, and what to do; nothing that it printed, which may be a secret."""
+    (root / "program").write_text(program)
+    config = f"[default]\ncredential_process = sh {root}/program\n"
+    with Daemon(root / "d", "--log-level", "debug", env=aws(root, config), spawn=spawn) as daemon:
+        with pytest.raises(AccessDeniedError, match=cause) as told:
+            samples("s3://bucket/a.tar", daemon)
+        assert "hunter2" not in f"{told.value} {told.value.remedy} {daemon.log.read_text()}"

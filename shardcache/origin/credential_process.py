@@ -1,0 +1,88 @@
+"""Programs that print AWS credentials, `credential_process` in the user's config, on a leash.
+
+Such a program ends with the request that waits for it, and with the daemon. What it prints to its standard error may
+hold a secret and is dropped; what it prints instead of credentials is never quoted.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+from functools import partial
+from typing import Any
+
+from aiobotocore.credentials import AioCredentialResolver, AioProcessProvider, create_credential_resolver
+from aiobotocore.session import AioSession
+from botocore.exceptions import CredentialRetrievalError
+
+NAME = "credential_process"
+
+_PR_SET_PDEATHSIG = 1
+_TEXTS = ("AccessKeyId", "SecretAccessKey")
+
+
+def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolver:
+    """Return the SDK's chain of credentials, in which `credential_process` is on a leash."""
+    resolver = create_credential_resolver(session, region_name=region)
+    profile = session.get_config_variable("profile") or "default"
+    leashed = AioProcessProvider(profile_name=profile, load_config=lambda: session.full_config, popen=start)
+    resolver.providers = [leashed if isinstance(each, AioProcessProvider) else each for each in resolver.providers]
+    return resolver
+
+
+async def start(*command: str, **_options: Any) -> "CredentialProcess":
+    """Start a program; as the `popen` of `AioProcessProvider`. Raises CredentialRetrievalError."""
+    die_with_daemon = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_daemon,
+        )
+    except OSError as exn:
+        raise _failed(f"it cannot be started: {exn.strerror}") from None
+    return CredentialProcess(process)
+
+
+class CredentialProcess:
+    """A running program, with the interface of the process that `AioProcessProvider` expects."""
+
+    returncode = 0  # any other is an error of `communicate`
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Return the credentials as JSON. Raises CredentialRetrievalError; a cancelled call kills the program."""
+        try:
+            printed, _ = await self._process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+        if self._process.returncode:
+            raise _failed(f"it ended with status {self._process.returncode}")
+        _check(printed)
+        return printed, b""
+
+
+def _check(printed: bytes) -> None:
+    """Raise CredentialRetrievalError unless a program printed credentials."""
+    try:
+        found = json.loads(printed)
+    except ValueError:
+        raise _failed("it printed no JSON") from None
+    if not isinstance(found, dict) or found.get("Version") != 1:
+        raise _failed('it printed no JSON object with "Version": 1')
+    missing = [name for name in _TEXTS if not isinstance(found.get(name), str)]
+    if missing:
+        raise _failed(f"it printed no {' and no '.join(missing)}")
+
+
+def _failed(what: str) -> CredentialRetrievalError:
+    return CredentialRetrievalError(provider=NAME, error_msg=f"{what}; run the command of your AWS config to see why")
