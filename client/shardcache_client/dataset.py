@@ -308,9 +308,10 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
     shards may differ; samples of keys that the first source does not have are not read.
 
     Keys decide which samples belong together, whatever shards they are in: the tables of samples next to the index
-    files have them (`shardcache index --samples`; some 200 bytes of memory per key while they are read). Shards without
-    tables are paired by their place, the nth with the nth, and a sample whose key is not in that shard is an error. The
-    daemon's plan names the shards of all sources together; a reader holds `shuffle_window` shards of each source.
+    files have them (`shardcache index --samples`; while they are read, some 40 bytes of memory per key where the nth
+    shards have the same keys, else some 200). Shards without tables are paired by their place, the nth with the nth,
+    and a sample whose key is not in that shard is an error. The daemon's plan names the shards of all sources together;
+    a reader holds `shuffle_window` shards of each source.
 
     Args:
         sources: datasets by prefix, the first with all options, and perhaps "" for none. The others need the same

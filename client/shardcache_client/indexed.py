@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
@@ -131,6 +131,25 @@ def select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Calla
     Rows come with their tables' urls. Raises ConfigError if the tables belong to other shards.
     """
     marks = [bytearray() for _ in manifest]  # of the samples that belong to the dataset
+    for shard, row, url in rows_by_shard(manifest, rows):
+        try:
+            entries = list(entries_of(row, manifest[shard].url))
+        except _INVALID as exn:
+            raise _invalid(exn, url) from exn
+        marks[shard] += bytes(map(bool, map(predicate, entries)))
+    among = zip(marks, map(manifest.chosen, range(len(manifest))), strict=True)
+    return tuple(Marked.of(each if some is None else [each[number] for number in some]) for each, some in among)
+
+
+# What the fields of a row raise that is not one.
+_INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def rows_by_shard(manifest: Manifest, rows: Iterable[tuple[str, Row]]) -> Generator[tuple[int, Row, str]]:
+    """Yield rows with the number of their shard in a manifest, and their table's url.
+
+    Raises ConfigError if the tables belong to other shards; at the end, also if they do not cover all of these.
+    """
     passed = [0] * len(manifest)
     table, begin, shard = "", 0, -1
     for url, row in rows:
@@ -138,24 +157,25 @@ def select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Calla
             table, begin = url, shard + 1
         try:
             shard = begin + row["shard"]
-            entries = list(entries_of(row, manifest[shard].url))
             known = row["first"] == passed[shard] and row["samples"] == manifest[shard].samples
             known = known and manifest[shard].version in (None, row["version"])
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exn:
-            raise ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY) from exn
+            passed[shard] += len(row["keys"])
+        except _INVALID as exn:
+            raise _invalid(exn, url) from exn
         if not known:
             raise ConfigError(
                 f"the table of samples is not that of the index file: {manifest[shard].url} differs",
                 url=url,
                 remedy=_REMEDY,
             )
-        marks[shard] += bytes(map(bool, map(predicate, entries)))
-        passed[shard] += len(entries)
+        yield shard, row, url
     for number, ref in enumerate(manifest):
         if passed[number] != ref.samples:
             raise ConfigError("the table of samples does not cover this shard completely", url=ref.url, remedy=_REMEDY)
-    among = zip(marks, map(manifest.chosen, range(len(manifest))), strict=True)
-    return tuple(Marked.of(each if some is None else [each[number] for number in some]) for each, some in among)
+
+
+def _invalid(exn: Exception, url: str) -> ConfigError:
+    return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise, zip_longest
 from typing import Any, Self
 
 from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
@@ -15,7 +18,7 @@ from shardcache_client.arguments import T_co
 from shardcache_client.decoders import Spec
 from shardcache_client.decoding import Missing, Pipeline
 from shardcache_client.files import Sample
-from shardcache_client.indexed import select
+from shardcache_client.indexed import rows_by_shard, select
 from shardcache_client.order.manifest import Column
 from shardcache_client.reader import ARGUMENTS, ShardReader, shared_options
 
@@ -151,6 +154,8 @@ def _column(prefix: str, first: ShardReader[Any], other: ShardReader[Any], pipel
 
 
 def _by_tables(prefix: str, first: ShardReader[Any], other: ShardReader[Any]) -> Column:
+    if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
+        return Column(prefix, other.manifest)
     alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
     shards_of: dict[str, tuple[int, ...]] = {}  # of the other source, with samples of a key
 
@@ -179,3 +184,27 @@ def _by_tables(prefix: str, first: ShardReader[Any], other: ShardReader[Any]) ->
     select(first.manifest, first._rows_of_tables(), note_own)
     pairs = tuple(tuple(sorted(beside[url])) for url in urls)
     return Column(prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls))
+
+
+def _are_paired(first: ShardReader[Any], other: ShardReader[Any]) -> bool:
+    """Return True if the nth shards of both have the same keys in the same order, and no key comes twice.
+
+    That is the usual case, and takes a fraction of the time and memory of a table of all keys.
+    """
+    if first.manifest.counts != other.manifest.counts:
+        return False
+    hashes = array("q")
+    with (
+        closing(rows_by_shard(first.manifest, first._rows_of_tables())) as own,
+        closing(rows_by_shard(other.manifest, other._rows_of_tables())) as others,
+    ):
+        for theirs, mine in zip_longest(others, own):
+            if mine is None or theirs is None:
+                return False
+            shard, row, _ = mine
+            other_shard, other_row, _ = theirs
+            if shard != other_shard or row["keys"] != other_row["keys"]:
+                return False
+            hashes.extend(map(hash, row["keys"]))
+    ordered = sorted(hashes)
+    return all(one != another for one, another in pairwise(ordered))
