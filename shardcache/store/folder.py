@@ -22,6 +22,7 @@ import grp
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,7 @@ class CacheFolder:
     def take(cls, layout: Layout, group: str | None) -> Self:
         """Create the folder if necessary, and lock it. Raises CacheDirError, CacheFormatError, DiskError."""
         with disk_errors(layout.root):
+            _check_links(layout)
             layout.check_format()
             _make_folders(layout, group)
             folder = cls(layout, group, _lock(layout.root))
@@ -204,6 +206,7 @@ class CacheFolder:
         if not is_held:
             self._check_place()
             self._layout.check_format()
+        _check_links(self._layout)
         _make_folders(self._layout, self._group)
         if not is_held:
             held, self._fd = self._fd, _lock(self._layout.root)
@@ -238,6 +241,20 @@ class CacheFolder:
 def _mount_point(path: Path) -> Path:
     """Return the mount point of the filesystem that contains a path, or would contain it once created."""
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+def _check_links(layout: Layout) -> None:
+    """Raise CacheDirError if another user has planted a link where the daemon writes: it would be followed."""
+    _, *folders = layout.folders()
+    for path in (*folders, layout.catalogue, layout.pins, layout.format, layout.probe):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = path.lstat()
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+                raise CacheDirError(
+                    f"{path} is a link of another user, who can write to the cache folder",
+                    remedy=f"remove the link, and let nobody else write there (chmod go-w {layout.root}), or choose "
+                    "another --cache-dir",
+                )
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.network.other_user import needs_root
 from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
@@ -28,6 +30,23 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
     ran = refused(tmp_path, "--cache-dir", tmp_path / "file" / "cache")
     assert ran.code == 1 and str(tmp_path / "file" / "cache") in ran.err and "What to do:" in ran.err
     assert "Traceback" not in ran.err and not (tmp_path / "s.sock").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["catalogue", "partial", "shards/00", "pins"])
+def test_link_that_another_user_planted_in_the_cache_folder_is_refused(name: str, tmp_path: Path) -> None:
+    """It would be followed: the error names it, and its target keeps its mode and stays empty."""
+    target = tmp_path / "target"
+    target.mkdir(mode=0o755)
+    link = tmp_path / "cache" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    os.lchown(link, 65534, 65534)
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", "--capacity", "1GB")
+    assert ran.code == 1
+    assert f"{link} is a link of another user" in ran.err
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+    assert not list(target.iterdir())
 
 
 @pytest.mark.slow
