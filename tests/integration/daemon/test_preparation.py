@@ -80,6 +80,16 @@ def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
     assert log.index("preparation failed") < log.index("cache_dir=")  # of the line that says that it serves
 
 
+def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path) -> None:
+    """The first answer comes after the SDK and the credentials, with which no reader then competes."""
+    keys = '{"Version": 1, "AccessKeyId": "key", "SecretAccessKey": "secret"}'
+    (root / "issued").write_text(keys)
+    config = f"[default]\ncredential_process = sh -c 'echo asked >> {root}/asked; cat {root}/issued'\n"
+    with Daemon(root / "d", env=aws(root, config)):
+        was_asked = (root / "asked").exists()
+    assert was_asked
+
+
 def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
     """A credential process that never answers keeps neither a worker nor an indexer from starting."""
     os.mkfifo(root / "silent")
