@@ -227,7 +227,7 @@ class _SlowOwnerError(Exception):
 
 
 class _LostRequestError(Exception):
-    """The owner answers, and has no request for the parts in hand: a worker of nginx has been killed, or hangs."""
+    """Nobody has the request in hand: a worker of the owner's nginx has been killed or hangs, or its node is silent."""
 
 
 class _Owner(Enum):
@@ -235,7 +235,8 @@ class _Owner(Enum):
 
     HAS_THEM = auto()
     LOST_THEM = auto()  # it has none, or only such that a worker holds which does not run
-    SILENT = auto()
+    UNREACHABLE = auto()  # this node's nginx answers in its place, and has the next owner on the ring from now on
+    SILENT = auto()  # this node's nginx does not answer either
 
 
 @dataclass(eq=False, repr=False)
@@ -340,8 +341,10 @@ class _TierRequests:
     async def _ask_owner(self) -> _Owner:
         """Ask the owner of the parts whether it has a request for them in hand."""
         answer = await self._question(replace(self._route, question="alive"))
-        if answer is None or answer.status >= 500:
+        if answer is None:
             return _Owner.SILENT
+        if answer.status >= 500:
+            return _Owner.UNREACHABLE
         return _Owner.LOST_THEM if answer.status == _NOT_IN_HAND else _Owner.HAS_THEM
 
     async def _question(self, route: Route) -> Answer | None:
@@ -395,10 +398,14 @@ class _TierRequests:
     async def _look(
         self, left_s: float | None, asking: asyncio.Future[_Owner], end_first: Commit
     ) -> list[PartSums] | None:
-        """An owner that answers promptly is not slow itself: it waits for the object store."""
+        """An owner that answers promptly is not slow itself: it waits for the object store.
+
+        One that has sent nothing yet may be dead, and then the next owner on the ring fetches its parts, once for all
+        nodes: the object store is not asked for them as well.
+        """
         self._asked_s = self._read.worked.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
-        if not asking.done() and left_s is None:
+        if not asking.done() and left_s is None and self._read.received_bytes:
             left_s = self._stall_timeout_s
         if left_s is not None and (sums := await self._sooner(left_s, asking, end_first)) is not None:
             return sums
@@ -415,7 +422,7 @@ class _TierRequests:
             if not self._read.received_bytes:
                 self._read.heard()
         elif self._read.last_byte_s <= self._asked_s and await end_first():
-            if self._read.received_bytes:
+            if self._read.received_bytes or answer is _Owner.UNREACHABLE:
                 raise _LostRequestError
             url = self._span.obj.url
             raise OriginUnavailableError("the part's owner in the tier does not answer", url=url)

@@ -143,14 +143,19 @@ async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig) -> None:
     assert tiered.gets(tiered.near) == PARTS
 
 
-async def test_a_part_whose_owner_is_silent_comes_from_the_origin(tiered: TieredRig) -> None:
-    """Once the stall time-out has passed."""
+@pytest.mark.parametrize(("silences", "from_origin"), [(1, 0), (2, 1)])
+async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_again(
+    silences: int, from_origin: int, tiered: TieredRig
+) -> None:
+    """The next owner on the ring fetches it once for all nodes; the store is asked if that one is silent as well."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.SILENCE, start=2 * PART)
+    tiered.near.fail("a.tar", Fault.SILENCE, start=2 * PART, times=silences)
     tiered.near.owner = None
     tiered.downloader = tiered.make(stall_timeout_s=2, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
-    assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (1, 1)
+    assert tiered.gets(tiered.far) == from_origin
+    assert tiered.gets(tiered.near) == PARTS + 1
+    assert tiered.near.detoured == []
 
 
 async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig) -> None:
