@@ -37,6 +37,10 @@ class SpanDeal(ABC):
     def epoch_samples(self) -> int:
         """Samples of an epoch over all ranks, before any padding."""
 
+    def pass_places(self, epoch: int) -> int | None:
+        """Return the number of consecutive places of a reader that hold every sample; None if it is unknown."""
+        return None
+
     @abstractmethod
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order in which the reader of a span of the epoch reads it."""
@@ -102,6 +106,10 @@ class SampleDeal(SpanDeal):
     def epoch_samples(self) -> int:
         """Samples of an epoch."""
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
+
+    def pass_places(self, epoch: int) -> int:
+        """Return the number of consecutive places that hold a whole round, wherever they begin."""
+        return 2 * self._order.samples
 
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
         """Return the order in which the reader of a span of the epoch reads it."""
@@ -226,6 +234,9 @@ class ShardDeal:
         pieces = rounds.ListedPieces(rounds.Piece(shard, key) for shard in mine)
         mix = Mix(pieces, self.shuffle.window if self.shuffle else 0)
         return Share((Segment(mix),) if mine else (), None)
+
+    def pass_places(self, epoch: int) -> None:
+        """Return None: samples are not counted, and the shares of all readers together are one pass."""
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the reader's part of `samples_per_epoch`."""

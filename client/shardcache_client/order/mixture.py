@@ -201,6 +201,17 @@ class MixtureDeal(SpanDeal):
             first += len(source.manifest)
         return Interleaved(*span, turns, tuple(lanes), span[0], self._names())
 
+    def pass_places(self, epoch: int) -> int:
+        """Return the number of consecutive places that hold a whole round of each source, wherever they begin."""
+        total = self.epoch_samples
+        places = [0]
+        for order, taken in zip(self._orders, self.schedule.samples(epoch), strict=True):
+            if taken:
+                # Two samples more, as a source comes so much later than its proportion says.
+                needed = 2 * order.samples + 2
+                places.append(-(-needed * total // taken))
+        return max(places)
+
     def _names(self) -> tuple[str, ...]:
         return tuple(source.name for source in self.sources)
 

@@ -22,7 +22,7 @@ from shardcache.errors import (
     ShardError,
     TrailingDataError,
 )
-from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue, ignore_and_stop
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_indexed
@@ -203,10 +203,14 @@ def test_skipped_samples_are_replaced_by_others(
     given = Counter(read[0] + read[1])
     assert set(given) == set(KEYS) - set(fault.lost)
     assert {type(exn) for exn in errors} == {fault.error}
-    shards = 0 if issubclass(fault.error, SampleError) else len(errors)
     reports = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     numbers = [tuple(int(word) for word in report.split() if word.isdecimal()) for report in reports]
-    assert [sum(column) for column in zip(*numbers, strict=True)] == [shards, len(errors) - shards]
+    shards, samples = [sum(column) for column in zip(*numbers, strict=True)]
+    if issubclass(fault.error, SampleError):
+        assert (shards, samples) == (0, len(fault.lost))
+    else:
+        assert 1 <= shards <= 2, "one for each rank that has a part of it"
+        assert samples == 0
     assert all("epoch 0: skipped" in report and "were repeated in their place" in report for report in reports)
 
 
@@ -269,6 +273,71 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
     ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_continue, socket=daemon.socket)
     with pytest.raises(ShardError, match="rank 0, worker 0 cannot read any sample in epoch 0"):
         list(ds)
+
+
+@orders
+@pytest.mark.parametrize("samples_per_epoch", [10**5, 10**9])
+def test_one_pass_without_a_good_sample_is_an_error_however_long_the_epoch(
+    daemon: Daemon, source: Path, order: dict[str, Any], samples_per_epoch: int
+) -> None:
+    """It says how many were tried, and the first cause; no sample is tried a third time."""
+    errors: list[Exception] = []
+    options: dict[str, Any] = {"samples_per_epoch": samples_per_epoch, "socket": daemon.socket, **order}
+    ds = ShardDataset(
+        f"file://{source}/index.json",
+        decode={"jpg": int},
+        on_error=lambda exn: not errors.append(exn),
+        **options,
+    )
+    with pytest.raises(ShardError, match="cannot read any sample in epoch 0") as caught:
+        next(iter(ds))
+    assert len(KEYS) <= len(errors) <= 2 * len(KEYS)
+    assert f"({len(errors)} tried)" in str(caught.value)
+    assert "the first error that on_error skipped was: file://" in str(caught.value)
+
+
+def test_filter_that_leaves_out_all_samples_is_an_error_after_one_pass(daemon: Daemon, source: Path) -> None:
+    """In an epoch of many passes, the later ones would give nothing either."""
+    ds = ShardDataset(f"file://{source}/index.json", samples_per_epoch=10**9, socket=daemon.socket)
+    with pytest.raises(ShardError, match="the filter left out all that it tried"):
+        next(iter(ds.filter(lambda _: False)))
+
+
+def test_mixture_without_a_good_sample_is_an_error_after_one_pass_of_each_source(daemon: Daemon, source: Path) -> None:
+    """A source of little weight takes longer to be tried, and may still have a good sample."""
+    url = f"file://{source}/index.json"
+    bad = ShardDataset(url, decode={"jpg": int}, on_error=ignore_and_continue, socket=daemon.socket)
+    rare = ShardDataset(url, on_error=ignore_and_continue, socket=daemon.socket)
+    weights = {"bad": 0.99, "rare": 0.01}
+    mixture = Mixture({"bad": bad, "rare": rare}, weights, samples_per_epoch=10**6)
+    assert next(iter(mixture))["__source__"] == "rare"
+    with pytest.raises(ShardError, match="cannot read any sample in epoch 0"):
+        next(iter(Mixture({"bad": bad, "worse": bad}, {"bad": 0.9, "worse": 0.1}, samples_per_epoch=10**9)))
+
+
+@orders
+def test_bad_samples_of_an_epoch_are_reported_once(
+    daemon: Daemon, source: Path, order: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replacements come from samples among which the bad ones are met again."""
+    bad = set(KEYS[::3])
+    read = []
+    for rank in range(2):
+        ds = ShardDataset(
+            f"file://{source}/index.json",
+            rank=rank,
+            world_size=2,
+            decode=lambda sample: sample if sample["__key__"] not in bad else int(sample["jpg"]),
+            on_error=ignore_and_continue,
+            socket=daemon.socket,
+            **order,
+        )
+        read += keys_of(ds)
+    assert len(read) == len(KEYS)
+    assert set(read) == set(KEYS) - bad
+    reports = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    numbers = [[int(word) for word in report.split() if word.isdecimal()] for report in reports]
+    assert [sum(column) for column in zip(*numbers, strict=True)] == [0, len(bad)]
 
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])
