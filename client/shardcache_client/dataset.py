@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from torch import Generator
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
@@ -13,7 +14,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.arguments import (
     FUNCTION,
     MAX_BATCH,
-    MAX_PROCESSES,
+    MAX_WORKERS,
     SECONDS_OR_ZERO,
     Accepts,
     B_co,
@@ -21,6 +22,7 @@ from shardcache_client.arguments import (
     U,
     checked,
     flag,
+    instance,
     whole,
 )
 from shardcache_client.joining import JoinedReader
@@ -188,7 +190,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         _OF_A_DATALOADER,
         OF_ORDER,
         batch_size=Accepts("a whole number, 1 or more; or None for samples one by one", _batch_size),
-        num_workers=whole(0, MAX_PROCESSES).or_none("None for a share of the CPUs"),
+        num_workers=whole(0, MAX_WORKERS).or_none("None for a share of the CPUs"),
         collate_fn=FUNCTION.or_none(),
         pin_memory=flag().or_none(),
         persistent_workers=flag().or_none(),
@@ -197,6 +199,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         in_order=flag(),
         timeout=SECONDS_OR_ZERO,
         worker_init_fn=FUNCTION.or_none(),
+        generator=instance("a torch.Generator", Generator).or_none(),
     )
     def loader(
         self,
@@ -268,8 +271,9 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     Over any number of epochs each source has the number of samples that its weights say, exact to half a sample with
     two sources and to one with up to four; `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any
     consecutive samples of a reader, such as a batch, a source has its proportion, with an error of at most one sample
-    if there are two sources, and below four if there are more. Each source keeps its own order and its
-    own `shuffle_window`, and is read one round after another: if an epoch takes more than all of its samples, they come
+    if there are two sources, and below four if there are more; one more where `even="pad"` repeats a rank's last
+    sample, and as many as were skipped and replaced. Each source keeps its own order and its own `shuffle_window`, and
+    is read one round after another: if an epoch takes more than all of its samples, they come
     again in another order; if fewer, the next epoch continues after them. The daemon gets one plan for all sources.
 
     A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), how

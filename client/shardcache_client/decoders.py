@@ -260,7 +260,7 @@ _BY_EXTENSION: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), _json),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
+    **dict.fromkeys(("mp", "msg"), _msgpack),
     **dict.fromkeys(("ten", "tb"), _tenbin),
     "cbor": _cbor,
     "npy": _npy,

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from shardcache.errors import CacheDirError, ConfigError, CorruptShardError, SampleError, TokensError
 from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
 from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of
-from shardcache_client.arguments import converted, flag, whole
+from shardcache_client.arguments import TEXT, converted, flag, whole
 
 Sample = dict[str, Any]
 
@@ -199,7 +199,14 @@ def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
 
 # Blocks of tokens, cut from the documents of a shard
 
-_RULES = {"length": whole(1), "overlap": whole(0), "end": whole(0).or_none(), "documents": flag()}
+_RULES = {
+    "length": whole(1),
+    "member": TEXT,
+    "dtype": TEXT.or_none(),
+    "overlap": whole(0),
+    "end": whole(0).or_none(),
+    "documents": flag(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +245,11 @@ class TokenBlocks:
         if self.overlap >= self.length:
             remedy = "give an overlap below the length"
             raise ConfigError(f"blocks of {self.length} tokens that overlap by {self.overlap}", remedy=remedy)
-        TokenMember(self.member, self.dtype)
+        member = TokenMember(self.member, self.dtype)
+        if member.dtype is not None and not fits(self.end, member.dtype):
+            raise ConfigError(
+                f"the end token {self.end} is too large for {member.dtype}", remedy="choose a smaller one"
+            )
         try:
             import numpy  # noqa: F401
         except ImportError as exn:
@@ -248,6 +259,12 @@ class TokenBlocks:
         """Return the number of blocks in a shard, given the tokens and documents in it."""
         ends = 0 if self.end is None else documents
         return max(0, (tokens + ends - self.overlap) // (self.length - self.overlap))
+
+
+def fits(end: int | None, dtype: str) -> bool:
+    """Return True if a type of tokens can have the end token, or there is none."""
+    bits = 8 * DTYPES[dtype] - dtype.startswith("i")
+    return end is None or end < 1 << bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +290,7 @@ class BlockCutter:
         import numpy as np
 
         runs = find_tokens(index, tar, TokenMember(blocks.member, blocks.dtype), url)
-        if blocks.end is not None and blocks.end >> (8 * DTYPES[runs.dtype] - runs.dtype.startswith("i")):
+        if not fits(blocks.end, runs.dtype):
             raise ConfigError(f"the end token {blocks.end} is too large for {runs.dtype}", url=url)
         self._blocks = blocks
         self._index = index

@@ -23,7 +23,7 @@ from typing import Any, Generic
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, plain, whole
+from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, instance, plain, whole
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, for_epoch, handler_of, reraise
 from shardcache_client.order.rounds import Topology, permutation
@@ -41,6 +41,7 @@ _made: Counter[str] = Counter()
 
 
 @checked(
+    dataset=instance("a ShardDataset or Mixture", ShardDataset),
     max_tokens=whole(1),
     length=FUNCTION,
     sort_buffer=whole(1),

@@ -17,7 +17,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand, expand_braces, glob_regex, in_braces, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef, Wanted
+from shardcache.protocol import ShardRef, Wanted, without_file_scheme
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
@@ -201,11 +201,17 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
     """
-    texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
+    expanded = (text for pattern in patterns for text in expand_braces(redact(pattern)))
+    texts = list(map(without_file_scheme, expanded))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
     urls = frozenset(texts)  # a url may have the characters of a glob in its name
-    return lambda url: url in urls or url.startswith(prefixes) or any(glob.fullmatch(url) for glob in globs)
+
+    def matches(url: str) -> bool:
+        place = without_file_scheme(url)
+        return place in urls or place.startswith(prefixes) or any(glob.fullmatch(place) for glob in globs)
+
+    return matches
 
 
 def listing_of(row: object) -> Shards:

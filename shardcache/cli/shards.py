@@ -76,7 +76,7 @@ def _prefix(text: str) -> str:
     """Return the prefix of urls that a user means: a path is made absolute, anything else stays."""
     if "://" in text or not text.startswith(("/", "./", "../", "file:")):
         return text
-    return f"file://{from_here(text)}"
+    return from_here(text)
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import isfinite
+from math import inf
 from operator import add, sub
 from typing import Any, Self
 
@@ -165,11 +165,21 @@ def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
             f"weights are for {', '.join(map(repr, numbers))}; the sources are {', '.join(map(repr, names))}",
             remedy="give a weight for each source; 0 for one that is not read",
         )
-    if not all(isinstance(weight, int | float) and isfinite(weight) and weight >= 0 for weight in numbers.values()):
+    if not all(map(_is_weight, numbers.values())):
         raise ConfigError(f"weights are {numbers}", remedy="give finite numbers, 0 or more")
     if not any(numbers.values()):
         raise ConfigError("the weights are all 0", remedy="give at least one source a weight above 0")
     return [Fraction(numbers[name]) for name in names]
+
+
+def _is_weight(value: object) -> bool:
+    """Return True for a finite number of 0 or more, not too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return 0 <= float(value) < inf
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from shardcache_client import (
     ShardDataset,
     ShardReader,
     TokenBlocks,
+    batch_by_length,
     cached_paths,
 )
 from shardcache_client.webdataset import WebDataset
@@ -59,7 +60,9 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"epochs": 10**30}, ["epochs is 1000"]),
         ({"canonical_nodes": 10**30}, ["canonical_nodes is 1000", "at most 1,048,576"]),
         ({"rank": 0, "world_size": 10**30}, ["world_size is 1000", "at most 1,048,576"]),
-        ({"job": "x" * 10_000}, ["job is 'xxxx", "at most 255 characters"]),
+        ({"job": "x" * 10_000}, ["job is 'xxxx", "a name of 1 to 255 printable characters"]),
+        ({"job": ""}, ["job is ''", "a name of 1 to 255"]),
+        ({"job": "a\nb"}, ["printable characters"]),
         ({"job": "\ud800"}, ["job is '"]),
         ({"zero_copy": ["zzz"], "members": "jpg"}, ["zero_copy names the member 'zzz'", "name it in members"]),
         ({"zero_copy": ""}, ["zero_copy is ''"]),
@@ -134,7 +137,19 @@ def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, in
     for sources in (source, [source, 5], {"a": None}, None, 5):
         assert refusal(kind, sources).startswith(f"{kind.__name__}: sources is")
     assert "the sources are '0', '1'" in refusal(kind, [source, source], weights=[1, 2, 3])
-    for weights in (0.5, "web", [1, "x"], [1, -1], [0, 0], [float("nan"), 1], {"a": 1}, {0: [1, 1], 3: 5}, {3: [1, 1]}):
+    for weights in (
+        0.5,
+        "web",
+        [1, "x"],
+        [1, -1],
+        [0, 0],
+        [float("nan"), 1],
+        [10**400, 1],
+        [True, 1],
+        {"a": 1},
+        {0: [1, 1], 3: 5},
+        {3: [1, 1]},
+    ):
         assert refusal(kind, [source, source], weights=weights).startswith(f"{kind.__name__}: ")
     assert "give it to each source" in refusal(kind, [source], batch_size=4)
     assert "write weights" in refusal(kind, [source], probabilities=[1])
@@ -309,3 +324,36 @@ def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon,
     options: dict[str, Any] = {"shuffle": True, "seed": None, "socket": daemon.socket}
     assert "give a seed" in refusal(kind, index, **options, rank=1, world_size=2)
     assert kind(index, **options, rank=0, world_size=1).seed >= 0
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"num_workers": 10**6}, "at most 4,096"),
+        ({"generator": 5}, "a torch.Generator"),
+    ],
+)
+def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, options: dict[str, Any], hint: str) -> None:
+    """By our own words, when the loader is made."""
+    text = refusal(ShardDataset(index, socket=daemon.socket).loader, **options)
+    assert text.startswith("ShardDataset.loader(): ")
+    assert hint in text
+
+
+def test_batches_by_length_are_of_a_dataset() -> None:
+    """Not of a number."""
+    assert "give a ShardDataset or Mixture" in refusal(batch_by_length, 5, max_tokens=10, length=len)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"member": 5}, "member is 5"),
+        ({"dtype": 16}, "dtype is 16"),
+        ({"dtype": "uint16", "end": 70_000}, "the end token 70000 is too large for uint16"),
+        ({"dtype": "int16", "end": 1 << 15}, "the end token 32768 is too large for int16"),
+    ],
+)
+def test_wrong_token_blocks_are_refused(options: dict[str, Any], hint: str) -> None:
+    """When they are made, as far as the type of the tokens is known then."""
+    assert hint in refusal(TokenBlocks, 8, **options)

@@ -125,8 +125,7 @@ def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str)
 def test_ls_says_that_nothing_is_cached_there(warmed: Daemon, prefix: str) -> None:
     """In place of an empty table; as JSON, there is no line."""
     ran = shardcache("ls", prefix, socket=warmed.socket)
-    where = f"file://{prefix}" if prefix.startswith("/") else prefix
-    assert (ran.code, ran.out) == (0, f"no cached shard has a url that starts with {where}\n")
+    assert (ran.code, ran.out) == (0, f"no cached shard has a url that starts with {prefix}\n")
     assert shardcache("ls", "--json", prefix, socket=warmed.socket).out == ""
 
 
@@ -148,6 +147,22 @@ def test_prefix_may_be_a_path(
     for path in (f"{tmp_path}/store", f"{tmp_path}/store/shard-", "./store", f"file:{tmp_path}/store/"):
         found = shardcache(command, "--json", path, socket=warmed.socket).events
         assert sorted({event["url"] for event in found if "url" in event}) == shards
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+@pytest.mark.parametrize("read_as", ["", "file://"], ids=["read by path", "read by url"])
+@pytest.mark.parametrize("named_as", ["", "file://"], ids=["named by path", "named by url"])
+def test_path_and_url_of_a_file_are_the_same(
+    warmed: Daemon, tmp_path: Path, command: str, read_as: str, named_as: str
+) -> None:
+    """Whichever of them a reader has used, and whichever a command is given."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    write_shards(folder, 1, 2)
+    assert shardcache("warm", f"{read_as}{folder}/", socket=warmed.socket).code == 0
+    found = shardcache(command, "--json", f"{named_as}{folder}/", socket=warmed.socket).events
+    assert [event["url"] for event in found if "url" in event] == [f"{read_as}{folder}/shard-000000.tar"]
+    assert shardcache("evict", f"{named_as}{folder}/", socket=warmed.socket).code == 0
 
 
 def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:

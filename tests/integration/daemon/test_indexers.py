@@ -34,7 +34,7 @@ async def pair() -> AsyncIterator[Indexers]:
 
 
 def processes() -> set[int]:
-    """Return the indexing processes of this one, which has other children, too."""
+    """Return the indexing processes of this one, some of which other tests may have left."""
     return running(os.getpid(), indexing.__name__)
 
 
@@ -74,8 +74,9 @@ async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path
     tars = [tmp_path / "a.tar", tmp_path / "b.tar"]
     for tar in tars:
         tar.write_bytes(make_tar(random_samples(3)))
+    others = processes()
     await asyncio.gather(*[pair.index(request_for(tar)) for tar in tars])
-    frozen = processes()
+    frozen = processes() - others
     assert len(frozen) == len(tars)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -88,9 +89,10 @@ async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tm
     """All idle ones are stopped, and have done nothing yet: the second try is by a new process."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(make_tar(random_samples(3)))
+    others = processes()
     await pair.prepare()
     await pair.prepare()
-    for pid in processes():
+    for pid in processes() - others:
         eventually(lambda pid=pid: takes_requests(pid))
         os.kill(pid, signal.SIGSTOP)
     assert (await pair.index(request_for(tar))).samples == 3
