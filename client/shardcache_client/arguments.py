@@ -148,7 +148,7 @@ def _names(value: Any) -> tuple[str, ...]:
 def _job(value: Any) -> str:
     name: str = TEXT.converted(value)
     name.encode()
-    if not name.isprintable() or not 0 < len(name) <= MAX_JOB_CHARS:
+    if not 0 < len(name) <= MAX_JOB_CHARS:
         raise ValueError
     return name
 
@@ -219,7 +219,7 @@ DAEMONS = one_of("auto", "node", "private")
 SECONDS = Accepts("a number of seconds above 0", _positive)
 SECONDS_OR_ZERO = Accepts("a number of seconds; 0 for no limit", lambda value: value and _positive(value))
 TEXT = instance("a string", str)
-JOB = Accepts(f"a name of 1 to {MAX_JOB_CHARS} printable characters", _job)
+JOB = Accepts(f"a name of 1 to {MAX_JOB_CHARS} characters", _job)
 SPLIT = {
     "fractions": Accepts("numbers above 0 whose sum is 1", lambda value: [_positive(plain(each)) for each in value]),
     "seed": whole(),

@@ -23,7 +23,7 @@ from typing import Any, Generic
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, instance, plain, whole
+from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, plain, whole
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, for_epoch, handler_of, reraise
 from shardcache_client.order.rounds import Topology, permutation
@@ -40,8 +40,15 @@ _END = object()
 _made: Counter[str] = Counter()
 
 
+def _dataset(value: Any) -> Any:
+    """Return anything that has the ranks and positions of a dataset. Raises TypeError."""
+    if not all(hasattr(value, name) for name in ("topology", "position", "state_dict")):
+        raise TypeError
+    return value
+
+
 @checked(
-    dataset=instance("a ShardDataset or Mixture", ShardDataset),
+    dataset=Accepts("a ShardDataset or Mixture", _dataset),
     max_tokens=whole(1),
     length=FUNCTION,
     sort_buffer=whole(1),
