@@ -258,7 +258,7 @@ _OF_MEDIA = {"video": _video, "audio": _audio, "torch_video": _torch_video, "tor
 
 _BY_EXTENSION: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(("mp", "msg"), _msgpack),
     **dict.fromkeys(("ten", "tb"), _tenbin),

@@ -163,6 +163,15 @@ def test_members_are_decoded_by_extension_as_webdataset_does(
     np.testing.assert_equal(Pipeline.of("rgb8", None, "error")(sample(**{name: data})), webdatasets(**{name: data}))
 
 
+@pytest.mark.parametrize("extension", ["class", "count", "msgpack", "messagepack", "tenbin", "pickle", "pkl", "pyd"])
+def test_members_that_webdataset_leaves_or_unpickles_stay_bytes(extension: str) -> None:
+    """Extensions that only look like those that are decoded, and those of pickles."""
+    member = {extension: b"7"}
+    if extension not in wds.autodecode.decoders:
+        assert webdatasets(**member) == sample(**member)
+    assert Pipeline.of("rgb8", None, "error")(sample(**member)) == sample(**member)
+
+
 @pytest.mark.parametrize("kind", ["BMP", "ICO", "JPEG2000", "PCX", "TGA", "SGI", "DDS"])
 def test_images_of_rarer_formats_are_decoded_by_extension(kind: str) -> None:
     """By each of the extensions that webdataset gives to its image decoder."""
