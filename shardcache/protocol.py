@@ -363,11 +363,6 @@ def from_here(url: str | os.PathLike[str]) -> str:
     return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
 
 
-def without_file_scheme(url: str) -> str:
-    """Return the path of a `file://` url, any other url or path as it is: both name the same file."""
-    return local_path(url) or url
-
-
 def local_path(url: str) -> str | None:
     """Return the path of a `file://` url or an absolute path; None for any other url."""
     path = url.removeprefix("file://")

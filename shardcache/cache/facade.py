@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from shardcache.access import AllowList, Peer
+from shardcache.access import AllowList, Peer, canonical
 from shardcache.cache.disk import Health, Scrubber
 from shardcache.cache.fetcher import Fetcher
 from shardcache.cache.manifests import Manifests, matcher
@@ -24,7 +24,7 @@ from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.protocol import Json, ShardRef, Wanted, without_file_scheme
+from shardcache.protocol import Json, ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.store.folder import shard_key
 from shardcache.store.indexers import Indexers
@@ -191,8 +191,9 @@ class Cache:
 
     def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
         visible = self.visible_to(peer)
-        wanted = without_file_scheme(prefix)
-        return lambda url: without_file_scheme(url).startswith(wanted) and visible(url)
+        is_whole = "://" in prefix or prefix.startswith("/")
+        wanted = canonical(prefix) if is_whole else prefix  # which may end within the scheme
+        return lambda url: canonical(url).startswith(wanted) and visible(url)
 
     async def _shards(self, is_meant: Callable[[str], bool]) -> AsyncGenerator[tuple[Shard, Facts], None]:
         """Yield the published shards whose url is meant; quarantine damaged ones on the way."""

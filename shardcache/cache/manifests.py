@@ -10,14 +10,14 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access import AllowList, Peer, is_glob, is_sound
+from shardcache.access import AllowList, Peer, canonical, is_glob, is_sound
 from shardcache.cache.planner import History, Listing
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand, expand_braces, glob_regex, in_braces, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef, Wanted, without_file_scheme
+from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
@@ -202,13 +202,13 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
     """
     expanded = (text for pattern in patterns for text in expand_braces(redact(pattern)))
-    texts = list(map(without_file_scheme, expanded))
+    texts = list(map(canonical, expanded))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
     urls = frozenset(texts)  # a url may have the characters of a glob in its name
 
     def matches(url: str) -> bool:
-        place = without_file_scheme(url)
+        place = canonical(url)
         return place in urls or place.startswith(prefixes) or any(glob.fullmatch(place) for glob in globs)
 
     return matches

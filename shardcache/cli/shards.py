@@ -1,5 +1,6 @@
 """Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict` and `verify`."""
 
+import os
 import time
 from collections.abc import Iterable
 from operator import itemgetter
@@ -59,6 +60,7 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
+    PREFIX is the beginning of a url or of a path; a path and its file:// url are the same.
     With --json, prints one line of JSON per shard.
     """
     prefix = _prefix(prefix)
@@ -73,10 +75,9 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
 
 def _prefix(text: str) -> str:
-    """Return the prefix of urls that a user means: a path is made absolute, anything else stays."""
-    if "://" in text or not text.startswith(("/", "./", "../", "file:")):
-        return text
-    return from_here(text)
+    """Return the prefix of urls that a user means: a path is made absolute; a url, or the start of one, stays."""
+    is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
+    return from_here(text) if is_path else text
 
 
 def _show_shards(lines: Iterable[Json]) -> bool:
@@ -172,9 +173,10 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
-    With PREFIX, checks only the shards whose url starts with it. A corrupt shard is quarantined, and re-fetched when it
-    is needed next. Exits 1 if one was found. Shards that were refused on arrival are not cached, only counted:
-    `shardcache doctor` names them. With --json, prints one line of JSON per event.
+    With PREFIX, which is as for `ls`, checks only the shards whose url starts with it. A corrupt shard is
+    quarantined, and re-fetched when it is needed next. Exits 1 if one was found. Shards that were refused
+    on arrival are not cached, only counted: `shardcache doctor` names them. With --json, prints one line of
+    JSON per event.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
     common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

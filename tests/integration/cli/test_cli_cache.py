@@ -144,9 +144,21 @@ def test_prefix_may_be_a_path(
     """Absolute, or relative to the working directory; a folder of which only the name begins alike is another."""
     (tmp_path / "store-2").mkdir()
     monkeypatch.chdir(tmp_path)
-    for path in (f"{tmp_path}/store", f"{tmp_path}/store/shard-", "./store", f"file:{tmp_path}/store/"):
+    absolute = (f"{tmp_path}/store", f"{tmp_path}/store/shard-", f"file:{tmp_path}/store/")
+    for path in (*absolute, "./store", "store", "store/", "store/shard-"):
         found = shardcache(command, "--json", path, socket=warmed.socket).events
         assert sorted({event["url"] for event in found if "url" in event}) == shards
+
+
+@pytest.mark.parametrize("prefix", ["file://", "FILE:///", "file", "/"])
+def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards: list[str], prefix: str) -> None:
+    """Whether a reader has named them by path or by url, and also if the prefix ends within the scheme."""
+    folder = tmp_path / "by-path"
+    folder.mkdir()
+    write_shards(folder, 1, 2)
+    assert shardcache("warm", f"{folder}/", socket=warmed.socket).code == 0
+    found = {row["url"] for row in shardcache("ls", "--json", prefix, socket=warmed.socket).events}
+    assert found >= {*shards, f"{folder}/shard-000000.tar"}
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])
