@@ -39,6 +39,7 @@ _MAX_WHOLE = 2**62  # states hold no larger number
 MAX_PROCESSES = 2**20
 MAX_BATCH = 2**31 - 1
 MAX_WORKERS = 4_096
+_MAX_TIMEOUT_S = 1_000_000  # the workers' pipes are polled with milliseconds of 31 bits
 _BY_POSITION = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -125,6 +126,15 @@ def _positive(value: Any) -> float:
     if isinstance(value, str | bool) or not number > 0:
         raise ValueError
     return number
+
+
+def _timeout(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
+        return 0.0
+    seconds = _positive(value)
+    if seconds > _MAX_TIMEOUT_S:
+        raise ValueError
+    return seconds
 
 
 def _urls(value: Any) -> Any:
@@ -217,7 +227,7 @@ NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
 DAEMONS = one_of("auto", "node", "private")
 SECONDS = Accepts("a number of seconds above 0", _positive)
-SECONDS_OR_ZERO = Accepts("a number of seconds; 0 for no limit", lambda value: value and _positive(value))
+SECONDS_OR_ZERO = Accepts(f"a number of seconds; 0 for no limit, at most {_MAX_TIMEOUT_S:,}", _timeout)
 TEXT = instance("a string", str)
 JOB = Accepts(f"a name of 1 to {MAX_JOB_CHARS} characters", _job)
 SPLIT = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import local_path, patterns_from_here
-from shardcache_client.arguments import OTHER_WORDS, checked
+from shardcache_client.arguments import FUNCTION, OTHER_WORDS, checked, instance
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files import Sample
 from shardcache_client.handlers import Handler, reraise
@@ -80,7 +80,14 @@ class WebDataset(Theirs):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
-    @checked(OTHER_WORDS | _WORDS, _OPTIONS, handler=ARGUMENTS["on_error"], **_OPTIONS)
+    @checked(
+        OTHER_WORDS | _WORDS,
+        _OPTIONS,
+        handler=ARGUMENTS["on_error"],
+        cache_size=instance("a number of bytes", int, float),
+        select_files=FUNCTION.or_none(),
+        **_OPTIONS,
+    )
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -60,13 +60,16 @@ def _number(env: Mapping[str, str], name: str) -> int:
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
     """Return the name under which the daemon lists this job, cut to the length that it shows.
 
+    Characters that cannot be printed are question marks.
+
     In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
     Ray job; Slurm's job name with the id that `squeue` shows; the name of the script, or of the module that `python -m`
     runs, with torchrun's run id if the user chose one.
     """
     name = _full_name(env, argv, module)
-    # A file name need not be valid text; a message must be.
-    return name.encode(errors="replace").decode()[:MAX_JOB_CHARS]
+    # A file name need not be valid text; a message must be, and a line break would tear the table of jobs.
+    printable = (char if char.isprintable() else "?" for char in name)
+    return "".join(printable)[:MAX_JOB_CHARS]
 
 
 def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) -> str:

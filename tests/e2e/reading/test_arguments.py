@@ -330,12 +330,31 @@ def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon,
     [
         ({"num_workers": 10**6}, "at most 4,096"),
         ({"generator": 5}, "a torch.Generator"),
+        ({"timeout": float("inf")}, "0 for no limit, at most 1,000,000"),
+        ({"timeout": 1e10}, "0 for no limit, at most 1,000,000"),
+        ({"timeout": False}, "give a number of seconds"),
+        ({"timeout": None}, "give a number of seconds"),
+        ({"timeout": ""}, "give a number of seconds"),
     ],
 )
 def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, options: dict[str, Any], hint: str) -> None:
     """By our own words, when the loader is made."""
     text = refusal(ShardDataset(index, socket=daemon.socket).loader, **options)
     assert text.startswith("ShardDataset.loader(): ")
+    assert hint in text
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"select_files": 5}, "give a function"),
+        ({"cache_size": "10GB"}, "give a number of bytes"),
+    ],
+)
+def test_wrong_options_of_a_webdataset_are_refused(options: dict[str, Any], hint: str, index: str) -> None:
+    """When it is made, not at the first sample, also those that have no effect but are compared."""
+    text = refusal(WebDataset, index, **options)
+    assert text.startswith("WebDataset: ")
     assert hint in text
 
 

@@ -60,6 +60,9 @@ def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
         ({}, [], "python"),
         ({}, ["ipykernel_launcher.py"], "notebook"),
         ({"JPY_SESSION_NAME": "/home/me/look.ipynb"}, ["ipykernel_launcher.py"], "look.ipynb"),
+        ({"SHARDCACHE_JOB": "two\nlines"}, ["train.py"], "two?lines"),
+        ({}, ["train\x1b[1m.py"], "train?[1m.py"),
+        ({}, ["caf\udce9.py"], "caf?.py"),
     ],
 )
 def test_a_job_has_a_name(env: dict[str, str], argv: list[str], name: str) -> None:
