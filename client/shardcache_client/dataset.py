@@ -271,10 +271,14 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     Over any number of epochs each source has the number of samples that its weights say, exact to half a sample with
     two sources and to one with up to four; `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any
     consecutive samples of a reader, such as a batch, a source has its proportion, with an error of at most one sample
-    if there are two sources, and below four if there are more; one more where `even="pad"` repeats a rank's last
-    sample, and as many as were skipped and replaced. Each source keeps its own order and its own `shuffle_window`, and
-    is read one round after another: if an epoch takes more than all of its samples, they come
-    again in another order; if fewer, the next epoch continues after them. The daemon gets one plan for all sources.
+    if there are two sources, and below four if there are more. Errors add up: one sample more where `even="pad"`
+    repeats a rank's last sample, and as many as were skipped and replaced. A reader that resumes on another number of
+    ranks or workers takes over what several readers have left, with the error of each. With `global_batch_size`, only
+    the samples of one batch are consecutive, and `canonical_nodes` parts of it have the error of each.
+
+    Each source keeps its own order and its own `shuffle_window`, and is read one round after another: if an epoch takes
+    more than all of its samples, they come again in another order; if fewer, the next epoch continues after them. The
+    daemon gets one plan for all sources.
 
     A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), how
     many of its samples the epoch has ("samples"), and how many of these the reader has passed ("passed"; not with

@@ -2,18 +2,19 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import accumulate, chain
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.deal import ElasticDeal, SampleDeal
 from shardcache_client.order.mixture import MixtureDeal, SourceQuotas, Weights
-from shardcache_client.order.rounds import Partition, Shuffle
-from support.shards.dealt import Dealt, shares, source
+from shardcache_client.order.rounds import Partition, Phase, Shuffle, Topology
+from support.shards.dealt import Dealt, Place, crew, mixtures, shares, source, walk
 
 
 def test_a_mixture_of_one_is_read_like_the_dataset() -> None:
@@ -41,6 +42,67 @@ weightings = st.integers(1, 9).flatmap(
         st.lists(st.floats(1e-6, 1e3) | st.integers(0, 9), min_size=number, max_size=number).filter(any),
     ).flatmap(lambda later: st.tuples(st.just(later), st.lists(st.floats(1e-6, 1), min_size=number, max_size=number)))
 )
+
+
+def errors(dealt: Dealt, places: list[Place]) -> list[list[Fraction]]:
+    """Return how far each source is ahead of its proportion before each of the places in epoch 0, and at the end."""
+    deal = dealt.deal()
+    assert isinstance(deal, MixtureDeal)
+    due = deal.schedule.samples(0)
+    owners = [number for number, counts in enumerate(dealt.counts) for _ in counts]
+    found = []
+    for number, samples in enumerate(due):
+        share = Fraction(samples, sum(due))
+        steps = ((owners[shard] == number) - share for shard, _ in places)
+        found.append([*accumulate(steps, initial=Fraction(0))])
+    return found
+
+
+def bound(dealt: Dealt) -> Fraction:
+    """Return the largest error among consecutive samples of one span: 1 of two sources, below 4 of more."""
+    deal = dealt.deal()
+    assert isinstance(deal, MixtureDeal)
+    is_pair = sum(map(bool, deal.schedule.samples(0))) <= 2
+    return Fraction(1) if is_pair else Fraction(399, 100)
+
+
+cuts = st.builds(
+    Partition, st.integers(1, 4), st.integers(1, 3), st.sampled_from([None, "pad", "drop"]), st.integers(1, 4)
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(mixtures(), cuts, cuts, st.data())
+def test_proportions_hold_in_what_each_former_reader_has_left(
+    dealt: Dealt, before: Partition, after: Partition, data: st.DataObject
+) -> None:
+    """And in a whole share, which has one part, or two if its last sample is repeated."""
+    deal = dealt.deal(before.even, before.batch_size)
+    shared = [deal.share(0, 0, reader) for reader in crew(before)]
+    for share in shared:
+        assert len(share.segments) <= 1 + (before.even == "pad")
+
+    taken = tuple(data.draw(st.integers(0, share.samples or 0)) for share in shared)
+    resumed = dealt.deal(before.even, after.batch_size)
+    readers = crew(replace(after, even=before.even))
+    shared += [resumed.share(0, 0, reader, [Phase(before, taken)]) for reader in readers]
+    for share in shared:
+        for ahead in errors(dealt, walk(share, dealt.shards)):
+            assert max(ahead) - min(ahead) <= bound(dealt) * len(share.segments)
+
+
+@settings(max_examples=100, deadline=None)
+@given(mixtures(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+def test_proportions_hold_in_each_part_of_a_global_batch(
+    dealt: Dealt, world_size: int, workers: int, size: int, spans: int
+) -> None:
+    """Each span of the epoch gives a batch an equal part: a rank's part of a batch has the errors of all of them."""
+    deal = ElasticDeal(dealt.deal("pad"), world_size * size * spans, spans)
+    for read in shares(deal, dealt.shards, 0, deal.cut(Topology(0, world_size, 0, workers))):
+        for first in range(0, len(read), size * spans):
+            batch = read[first : first + size * spans]
+            for ahead in errors(dealt, batch):
+                assert abs(ahead[-1]) <= bound(dealt) * spans
 
 
 @settings(max_examples=15, deadline=None)
