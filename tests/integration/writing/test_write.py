@@ -1,6 +1,7 @@
 """`shardcache write` to a folder: formats, tables, resuming, refusals, memory."""
 
 import bz2
+import fcntl
 import gzip
 import json
 import os
@@ -8,7 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -300,12 +302,27 @@ def start(*args: Path | str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True)
 
 
+@contextmanager
+def held_back(path: Path) -> Iterator[None]:
+    """Let whoever opens an empty file, which is created, wait for the end of the block: fcntl(2), "Leases".
+
+    The kernel ends a wait after /proc/sys/fs/lease-break-time, 45 s.
+    """
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel tells of the other
+    try:
+        with path.open("wb") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            yield
+    finally:
+        signal.signal(signal.SIGIO, before)
+
+
 @pytest.mark.slow
 def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path, tmp_path: Path) -> None:
     """A process that does not respond is killed, and its shard is named; the same command again writes the rest."""
-    blocked, out = photos / "dog" / "zzz.jpg", tmp_path / "out"
-    os.mkfifo(blocked)  # its process waits for it, so that it is certainly at work when it is stopped
-    with start(photos, out, *SIZE, "--workers", "1") as run:
+    out = tmp_path / "out"
+    # The process waits for the file, so that it is certainly at work when it is stopped.
+    with held_back(photos / "dog" / "zzz.jpg"), start(photos, out, *SIZE, "--workers", "1") as run:
         try:
             eventually(lambda: bool(list(out.glob(".*.part"))))
             (worker,) = running(run.pid, "shardcache.writing.conversion")
@@ -327,10 +344,8 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     shardcache("write", photos, tmp_path / "fresh", *SIZE)
     fresh = shards(tmp_path / "fresh")
     table, listed = out / "index.samples", (tmp_path / "fresh" / "index.samples").read_bytes()
-    last.unlink()
-    os.mkfifo(last)  # who opens it waits for ever, which only the last shard's process does
-    then = last.stat().st_mtime_ns
-    with start(photos, out, *SIZE, "--workers", "2") as run:
+    # Only the last shard's process opens the file.
+    with held_back(last), start(photos, out, *SIZE, "--workers", "2") as run:
         try:
             eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
             workers = running(run.pid, "shardcache.writing.conversion")
@@ -341,9 +356,6 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     assert workers and shards(out) == {name: data for name, data in fresh.items() if name != max(fresh)}
     complete = {path.name: path.stat().st_ino for path in out.glob("*.tar")}
     assert not (out / "index.json").exists()
-    last.unlink()
-    last.touch()
-    os.utime(last, ns=(then, then))  # the same file, as far as name, size and time tell
     resumed = shardcache("write", photos, out, *SIZE, "--workers", "2", "--json")
     assert resumed.code == 0, resumed.err
     assert (resumed.json["kept"], resumed.json["written"]) == (len(complete), 1)
@@ -360,11 +372,11 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
 def test_input_that_changes_during_the_run_ends_it(photos: Path, tmp_path: Path) -> None:
     """Shards of the old and the new file never lie in one dataset: the error names it, and no index is written."""
     gate, changed = photos / "cat" / "000.png", photos / "dog" / "039.jpg"
-    os.mkfifo(gate)
-    with start(photos, tmp_path / "out", *SIZE, "--workers", "1") as run:
+    with held_back(gate):
+        run = start(photos, tmp_path / "out", *SIZE, "--workers", "1")
         eventually((tmp_path / "out" / ".shard-000000.tar.part").exists)
         changed.write_bytes(bytes(2_000))
-        gate.open("w").close()
+    with run:
         _, err = run.communicate()
     assert run.returncode == FAILED and str(changed) in err and "changed while" in err
     assert recorded(tmp_path / "out") and not (tmp_path / "out" / "index.json").exists()
