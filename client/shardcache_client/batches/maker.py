@@ -17,7 +17,7 @@ Collate = Callable[[Any], Any]
 
 
 class RawBatch(NamedTuple):
-    """What was read at the places of a batch."""
+    """Results of reading the places of a batch."""
 
     number: int
     first: int  # number of the first place
@@ -130,6 +130,6 @@ class BatchMaker:
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """What cannot be an item of a batch, because of an error or a member that is missing."""
+    """Stands for an item that is missing, because of an error or of a member that the sample lacks."""
 
     error: Exception | None

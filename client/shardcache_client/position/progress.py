@@ -107,7 +107,7 @@ class Progress:
 
 
 class Start(NamedTuple):
-    """Where a rank resumes an epoch."""
+    """Place at which a rank resumes an epoch."""
 
     phases: tuple[rounds.Phase, ...]  # whose rest is divided among the ranks
     passed: int  # number of places of its share that the rank has passed
