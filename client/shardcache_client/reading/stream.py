@@ -27,7 +27,8 @@ from shardcache_client.order.lanes import Interleaved, Mix, Part, Segment, Share
 from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.state import Position, ReaderState
-from shardcache_client.reading.leased_shard import LeasedShard, LeftOutError, ShardWindow
+from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
+from shardcache_client.reading.skips import Skipped, StoppedError
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -47,40 +48,6 @@ _MAX_AT_ONCE = 8
 # A plan has about this number of shards, or as many as the dataset; of a longer epoch, it is a part.
 # The daemon keeps it in memory, and knows the next part while it serves this one.
 _MIN_PLANNED = 4_000
-
-
-class StoppedError(Exception):
-    """A handler has ended the epoch."""
-
-
-@dataclass(slots=True)
-class Skipped:
-    """Handler of errors; numbers of bad samples, and of shards that could not be read, wholly or from a sample on.
-
-    Those of the reader's own share are counted: replacements come from the shares of others, who count theirs, or once
-    more from its own.
-    """
-
-    on_error: Handler
-    samples: int = 0
-    shards: int = 0
-    counts: bool = True  # False while replacements are read
-    first: str = ""  # the first error, in words: its traceback would keep the session of a reader that is gone
-
-    def skip(self, exn: Exception) -> None:
-        """Call the handler, and count the sample or shard. Raises StoppedError if the handler ends the epoch."""
-        if not (isinstance(exn, LeftOutError) or self.on_error(exn)):
-            raise StoppedError
-        if not self.first:
-            self.first = str(exn).partition("\n")[0]  # without its remedy
-        if isinstance(exn, SampleError):
-            self.samples += self.counts
-        else:
-            self.shards += self.counts
-
-    def drop(self, why: Dropped) -> None:
-        """Count a sample that the pipeline has left out, unless a filter did."""
-        self.samples += self.counts and why is Dropped.INCOMPLETE
 
 
 class _LostError(Exception):
@@ -345,10 +312,8 @@ class EpochStream:
         self._settings = settings
         self._reader = reader
         self._session: Session | None = None  # of the samples, once they are read
-        self._skipped = Skipped(for_epoch(on_error))
-        self._barren = 0  # number of places that gave no sample since the last one that did
-        self._barren_since = position.given
-        self._pass_places = settings.deal.pass_places(position.epoch)
+        where = f"rank {self.topology.rank}, worker {self.topology.worker}"
+        self._skipped = Skipped(for_epoch(on_error), where, position.epoch, settings.deal.pass_places(position.epoch))
         self.share = self._share(0)  # the reader's own, from its beginning
         # Samples that a filter leaves out are not replaced: each of the others comes once.
         self._quota = None if settings.pipeline.filters else settings.deal.quota(reader.topology, self.share)
@@ -367,7 +332,7 @@ class EpochStream:
             try:
                 for sample in self._samples(session):
                     if sample is None:
-                        self._note_barren()
+                        self._skipped.note_barren(position.given)
                         continue
                     if pipeline is not None:
                         try:
@@ -379,11 +344,11 @@ class EpochStream:
                                 sample = pipeline(sample)
                         except SampleError as exn:
                             self._skipped.skip(exn)
-                            self._note_barren()
+                            self._skipped.note_barren(position.given)
                             continue
                         if sample.__class__ is Dropped:
                             self._skipped.drop(sample)
-                            self._note_barren()
+                            self._skipped.note_barren(position.given)
                             continue
                     position.given += 1
                     if position.given == quota:
@@ -404,28 +369,6 @@ class EpochStream:
                 self._skipped.samples,
                 "" if quota is None else "; other samples were repeated in their place",
             )
-
-    def _note_barren(self) -> None:
-        """Note a place without a sample. Raises ShardError after a pass over the data that has only such places."""
-        if self._barren_since != self.position.given:
-            self._barren_since = self.position.given
-            self._barren = 0
-        self._barren += 1
-        if self._barren == self._pass_places:
-            raise self._unreadable()
-
-    def _unreadable(self) -> ShardError:
-        """Return the error of a reader that has tried all samples since the last one that it could give."""
-        cause = "the filter left out all that it tried"
-        remedy = "see what the filter returns for a sample of the dataset"
-        if self._skipped.first:
-            cause = f"the first error that on_error skipped was: {self._skipped.first}"
-            remedy = "see the errors that on_error skipped"
-        return ShardError(
-            f"rank {self.topology.rank}, worker {self.topology.worker} cannot read any sample in epoch "
-            f"{self.position.epoch}, neither of its own share nor of others' ({self._barren} tried); {cause}",
-            remedy=remedy,
-        )
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
@@ -520,7 +463,7 @@ class EpochStream:
                 return
             fruitless = fruitless + whole if position.given == before else 0
             if fruitless >= shares:
-                raise self._unreadable()
+                raise self._skipped.unreadable()
             position.begin_share()
 
     def _once(self, session: Session, share: Share) -> Iterator[Sample | None]:

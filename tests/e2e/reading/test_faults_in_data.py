@@ -23,6 +23,7 @@ from shardcache.errors import (
     TrailingDataError,
 )
 from shardcache_client import Mixture, ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_indexed
@@ -338,6 +339,35 @@ def test_bad_samples_of_an_epoch_are_reported_once(
     reports = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     numbers = [[int(word) for word in report.split() if word.isdecimal()] for report in reports]
     assert [sum(column) for column in zip(*numbers, strict=True)] == [0, len(bad)]
+
+
+def test_rank_that_skipped_samples_resumes_exactly_with_the_states_of_all_ranks(daemon: Daemon, source: Path) -> None:
+    """Another rank's state alone takes it back by as many places as it has skipped."""
+    spoil(source, "bad sample")
+
+    def make(rank: int) -> ShardLoader[list[str]]:
+        dataset = ShardDataset(
+            f"file://{source}/index.json",
+            rank=rank,
+            world_size=2,
+            batch_size=2,
+            on_error=ignore_and_continue,
+            socket=daemon.socket,
+        )
+        return dataset.loader(num_workers=0, collate_fn=keys_of)
+
+    whole = list(make(0))
+    loaders = [make(rank) for rank in range(2)]
+    steps = BAD * SAMPLES // 2 + 2
+    for loader in loaders:
+        assert len(list(islice(loader, steps))) == steps
+    states = [loader.state_dict() for loader in loaders]
+    resumed = make(0)
+    resumed.load_state_dict(states)
+    assert list(resumed) == whole[steps:]
+    by_the_other = make(0)
+    by_the_other.load_state_dict(states[1])
+    assert next(iter(by_the_other))[0] == whole[steps - 1][-1]
 
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])
