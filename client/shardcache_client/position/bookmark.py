@@ -110,8 +110,10 @@ class Bookmark:
         return (self._loaded_here, 0) if self._loaded_here else _states(self.notes.read(), self.next_epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration reads from now on."""
+        """Set the epoch that every iteration begun from now on reads; one that is held keeps the position."""
         self._set_here = epoch
+        self._begun = self._held()
+        self._main = None
         self._change({"set": epoch})
 
     def load(self, data: object, *, worker: bool) -> None:
@@ -129,6 +131,7 @@ class Bookmark:
         loaded["turn"] = 0 if over else find_turn(data)
         self._set_here = None
         self._loads += 1
+        self._forget()
         self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
 
     def follow(self, other: "Bookmark") -> bool:
@@ -142,13 +145,13 @@ class Bookmark:
             return True
         self._set_here = notes.get("set")
         self._loads += 1
+        self._forget()
         names = ["set", "seeds", "explained"] + ["loaded"] * ("taken" not in notes.get("loaded", {}))
         self._change({"next": notes.get("next", 0)} | {name: notes[name] for name in names if name in notes})
         return True
 
     def _change(self, changes: Notes) -> None:
         """Set the epoch or load a state; no iteration that has begun counts from now on, but workers may join it."""
-        self._forget()
         with self.notes.edit() as notes:
             notes.pop("main", None)
             for each in notes.get("iterations", []):

@@ -239,7 +239,7 @@ class EpochReader(Generic[T_co]):
 
     @checked(epoch=whole(0))
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
+        """Set the epoch that every iteration begun from now on reads, including those in running DataLoader workers."""
         self._group.refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
         self._bookmark.set_epoch(epoch)
 

@@ -187,6 +187,40 @@ def test_iterator_is_refused_once_a_state_was_loaded_under_it(make: Make, worker
     assert list(loader) == whole[4:]
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_of_the_dataset", [False, True])
+def test_epoch_set_in_a_loop_concerns_the_next_iterator_only(make: Make, workers: int, is_of_the_dataset: bool) -> None:
+    """The running one keeps the position, and a state of it resumes with its next batch."""
+    plain = loader_of(make(), workers)
+    epochs = [list(plain) for _ in range(3)]
+    dataset = make()
+    loader = loader_of(dataset, workers)
+    batches = iter(loader)
+    taken = list(islice(batches, 4))
+    state = loader.state_dict()
+    (dataset if is_of_the_dataset else loader).set_epoch(2)
+    assert loader.state_dict() == state
+    assert (loader.epoch, loader.remaining) == (0, len(epochs[0]) - 4)
+    assert taken + list(batches) == epochs[0]
+    del batches
+    assert (loader.epoch, loader.remaining) == (2, len(epochs[2]))
+    assert list(loader) == epochs[2]
+
+
+def test_epoch_set_in_an_iteration_of_samples_concerns_the_next_one_only(make: Make) -> None:
+    """The dataset itself is where its iterator is."""
+    plain = make()
+    first, second = keys_of(plain), keys_of(plain)
+    dataset = make()
+    samples = iter(dataset)
+    taken = keys_of(islice(samples, 10))
+    state = dataset.state_dict()
+    dataset.set_epoch(1)
+    assert (dataset.epoch, dataset.state_dict()) == (0, state)
+    assert taken + keys_of(samples) == first
+    assert keys_of(dataset) == second
+
+
 def test_epoch_and_remaining_hold_until_the_last_batch_is_left(make: Make) -> None:
     """What is logged in the last step of an epoch is that epoch, with no batch remaining."""
     loader = loader_of(make(), 0)
