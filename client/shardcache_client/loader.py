@@ -14,6 +14,7 @@ from multiprocessing.sharedctypes import RawValue
 from threading import Thread
 from time import monotonic
 from typing import Any, Generic
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
@@ -235,7 +236,7 @@ class ShardLoader(Generic[B_co]):
         return self._times.to_json()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration reads from now on."""
+        """Set the epoch that every iteration begun from now on reads; one that is held keeps the position."""
         self._follow().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,6 +280,11 @@ class _LoadedDataset:
         return getattr(self._dataset, name)
 
 
+# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
+# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
+_queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
+
+
 class _Batches(DataLoader[Any]):
     """Batches of one iteration after another, each with the reader's state after it."""
 
@@ -290,7 +296,10 @@ class _Batches(DataLoader[Any]):
     def begin(self, iteration: Iteration) -> Iterator[Any]:
         """Begin an iteration."""
         self._share.begin(iteration)
-        return iter(self)
+        batches = iter(self)
+        if (queues := getattr(batches, "_index_queues", None)) is not None:  # else they are made in this process
+            _queues_of_workers[batches] = queues
+        return batches
 
     def bound_to_others(self, iteration: Iteration) -> bool:
         """Return True if they belong to the process that forked this one, or have workers that cannot take states."""

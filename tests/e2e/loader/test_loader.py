@@ -3,6 +3,7 @@
 import gc
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
@@ -230,6 +232,27 @@ def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool
         assert {*children(os.getpid())} == before
     finally:
         gc.enable()
+
+
+def test_workers_of_a_loader_in_a_cycle_are_told_to_end(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer of Lightning's is one, which knows the loader: they do not wait for torch's next check.
+
+    That comes long after torch's patience with workers, which it then terminates.
+    """
+    monkeypatch.setattr(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 10 * GUARD_S)
+
+    def note_the_end(worker: int) -> None:
+        multiprocessing.util.Finalize(None, (tmp_path / str(worker)).touch, exitpriority=0)
+
+    loader = load(make(), 2, persistent_workers=True, worker_init_fn=note_the_end)
+    list(loader)
+    holder: dict[str, Any] = {"loader": loader}
+    holder["self"] = holder
+    del loader, holder
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_ranks_out_of_step_need_the_states_of_all(make: Make) -> None:
