@@ -13,7 +13,7 @@ from multiprocessing import parent_process
 from multiprocessing.sharedctypes import RawValue
 from threading import Thread
 from time import monotonic
-from typing import Any, Generic
+from typing import Any, Generic, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -99,11 +99,32 @@ class ShardLoader(Generic[B_co]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers, and iterations that were begun, stay with this process.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_batches", "_owner")}
+        # Workers, and iterations that were begun, stay with this process; a copy is where this loader is.
+        is_begun = self._follow()._bookmark.current is not None
+        return self._shared() | {"copied_from": self.state_dict() if is_begun else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
+        position = state.pop("copied_from")
+        self._take_over(state)
+        if position is None:
+            return
+        bookmark = self._reader._bookmark
+        chosen = bookmark.notes.read().get("set")
+        self._reader.load_state_dict(position)
+        if chosen is not None:
+            self._reader.set_epoch(chosen)
+
+    def __copy__(self) -> Self:
+        """Return a loader that shares the reader, and so its position."""
+        made = type(self).__new__(type(self))
+        made._take_over(self._shared())
+        return made
+
+    def _shared(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_batches", "_owner")}
+
+    def _take_over(self, attributes: dict[str, Any]) -> None:
+        self.__dict__ |= attributes
         self._owner = None
         self._keep(self._new_batches(), None)
 

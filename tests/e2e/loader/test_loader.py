@@ -1,12 +1,15 @@
 """`ShardDataset.loader`: batches, lengths, epochs, and a state that any number of workers resumes from exactly."""
 
+import copy
 import gc
 import json
 import multiprocessing
 import multiprocessing.util
 import os
+import pickle
 import signal
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -125,14 +128,70 @@ def read_to_its_end(loader: ShardLoader[list[str]], answers: Any) -> None:
     answers.put((loader.epoch, list(loader)))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_used_loader_can_be_sent_to_another_process(make: Make, method: str) -> None:
-    """Also in the middle of an epoch, with persistent workers: it goes on where a new iteration would."""
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_copy_of_a_loader_is_where_the_loader_is(
+    make: Make, copied: Callable[[ShardLoader[list[str]]], ShardLoader[list[str]]], workers: int
+) -> None:
+    """Before the first batch, in the middle of an epoch and at its end; the loop goes on."""
+    whole = load(make(), workers)
+    epochs = [list(whole) for _ in range(2)]
+    loader = load(make(), workers)
+    assert list(copied(loader)) == epochs[0]
+    batches = iter(loader)
+    taken = list(islice(batches, 5))
+    found = copied(loader)
+    assert (found.epoch, found.remaining) == (loader.epoch, loader.remaining)
+    assert found.state_dict() == loader.state_dict()
+    assert list(found) == epochs[0][5:]
+    assert list(found) == epochs[1]
+    assert taken + list(batches) == epochs[0]
+    assert list(copied(loader)) == epochs[1]
+
+
+def test_copy_of_a_loader_has_the_epoch_that_was_set(make: Make) -> None:
+    """The position is within it, and each later iterator reads it whole."""
+    loader = load(make(), 0)
+    loader.set_epoch(3)
+    whole = list(loader)
+    batches = iter(loader)
+    list(islice(batches, 5))
+    found = copy.deepcopy(loader)
+    assert [list(found), list(found)] == [whole[5:], whole]
+
+
+def test_shallow_copy_of_a_loader_leaves_its_loop(make: Make) -> None:
+    """It shares the position of the loader, whose iterator reads on."""
+    whole = list(load(make(), 0))
+    loader = load(make(), 0)
+    batches = iter(loader)
+    taken = list(islice(batches, 5))
+    assert copy.copy(loader).state_dict() == loader.state_dict()
+    assert taken + list(batches) == whole
+
+
+@pytest.mark.slow
+def test_loader_that_is_sent_to_another_process_is_where_it_was(make: Make) -> None:
+    """In the middle of an epoch, with persistent workers."""
+    loader, other = load(make(), 2), load(make(), 2)
+    batches = iter(loader)
+    list(islice(batches, 5))
+    context: Any = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=read_to_its_end, args=(loader, answers))
+    process.start()
+    assert answers.get() == (0, list(other)[5:])
+    process.join(GUARD_S)
+    assert len(list(batches)) == 7
+
+
+def test_loader_of_a_forked_process_begins_the_next_epoch(make: Make) -> None:
+    """It has no part in the loop of its parent, not even in one with persistent workers."""
     loader, second = load(make(), 2), load(make(), 2)
     second.set_epoch(1)
     batches = iter(loader)
     list(islice(batches, 5))
-    context: Any = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     process = context.Process(target=read_to_its_end, args=(loader, answers))
     process.start()
