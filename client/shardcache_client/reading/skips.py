@@ -1,4 +1,4 @@
-"""What a reader could not give in an epoch: the handler of errors, their numbers, and when nothing is left to try."""
+"""Samples that a reader could not give in an epoch: handler and numbers of errors, and when nothing is left to try."""
 
 from dataclasses import dataclass
 
