@@ -1,0 +1,205 @@
+"""Packing of whole samples into blocks of at most `max_tokens`, equally many on every rank. Pure.
+
+A reader keeps up to `window` samples waiting, in the order in which they come. From these it makes
+one group of blocks after another: `next_group`. A group is a run of the oldest waiting samples,
+long enough to fill a number of blocks; the samples after it wait for the next group.
+
+Groups end where their blocks are full. Of a fixed number of samples, the last block would be half
+empty on average: 5 % of the tokens of ten blocks. And as no sample is carried past others, a group
+does not depend on those before it. So a position is two numbers: the samples before a group, and
+the blocks given from it. To resume, read on from the group's first sample and skip so many blocks.
+
+The samples of a group all wait at the same time, so fewer than `window` places lie between any two
+of them. Samples that are `window` or more places apart are therefore given in order: when a sample
+is given, fewer than `window` samples after it have been read.
+
+Ranks make equally many blocks of each group, although their samples have different lengths. They
+could give the same number of samples and agree on the greatest number of blocks that a rank needs
+for them; but then all others would split blocks in every group, at the cost of a tenth of the
+tokens. Instead they agree on the least number that all can fill, and give different numbers of
+samples. Ranks with short samples get ahead. Near the end of an epoch they wait for the rank that
+has the most samples left, with blocks that are less full: the steps that the rank with the most
+tokens needs anyway.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+
+from shardcache_client.order.rounds import permutation
+
+Blocks = list[list[int]]
+"""The samples of each block, by their place among the waiting ones, ascending."""
+
+# A rank gets ahead of the one with the most samples left by at most 1/8 of these. So it keeps 7/8
+# as many: enough for the blocks to come, unless these have fewer than 8/7 samples on average.
+_MAX_LEAD_DIVISOR = 8
+
+# Offer of a rank that has no samples, and so does not limit the others.
+_ANY_NUMBER = 2**31
+
+
+def _alone(value: int) -> int:
+    return value
+
+
+def next_group(
+    waiting: Sequence[int],
+    unread: int,
+    max_tokens: int,
+    key: str,
+    greatest: Callable[[int], int] = _alone,
+) -> Blocks:
+    """Return the blocks of a rank's next group, in the order in which to train on them.
+
+    Every rank gets the same number of blocks; all get none once no rank has samples. The blocks
+    hold the first samples of `waiting`, each once. A block is empty only if the rank has fewer
+    samples left than blocks to give.
+
+    Args:
+        waiting: lengths in tokens, from 1 to `max_tokens`, of the next samples: `window` of them,
+            or all that are left.
+        unread: number of samples of the epoch after these; an estimate will do, but 0 means none.
+        max_tokens: maximum number of tokens in a block.
+        key: determines the order of the blocks; see `permutation`.
+        greatest: returns the greatest value that any rank passes in the same call. All ranks call
+            it equally often.
+
+    Raises:
+        ValueError: a length is not from 1 to `max_tokens`.
+    """
+    _check(waiting, max_tokens)  # before the other ranks wait for this one
+    if greatest(unread) == 0:
+        count = greatest(len(pack(waiting, max_tokens)))
+        blocks = pack(waiting, max_tokens, least=count)
+    else:
+        count = -greatest(-_offer(waiting, unread, max_tokens))
+        blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest)
+
+    missing = count - len(blocks)
+    blocks += [[] for _ in range(missing)]
+    return [blocks[number] for number in permutation(count, key)]
+
+
+def pack(lengths: Sequence[int], max_tokens: int, least: int = 1) -> Blocks:
+    """Return blocks of all these samples: as few as best fit needs, but at least `least`.
+
+    No block is empty, so there are at most as many as samples. Raises ValueError if a length is
+    not from 1 to `max_tokens`.
+    """
+    _check(lengths, max_tokens)
+    return _split(_best_fit(lengths, max_tokens), least)
+
+
+def fill(lengths: Sequence[int], max_tokens: int, count: int) -> Blocks:
+    """Return exactly `count` blocks of the first samples: about as many as fit into the blocks.
+
+    `count` is at most the number of samples. Raises ValueError if a length is not from 1 to
+    `max_tokens`.
+    """
+    _check(lengths, max_tokens)
+    ends = list(accumulate(lengths))
+    taken = bisect_right(ends, count * max_tokens)
+    blocks = _best_fit(lengths[:taken], max_tokens)
+
+    while len(blocks) > count:
+        # Leave out so many of the last samples that they have the tokens of the surplus blocks.
+        tokens = sorted(sum(lengths[place] for place in block) for block in blocks)
+        surplus_tokens = sum(tokens[: len(blocks) - count])
+        shorter = bisect_right(ends, ends[taken - 1] - surplus_tokens)
+        # As many samples as blocks always fit.
+        taken = max(count, min(shorter, taken - 1))
+        blocks = _best_fit(lengths[:taken], max_tokens)
+
+    return _split(blocks, count)
+
+
+def cu_seqlens(lengths: Sequence[int]) -> "array[int]":
+    """Return where each sample of a block starts, and where the last ends: int32, from 0.
+
+    One number more than there are samples, as attention kernels for variable lengths take them.
+    `numpy.asarray` and `torch.frombuffer` do not copy the array.
+    """
+    return array("i", accumulate(lengths, initial=0))
+
+
+def positions(lengths: Sequence[int]) -> "array[int]":
+    """Return the position of each token of a block in its sample: int32, from 0."""
+    return array("i", chain.from_iterable(map(range, lengths)))
+
+
+def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
+    """Return the maximum number of blocks that a rank can give in a group before the last."""
+    if unread:
+        return max(1, sum(waiting) // max_tokens)
+    if waiting:
+        # It waits for ranks that have more to read, so its blocks need not be full.
+        return len(waiting)
+    return _ANY_NUMBER
+
+
+def _blocks_in_step(
+    waiting: Sequence[int],
+    unread: int,
+    max_tokens: int,
+    count: int,
+    greatest: Callable[[int], int],
+) -> Blocks:
+    """Return `count` blocks, of fewer samples if the rank would get too far ahead of others."""
+    left = len(waiting) + unread
+    blocks = fill(waiting, max_tokens, min(count, len(waiting)))
+    taken = sum(map(len, blocks))
+
+    most_left = greatest(left - taken)
+    reserve = most_left - most_left // _MAX_LEAD_DIVISOR
+    allowed = max(count, left - reserve)
+    if taken <= allowed:
+        return blocks
+    return pack(waiting[:allowed], max_tokens, least=count)
+
+
+def _check(lengths: Sequence[int], max_tokens: int) -> None:
+    for length in (min(lengths, default=1), max(lengths, default=1)):
+        if not 1 <= length <= max_tokens:
+            raise ValueError(
+                f"a sample of {length} tokens cannot be packed into blocks of {max_tokens}: "
+                f"leave it out, or cut it to 1 to {max_tokens} tokens before"
+            )
+
+
+def _best_fit(lengths: Sequence[int], max_tokens: int) -> Blocks:
+    """Return blocks made by best fit: each sample, longest first, goes where it just fits.
+
+    The samples of a block come by descending length.
+    """
+    longest_first = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    blocks: Blocks = []
+    rooms: list[tuple[int, int]] = []  # free tokens of each block and its number, sorted
+    for place in longest_first:
+        length = lengths[place]
+        tightest = bisect_left(rooms, (length, 0))
+        if tightest < len(rooms):
+            room, number = rooms.pop(tightest)
+        else:
+            room = max_tokens
+            number = len(blocks)
+            blocks.append([])
+
+        blocks[number].append(place)
+        insort(rooms, (room - length, number))
+    return blocks
+
+
+def _split(blocks: Blocks, least: int) -> Blocks:
+    """Return at least `least` blocks, as far as there are samples, by halving the largest.
+
+    The largest is the block with the most samples. Each half gets every second one of them: by
+    descending length, so that both halves have about as many tokens.
+    """
+    by_samples = sorted(blocks, key=len)
+    while 0 < len(by_samples) < least and len(by_samples[-1]) > 1:
+        largest = by_samples.pop()
+        insort(by_samples, largest[::2], key=len)
+        insort(by_samples, largest[1::2], key=len)
+    return [sorted(block) for block in by_samples]
