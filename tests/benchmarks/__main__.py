@@ -13,7 +13,7 @@ from benchmarks.caching import jobs
 from benchmarks.downloads import cluster, cold, download, start
 from benchmarks.measure import Row, render
 from benchmarks.node import dashboard, decisions, restart, scale
-from benchmarks.reading import decoded, joined, loaders, shuffle, tokens, warm
+from benchmarks.reading import decoded, joined, loaders, packing, shuffle, tokens, warm
 from benchmarks.workplace import Workplace
 from support.programs.cli import chosen, console
 
@@ -23,6 +23,7 @@ PARTS = {
     "batches": loaders.batches,
     "decoded": decoded.measure,
     "tokens": tokens.measure,
+    "packing": packing.measure,
     "joined": joined.measure,
     "handover": loaders.handover,
     "cold": cold.measure,
