@@ -14,7 +14,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.errors import CapacityError, ConfigError
-from shardcache.plan.replay import Read, Replay, furthest_next, misses
+from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
 from shardcache.protocol import Json
 from shardcache.units import duration, size
 
@@ -57,19 +57,25 @@ class Run(SimpleNamespace):
 
         return self.size_bytes(shard) + typical_sidecar_bytes(self.manifest.shards.samples[int(shard)])
 
-    def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
-        """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
+    def reserved_bytes(self, shard: str) -> int:
+        """Return the space that the daemon reserves for a shard before it fetches it."""
         from shardcache.store.store import footprint_bytes
 
-        sizes = self.manifest.shards.sizes
-        largest = sizes.index(max(sizes))
-        # While one is fetched, it has more than it will take.
-        room_bytes = disk_bytes - footprint_bytes(sizes[largest]) + self.cached_bytes(str(largest))
-        ours = Replay(reads, room_bytes, self.cached_bytes)
-        ranks = (furthest_next(reads), range(0, -len(reads), -1))
-        others = [[*misses(reads, each, room_bytes, self.cached_bytes)] for each in ranks]
-        fetched = (ours.fetched, *others, [read.shard for read in reads])
-        return dict(zip(POLICIES, fetched, strict=True)), ours.peak_bytes
+        # For an index of many tiny samples, the daemon enlarges the reservation.
+        return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))
+
+    def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
+        """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
+        sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
+        ours = Replay(reads, disk_bytes, sizes)
+        least_recent = range(0, -len(reads), -1)
+        fetched = {
+            "shardcache": ours.fetched,
+            "MIN": [*misses(reads, furthest_next(reads), disk_bytes, sizes)],
+            "LRU": [*misses(reads, least_recent, disk_bytes, sizes)],
+            "none": [read.shard for read in reads],
+        }
+        return fetched, ours.peak_bytes
 
     def first_batch_bytes(self, reads: Sequence[Read]) -> float:
         """Return what a node receives until each reader of the first job has a batch: all of them receive alike."""

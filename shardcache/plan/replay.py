@@ -6,6 +6,7 @@ A shard that a reader has in hand is not evicted, whoever decides.
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +17,17 @@ from shardcache.plan.schedule import Schedule
 Size: TypeAlias = Callable[[str], int]
 _ONE: Size = lambda _: 1  # noqa: E731
 _SAME_NAME: Any = SimpleNamespace(key=str, names=lambda key: (key,))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that a shard takes, by its name."""
+
+    reserved: Size = _ONE  # while it is fetched; at least `cached`
+    cached: Size = _ONE
+
+
+_UNITS = Sizes()
 
 
 class Read(NamedTuple):
@@ -30,13 +42,27 @@ class Read(NamedTuple):
 
 
 class Replay:
-    """A cache that decides as the daemon does, with instant transfers, known paces and plans of `known` epochs."""
+    """A cache that decides as the daemon does; transfers are instant, paces known.
+
+    Plans are of `known` epochs, or with `foreseen` all are declared before the first read.
+
+    Attributes:
+        fetched: the shards in the order in which they were fetched.
+        used_bytes: size of the cached shards.
+        peak_bytes: the most that the cached shards and a reservation have taken together.
+    """
 
     def __init__(
-        self, reads: Sequence[Read], room_bytes: int, size_bytes: Size = _ONE, known: int = 2, foreseen: bool = False
+        self,
+        reads: Sequence[Read],
+        capacity_bytes: int,
+        sizes: Sizes = _UNITS,
+        known: int = 2,
+        foreseen: bool = False,
     ) -> None:
         self.fetched, self.used_bytes, self.peak_bytes = list[str](), 0, 0
-        self._room_bytes, self._size_bytes = room_bytes, size_bytes
+        self._capacity_bytes = capacity_bytes
+        self._sizes = sizes
         self._cached, self._in_hand = set[str](), Counter[str]()
         self._schedule: Schedule[int] = Schedule(_SAME_NAME)
         self._schedule.tick(reads[0].start_s)
@@ -88,21 +114,29 @@ class Replay:
             pass
 
     def _fetch(self, shard: str, needed_at_s: float) -> bool:
-        """Return False if that takes the space of shards that are to stay."""
-        size_bytes = self._size_bytes(shard)
-        wanted_bytes = self.used_bytes + size_bytes - self._room_bytes
-        victims = self._schedule.victims(wanted_bytes, needed_at_s, lead_s=0.0)
-        for victim in victims or ():
+        """Return False if that takes the space of shards that are to stay.
+
+        As in the daemon, space is reserved before the first byte arrives, and what is left of it
+        is free once the shard is cached.
+        """
+        reserved_bytes = self._sizes.reserved(shard)
+        shortfall_bytes = self.used_bytes + reserved_bytes - self._capacity_bytes
+        victims = self._schedule.victims(shortfall_bytes, needed_at_s, lead_s=0.0)
+        if victims is None:
+            return False
+
+        for victim in victims:
             self._cached.remove(victim)
             self._schedule.gone(victim)
-            self.used_bytes -= self._size_bytes(victim)
-        if victims is not None:
-            self._cached.add(shard)
-            self._schedule.arrived(shard, size_bytes)
-            self.used_bytes += size_bytes
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-            self.fetched.append(shard)
-        return victims is not None
+            self.used_bytes -= self._sizes.cached(victim)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes + reserved_bytes)
+
+        cached_bytes = self._sizes.cached(shard)
+        self._cached.add(shard)
+        self._schedule.arrived(shard, cached_bytes)
+        self.used_bytes += cached_bytes
+        self.fetched.append(shard)
+        return True
 
 
 def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
@@ -114,23 +148,36 @@ def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
     return ranks[::-1]
 
 
-def misses(reads: Sequence[Read], ranks: Sequence[int], room_bytes: int, size_bytes: Size = _ONE) -> Iterator[str]:
+def misses(
+    reads: Sequence[Read],
+    ranks: Sequence[int],
+    capacity_bytes: int,
+    sizes: Sizes = _UNITS,
+) -> Iterator[str]:
     """Yield the shard of each read that misses it if the one whose last read has the highest rank is evicted."""
-    cached, in_hand, used_bytes = dict[str, int](), Counter[str](), 0
-    heap, ends = list[tuple[int, str]](), list[tuple[float, str]]()  # what is in the heap and in a hand is stale
+    cached = dict[str, int]()  # the rank of each shard's last read
+    in_hand = Counter[str]()
+    used_bytes = 0
+    heap = list[tuple[int, str]]()  # what is in it and in a hand is stale
+    ends = list[tuple[float, str]]()
     for read, rank in zip(reads, ranks, strict=True):
         while ends and ends[0][0] <= read.start_s:
             _, shard = heapq.heappop(ends)
             in_hand[shard] -= 1
             heapq.heappush(heap, (-cached[shard], shard))
-        if read.shard not in cached:
-            yield read.shard
-            used_bytes += size_bytes(read.shard)
+
+        is_miss = read.shard not in cached
         cached[read.shard] = rank
         in_hand[read.shard] += 1
         heapq.heappush(ends, (read.end_s, read.shard))
-        while used_bytes > room_bytes and heap:
+        if not is_miss:
+            continue
+
+        yield read.shard
+        free_bytes = capacity_bytes - sizes.reserved(read.shard)
+        while used_bytes > free_bytes and heap:
             negative, shard = heapq.heappop(heap)
             if cached.get(shard) == -negative and not in_hand[shard]:
                 del cached[shard]
-                used_bytes -= size_bytes(shard)
+                used_bytes -= sizes.cached(shard)
+        used_bytes += sizes.cached(read.shard)

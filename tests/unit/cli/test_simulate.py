@@ -45,7 +45,7 @@ def test_a_disk_for_all_fetches_all_once(index: Path, monkeypatch: pytest.Monkey
         assert (policy["store_bytes"], policy["hits"], policy["requests"]) == (WHOLE, 0.75, 7 * SHARDS)
         assert policy["cost"] == pytest.approx(10 * WHOLE / 1e9 + 2 * 7 * SHARDS / 1000)
     assert found["policies"]["none"]["store_bytes"] == 4 * WHOLE
-    assert WHOLE < found["disk_bytes"] < 1.001 * WHOLE, "tars, and their sidecars"
+    assert WHOLE < found["disk_bytes"] < 1.002 * WHOLE, "tars, their sidecars, and one reservation"
 
 
 def test_half_of_the_disk_keeps_half_and_lru_nothing(index: Path) -> None:
@@ -106,6 +106,42 @@ def test_sidecars_take_space_on_the_disk(index: Path) -> None:
     index.write_text(shardlist.write(refs))
     disk_bytes = WHOLE + 2 * SHARD_BYTES
     assert figures(index, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"] > WHOLE
+
+
+@pytest.mark.parametrize(
+    ("large", "keeps_all"),
+    [pytest.param(0, True, id="first"), pytest.param(SHARDS - 1, False, id="last")],
+)
+def test_each_shard_reserves_for_itself_while_it_is_fetched(
+    index: Path,
+    large: int,
+    keeps_all: bool,
+) -> None:
+    """A large shard reserves much beyond its size: there is space for it first, and none last."""
+    refs = [
+        ShardRef(f"s3://b/{number}.tar", "v", (64 if number == large else 1) * SHARD_BYTES, SAMPLES)
+        for number in range(SHARDS)
+    ]
+    index.write_text(shardlist.write(refs))
+    all_bytes = sum(ref.size_bytes or 0 for ref in refs)
+    # The sidecars take 0.5 MB. Beyond its size, a small shard reserves 0.4 MB, the large one 20 MB.
+    disk_bytes = all_bytes + 1_000_000
+    flags = ("--ranks", "1", "--workers", "1", "--shuffle-window", "0")
+    policies = figures(index, *flags, "--disk", str(disk_bytes))["policies"]
+    for name in ("shardcache", "MIN", "LRU"):
+        assert (policies[name]["store_bytes"] == all_bytes) is keeps_all, name
+
+
+@pytest.mark.parametrize("flags", [(), ("--shuffle-window", "0"), ("--jobs", "2")])
+def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ...]) -> None:
+    """The size includes what is reserved for a shard on its way: a smaller disk does not keep all."""
+    used_bytes = figures(index, *flags, "--disk", "1GB")["disk_bytes"]
+    store_bytes = [
+        figures(index, *flags, "--disk", str(disk_bytes))["policies"]["shardcache"]["store_bytes"]
+        for disk_bytes in (used_bytes, used_bytes - 1)
+    ]
+    assert store_bytes[0] == WHOLE
+    assert store_bytes[1] > WHOLE
 
 
 @pytest.mark.parametrize(
