@@ -66,6 +66,7 @@ class Run(SimpleNamespace):
 
     def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
         """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
+        self.check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         ours = Replay(reads, disk_bytes, sizes)
         least_recent = range(0, -len(reads), -1)
@@ -76,6 +77,18 @@ class Run(SimpleNamespace):
             "none": [read.shard for read in reads],
         }
         return fetched, ours.peak_bytes
+
+    def check_largest(self, reads: Sequence[Read], disk_bytes: int) -> None:
+        """Raise CapacityError if a node's disk does not hold the largest of its shards alone."""
+        largest = max({read.shard for read in reads}, key=self.reserved_bytes)
+        reserved_bytes = self.reserved_bytes(largest)
+        if reserved_bytes > disk_bytes:
+            raise CapacityError(
+                f"the shard takes {size(reserved_bytes)} while it is fetched; "
+                f"a node's disk has {size(disk_bytes)}",
+                url=self.manifest[int(largest)].url,
+                remedy="raise --disk, or write smaller shards",
+            )
 
     def first_batch_bytes(self, reads: Sequence[Read]) -> float:
         """Return what a node receives until each reader of the first job has a batch: all of them receive alike."""

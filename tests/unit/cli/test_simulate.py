@@ -152,6 +152,7 @@ def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ..
         ("{}", (), 'it has no "shardlist"', "shardcache index"),
         ('{"shardlist": [{"url": "a.tar"}]}', (), "no sample counts", "shardcache index"),
         (None, ("--disk", "20MB"), "fill its disk", "lower the window"),
+        (None, ("--disk", "10.1MB"), "the shard takes 10.4 MB", "raise --disk"),
     ],
 )
 def test_errors_say_what_to_do(index: Path, text: str | None, flags: tuple[str, ...], wrong: str, remedy: str) -> None:
