@@ -35,8 +35,10 @@ class Run(SimpleNamespace):
         from shardcache_client.order.deal import Assignment
         from shardcache_client.order.rounds import Shuffle, Topology
 
-        shuffles = [Shuffle(seed, self.window, self.canonical_nodes) for seed in range(self.jobs)]
-        orders = [Assignment(each if self.window else None, batch_size=self.batch_size) for each in shuffles]
+        orders = list[Assignment]()
+        for seed in range(self.jobs):
+            shuffle = Shuffle(seed, self.window, self.canonical_nodes) if self.shuffle else None
+            orders.append(Assignment(shuffle, batch_size=self.batch_size))
         world_size, found = self.nodes * self.ranks, list[Read]()
         readers = [*product(range(node * self.ranks, (node + 1) * self.ranks), range(self.workers))]
         epoch_s = (self.manifest.samples or 0) / world_size / self.workers + self.batch_size
@@ -83,9 +85,10 @@ class Run(SimpleNamespace):
         largest = max({read.shard for read in reads}, key=self.reserved_bytes)
         reserved_bytes = self.reserved_bytes(largest)
         if reserved_bytes > disk_bytes:
+            taken = size(reserved_bytes)
+            whole = size(disk_bytes)
             raise CapacityError(
-                f"the shard takes {size(reserved_bytes)} while it is fetched; "
-                f"a node's disk has {size(disk_bytes)}",
+                f"the shard takes {taken} while it is fetched, and a node's disk has {whole}",
                 url=self.manifest[int(largest)].url,
                 remedy="raise --disk, or write smaller shards",
             )
@@ -189,7 +192,13 @@ def _draw(run: Run, picture: Path) -> None:
 @click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
 @click.option("--jobs", type=_COUNT, default=1, help="Jobs on the same nodes, with different seeds.")
 @click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
-@click.option("--shuffle-window", "window", type=click.IntRange(0), default=8, help="0: no shuffling.")
+@click.option("--shuffle/--no-shuffle", default=True, help="The dataset's shuffle.")
+@click.option(
+    "--shuffle-window",
+    type=click.IntRange(0),
+    default=8,
+    help="The dataset's shuffle_window.",
+)
 @click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
 @click.option("--line", type=common.parse_size, default="10Gbit", metavar="SIZE", help="Network bandwidth of a node.")
@@ -200,14 +209,22 @@ def _draw(run: Run, picture: Path) -> None:
     help="Draw hit rates over disk (.svg).",
 )
 @common.json_option
-def simulate(line: int, picture: Path | None, as_json: bool, **options: Any) -> None:
+def simulate(
+    line: int,
+    picture: Path | None,
+    as_json: bool,
+    shuffle: bool,
+    shuffle_window: int,
+    **options: Any,
+) -> None:
     """Compute what a training run would fetch, from an index file (INDEX) and the prices in the daemon's config.
 
     The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN knows the future and
     evicts the shard that is read again last, which is the best possible for shards of one size; of several sizes,
     something else may do better. LRU evicts the least recently read shard; with none, each reader fetches for itself.
     """
-    run, all_reads, disk_bytes, first_batch_s = Run(**options), 0, 0, 0.0
+    run = Run(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
+    all_reads, disk_bytes, first_batch_s = 0, 0, 0.0
     fetched = {name: Counter[str]() for name in POLICIES}
     for node in range(run.nodes):
         found, used_bytes = run.fetches(reads := run.reads(node), run.disk)

@@ -82,8 +82,18 @@ def test_first_batch_takes_the_first_shard_of_each_reader(index: Path) -> None:
     """All readers of a node receive alike; without shuffling, each needs the beginning alone."""
     shuffled = figures(index, "--disk", "1GB", "--line", "80Mbit", "--batch-size", "10")
     assert shuffled["first_batch_s"] == 4 * SHARD_BYTES / 10e6
-    flags = ("--disk", "1GB", "--line", "80Mbit", "--batch-size", "10", "--shuffle-window", "0")
-    assert figures(index, *flags)["first_batch_s"] == 4 * SHARD_BYTES / 10e6 / 10
+    for order in (("--no-shuffle",), ("--shuffle-window", "0")):
+        flags = ("--disk", "1GB", "--line", "80Mbit", "--batch-size", "10", *order)
+        assert figures(index, *flags)["first_batch_s"] == 4 * SHARD_BYTES / 10e6 / 10
+
+
+def test_a_window_of_0_shuffles_shards_as_the_dataset_does(index: Path) -> None:
+    """Both jobs hold a shard at a time, in orders of their own; unshuffled, LRU has few hits."""
+    orders = [("--shuffle-window", "0"), ("--shuffle-window", "1"), ("--no-shuffle",)]
+    runs = [figures(index, "--disk", "320MB", "--jobs", "2", *order) for order in orders]
+    window_of_0, window_of_1, unshuffled = (run["policies"]["LRU"]["hits"] for run in runs)
+    assert window_of_0 == window_of_1
+    assert window_of_0 > unshuffled + 0.1
 
 
 def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> None:
@@ -126,13 +136,13 @@ def test_each_shard_reserves_for_itself_while_it_is_fetched(
     all_bytes = sum(ref.size_bytes or 0 for ref in refs)
     # The sidecars take 0.5 MB. Beyond its size, a small shard reserves 0.4 MB, the large one 20 MB.
     disk_bytes = all_bytes + 1_000_000
-    flags = ("--ranks", "1", "--workers", "1", "--shuffle-window", "0")
+    flags = ("--ranks", "1", "--workers", "1", "--no-shuffle")
     policies = figures(index, *flags, "--disk", str(disk_bytes))["policies"]
     for name in ("shardcache", "MIN", "LRU"):
         assert (policies[name]["store_bytes"] == all_bytes) is keeps_all, name
 
 
-@pytest.mark.parametrize("flags", [(), ("--shuffle-window", "0"), ("--jobs", "2")])
+@pytest.mark.parametrize("flags", [(), ("--no-shuffle",), ("--jobs", "2")])
 def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ...]) -> None:
     """The size includes what is reserved for a shard on its way: a smaller disk does not keep all."""
     used_bytes = figures(index, *flags, "--disk", "1GB")["disk_bytes"]
