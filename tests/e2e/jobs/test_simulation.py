@@ -53,6 +53,9 @@ def compare(bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, wind
 
     Args:
         kept: part of the dataset that a node's disk holds.
+
+    The jobs have trained before, so that the daemon knows the readers' paces and the time that a
+    transfer takes, as the simulation does. In a run this short it would mostly have guessed them.
     """
     with ExitStack() as stack:
         store = stack.enter_context(ThrottledS3(root, first_byte_s=0.0))
@@ -63,7 +66,9 @@ def compare(bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, wind
             daemons.append(stack.enter_context(Daemon(folder, capacity=disk, env=store.env())))
         index = root / "index.json"
         assert shardcache("index", URLS, "-o", index, socket=daemons[0].socket).code == 0
-        daemons[0].request("POST", "/v1/evict", {"urls": [URLS]})
+        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window)
+        for daemon in daemons:
+            daemon.request("POST", "/v1/evict", {"urls": [URLS]})
         before = store.stats().sent_bytes
         train(daemons, str(index), ranks=ranks, jobs=jobs, window=window)
         sent_bytes = store.stats().sent_bytes - before
@@ -94,13 +99,18 @@ def test_the_store_sends_what_was_simulated(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "jobs", "window", "kept"),
-    [pytest.param(2, 1, 2, 0.5, id="one job"), pytest.param(1, 2, 3, 0.4, id="two jobs")],
+    ("ranks", "jobs", "window", "kept", "within"),
+    [
+        pytest.param(2, 1, 2, 0.5, 0.08, id="one job"),
+        pytest.param(1, 1, 4, 0.3, 0.08, id="one job on a small disk"),
+        pytest.param(1, 2, 3, 0.4, 0.12, id="two jobs"),
+        pytest.param(1, 3, 2, 0.5, 0.12, id="three jobs"),
+    ],
 )
 def test_shards_of_several_sizes_are_simulated_less_exactly(
-    tmp_path: Path, ranks: int, jobs: int, window: int, kept: float
+    tmp_path: Path, ranks: int, jobs: int, window: int, kept: float, within: float
 ) -> None:
-    """Within 8 %: what is evicted for a large shard depends on what else has just arrived."""
+    """Which shard is evicted for a large one depends on moments, and on those of all jobs."""
     (bucket := tmp_path / "bucket").mkdir()
     drawn = random.Random(5)
     first = 0
@@ -111,4 +121,4 @@ def test_shards_of_several_sizes_are_simulated_less_exactly(
         (bucket / f"shard-{number:06d}.tar").write_bytes(make_tar(samples))
         first += count
     times = compare(bucket, tmp_path, nodes=1, ranks=ranks, jobs=jobs, window=window, kept=kept)
-    assert times == pytest.approx(1, rel=0.08)
+    assert times == pytest.approx(1, rel=within)
