@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardcache_client.files import TokenBlocks
     from shardcache_client.joining import JoinedReader
     from shardcache_client.lengths import batch_by_length
-    from shardcache_client.loader import ShardLoader
+    from shardcache_client.loading.loader import ShardLoader
     from shardcache_client.paths import cached_paths, open_cached
     from shardcache_client.reader import MixtureReader, ShardReader
 
@@ -48,7 +48,7 @@ _MODULES = {
     "Mixture": "dataset",
     "MixtureReader": "reader",
     "ShardDataset": "dataset",
-    "ShardLoader": "loader",
+    "ShardLoader": "loading.loader",
     "ShardReader": "reader",
     "TokenBlocks": "files",
     "batch_by_length": "lengths",

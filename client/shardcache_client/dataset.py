@@ -2,13 +2,14 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Generator
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import (
@@ -23,10 +24,12 @@ from shardcache_client.arguments import (
     checked,
     flag,
     instance,
+    one_of,
     whole,
 )
 from shardcache_client.joining import JoinedReader
-from shardcache_client.loader import OF_ORDER, ShardLoader, end_with_trainer, keep_freed_memory
+from shardcache_client.loading.loader import OF_ORDER, ShardLoader
+from shardcache_client.loading.worker_process import prepare
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
@@ -42,12 +45,25 @@ def _batch_size(value: Any) -> Any:
     return value if value in ("dataset", None) else whole(1, MAX_BATCH).converted(value)
 
 
+def _asked_size(batch_size: int) -> int:
+    """Return the size of the batches that the DataLoader makes which asks for a sample; else that of the dataset."""
+    # It asks for as many samples as it makes a batch of, and tells its dataset nothing else.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("shardcache_client."):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
+        return batch_size
+    if not frame.f_locals["self"].auto_collation:
+        return 1
+    return len(frame.f_locals["possibly_batched_index"])
+
+
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
-    sequence of samples, determined by manifest, seed and epoch number; ranks and their DataLoader workers take equal
-    spans of it, to the sample, whatever the number of shards.
+    sequence of samples, determined by manifest, seed and epoch number; ranks take equal spans of it, to the sample,
+    whatever the number of shards, and their DataLoader's workers give the batches of these in turn.
 
     Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store read the same one. The
     current epoch and a loaded state are shared by one trainer process and the DataLoader workers that it starts.
@@ -56,7 +72,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
             these. A url that exists as it is written is no glob; braces in a name are written `\\{` and `\\}`.
         shuffle: read shards and samples in a different order each epoch, determined by `seed` and the epoch alone.
-        shuffle_window: number of shards whose samples are mixed; a reader holds that many shards, and no shuffle
+        shuffle_window: number of shards whose samples are mixed; a rank holds that many shards, and no shuffle
             buffer. 0: only the order of the shards changes; samples come in file order.
         seed: seed of the shuffle; must be the same on all ranks. None: a random one, logged and kept in states, which
             resume in its order. Ranks agree on it over torch.distributed's store, which must be there by then.
@@ -68,8 +84,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             dataset.
         epochs: number of epochs in the training run. Nothing is prefetched past the last, `epochs - 1`; later ones can
             still be read. Default: no limit.
-        batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
-            batch and `len(loader)` is right; if it differs, a DataLoader's length may be wrong with several workers.
+        batch_size: the DataLoader's batch size, in which states count, and which ranks compare.
         global_batch_size: number of samples in the batches of all ranks together. These global batches are then the
             same, sample by sample, for any number of ranks that divides it and any number of workers: a run may
             continue on other GPUs without a change to its training. The last one of an epoch is filled with the samples
@@ -88,8 +103,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             gets copies.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
             raises. One of `handlers` can be given by its name, such as "warn_and_continue". Unless `even` is None,
-            skipped samples are replaced at the end of the epoch by samples of other readers: ranks with unequal numbers
-            would wait for each other indefinitely.
+            skipped samples are replaced by others of the epoch: ranks with unequal numbers would wait for each other
+            indefinitely.
         job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the script's.
         socket: path of the node's daemon's socket. Default: the same as for `shardcache serve`.
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
@@ -140,15 +155,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     def _check(self) -> None:
         super()._check()
-        if in_worker():
-            end_with_trainer()
-            keep_freed_memory()
-        if self._settings.handover is not None:
-            from shardcache_client.sharing.handover import Buffer, pass_on  # needs numpy
+        prepare(self._settings.handover)
 
-            default_collate_fn_map[Buffer] = pass_on  # in this process
-            if not in_worker():
-                self._settings.handover.acks.receive_here()
+    _asked_size = staticmethod(_asked_size)
 
     def _why_not_counted(self) -> str:
         remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
@@ -191,6 +200,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         OF_ORDER,
         batch_size=Accepts("a whole number, 1 or more; or None for samples one by one", _batch_size),
         num_workers=whole(0, MAX_WORKERS).or_none("None for a share of the CPUs"),
+        workers=one_of("processes", "threads"),
         collate_fn=FUNCTION.or_none(),
         pin_memory=flag().or_none(),
         persistent_workers=flag().or_none(),
@@ -206,6 +216,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         *,
         batch_size: int | Literal["dataset"] | None = "dataset",
         num_workers: int | None = None,
+        workers: Literal["processes", "threads"] = "processes",
         collate_fn: Callable[[Any], B_co] | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool | None = None,
@@ -222,26 +233,27 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
         Args:
             batch_size: samples per batch; None for samples one by one. Default: the dataset's.
-            num_workers: number of worker processes. Default: this process's share of the CPUs, 8 at most.
+            num_workers: number of workers. Default: this process's share of the CPUs, 8 at most.
+            workers: "processes"; or "threads", for decoders that release Python's global lock for most of their time,
+                such as those of images: nothing is copied or pickled between processes then. The batches are the same.
             collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
             pin_memory: default: True if there is a CUDA device.
             persistent_workers: default: True if there are workers.
             options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `in_order`,
-                `prefetch_factor` or `multiprocessing_context`. With `in_order=False` and several workers, ranks take
-                different workers' batches: another number of ranks or workers then needs the states of all ranks.
+                `prefetch_factor` or `multiprocessing_context`.
 
         Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option that a dataset of its
         own order cannot have.
         """
-        if self._elastic and not options.get("in_order", True):
+        if not options.get("in_order", True):
             raise ConfigError(
-                "with in_order=False, global batches would not come in the order of global_batch_size",
-                remedy="omit one of the two",
+                "in_order=False would give other batches from run to run, and states that do not tell which were taken",
+                remedy="omit it; more batches made ahead, prefetch_factor=, even out the time that they take",
             )
         if batch_size == "dataset":
             batch_size = self.batch_size
         reader = self._in_batches_of(batch_size, drop_last=bool(options.get("drop_last")))
-        options |= {"batch_size": batch_size, "num_workers": num_workers}
+        options |= {"batch_size": batch_size, "num_workers": num_workers, "workers": workers}
         options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}
         return ShardLoader(self, reader, collate_fn, options)
 
@@ -280,9 +292,9 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     more than all of its samples, they come again in another order; if fewer, the next epoch continues after them. The
     daemon gets one plan for all sources.
 
-    A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), how
-    many of its samples the epoch has ("samples"), and how many of these the reader has passed ("passed"; not with
-    `global_batch_size`). It can be loaded as long as the weights up to its epoch are the same.
+    A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), and
+    how many of its samples the epoch has ("samples"). It can be loaded as long as the weights up to its epoch are the
+    same.
 
     Args:
         sources: datasets by name, or a list of them, whose names are then their numbers; all of them counted. Each

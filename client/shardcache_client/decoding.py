@@ -2,7 +2,7 @@
 
 from asyncio import CancelledError
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -122,6 +122,11 @@ class Pipeline:
         """True if samples may be filtered out."""
         return any(is_filter for is_filter, _ in self.stages)
 
+    @property
+    def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The names of a mixture's sources, and the number in the manifest of each one's first shard."""
+        return (), ()
+
     def view(self, shard: int, column: str | None = None) -> View:
         """Return the form in which samples of a shard, or of those beside it in a column, are read."""
         prefix, missing = self.prefix if column is None else column, self.missing
@@ -195,6 +200,11 @@ class PipelineBySource(Pipeline):
     def filters(self) -> bool:
         """True if samples may be filtered out."""
         return super().filters or any(source.filters for source in self.sources.values())
+
+    @property
+    def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The names of the sources, and the number in the manifest of each one's first shard."""
+        return tuple(self.sources), self.firsts
 
     def view(self, shard: int, column: str | None = None) -> View:
         """Return the form in which samples of a shard are read; see `Pipeline`."""

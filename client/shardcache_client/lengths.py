@@ -98,6 +98,7 @@ def batch_by_length(
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
     agreement = partial(_agreement, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
+    dataset.read_in_spans()
     return LengthBatches(
         dataset, Recipe(max_tokens, length, sort_buffer, collate or list, handler_of(on_error)), agreement
     )

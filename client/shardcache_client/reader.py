@@ -20,6 +20,7 @@ from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import SessionPool, resolve
 from shardcache_client.decoders import Spec
 from shardcache_client.decoding import Missing, Pipeline, PipelineBySource
+from shardcache_client.epoch_reader import EpochReader
 from shardcache_client.files import Sample, TokenBlocks
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards, Selecting, row_of, tables_of
@@ -27,10 +28,9 @@ from shardcache_client.order.deal import Assignment, SpanDeal
 from shardcache_client.order.manifest import Choices, Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
 from shardcache_client.order.rounds import Even, Shuffle, Topology
-from shardcache_client.position.state import ReaderState
+from shardcache_client.position.state import Saved
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
-from shardcache_client.reading.epoch_reader import EpochReader
 from shardcache_client.reading.stream import StreamSettings
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class MixtureReader(ShardReader[T_co]):
     def _rows_of_tables(self) -> NoReturn:
         self._selected(())
 
-    def _check_saved(self, saved: ReaderState) -> None:
+    def _check_saved(self, saved: Saved) -> None:
         """Raise ConfigError also if weights of this or an earlier epoch are others; those of later ones may change."""
         super()._check_saved(saved)
         deal = self._settings.deal

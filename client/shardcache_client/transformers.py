@@ -10,7 +10,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.dataset import ShardDataset
-from shardcache_client.loader import ShardLoader
+from shardcache_client.loading.loader import ShardLoader
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

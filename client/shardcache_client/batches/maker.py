@@ -3,70 +3,95 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, NamedTuple
 
-from shardcache.errors import SampleError, ShardError
-from shardcache_client.decoding import Dropped, Pipeline
+from shardcache.errors import MissingMemberError, SampleError, ShardcacheError, ShardError
+from shardcache_client.decoding import ENDS, Dropped, Pipeline
 from shardcache_client.handlers import Handler
-from shardcache_client.order.rank_epoch import substitutes
+from shardcache_client.reading.epoch_times import Made
+from shardcache_client.reading.leased_shard import LeftOutError
 from shardcache_client.reading.place_reader import Read
 
 Collate = Callable[[Any], Any]
 
 
 class RawBatch(NamedTuple):
-    """Results of reading the places of a batch."""
+    """Results of reading the places of a batch.
 
-    number: int
-    first: int  # number of the first place
+    Attributes:
+        first: number of the first place.
+        reads: a sample for each place, or the error of reading it.
+        reading_s: time that it took to read them.
+        waited_s: the part of that time in which shards were waited for.
+    """
+
+    first: int
     reads: Sequence[Read]
+    reading_s: float = 0.0
+    waited_s: float = 0.0
 
 
 class MadeBatch(NamedTuple):
-    """A batch, and whether the epoch ends with it."""
+    """A batch, and what became of its places.
 
-    batch: Any  # None if it has no samples, as the epoch ended before
+    Attributes:
+        batch: None if it has no samples.
+        samples: number of samples in it.
+        is_last: True if a handler has ended the epoch with it.
+        skipped: number of its places whose samples were skipped.
+        lost: urls of shards, some of whose samples could not be read at its places.
+        times: of its making.
+    """
+
+    batch: Any
+    samples: int
     is_last: bool
+    skipped: int
+    lost: frozenset[str]
+    times: Made
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     """A handler has ended the epoch."""
 
 
 @dataclass(slots=True)
 class Skips:
-    """The handler of one epoch's errors, and the numbers of places and shards that it has skipped. Any thread."""
+    """The handler of one epoch's errors, which it gets once for each shard. Any thread."""
 
     on_error: Handler
-    samples: int = 0
-    shards: int = 0
+    first: str = ""  # the first error, without its remedy; as text, as its traceback would keep the session
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _of_shards: set[Exception] = field(default_factory=set)  # those that the handler has been called with
+    _lost: set[str] = field(default_factory=set)  # urls of shards for whose errors the handler has been called
 
     def skip(self, exn: Exception) -> None:
-        """Have the handler decide about an error, once for each shard. Raises what it raises, or _StoppedError."""
+        """Have the handler decide about an error. Raises what it raises, or StoppedError."""
+        if isinstance(exn, LeftOutError):
+            return
         with self._lock:
-            if isinstance(exn, SampleError):
-                self.samples += 1
-            elif exn in self._of_shards:
-                return
-            else:
-                self._of_shards.add(exn)
-                self.shards += 1
+            if not isinstance(exn, SampleError):
+                url = url_of(exn)
+                if url in self._lost:
+                    return
+                self._lost.add(url)
             if not self.on_error(exn):
-                raise _StoppedError
+                raise StoppedError
+            if not self.first:
+                self.first = str(exn).partition("\n")[0] or repr(exn)
 
-    def skip_incomplete(self) -> None:
-        """Count a sample without a member that `missing="skip"` concerns."""
-        with self._lock:
-            self.samples += 1
+
+def url_of(exn: Exception) -> str:
+    """Return the url of the shard that an error concerns."""
+    url = exn.url if isinstance(exn, ShardcacheError) else None
+    return url or str(exn)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMaker:
-    """Makes the batches of one epoch. Any thread.
+class ItemMaker:
+    """Makes the items at the places of one epoch. Any thread.
 
     The place of a sample that cannot be read or decoded, and that the handler skips, goes to a substitute, so that the
     batches keep their size, and ranks their number of batches. Which one it is depends on the place alone: whoever
@@ -74,62 +99,141 @@ class BatchMaker:
 
     Attributes:
         pipeline: without filters.
-        collate: makes a batch of a list of items; or None, to return the only item.
-        places: number of places of the rank's epoch.
-        read_again: returns what is read at any place. It may be called by several threads at once.
+        substitutes: yields what is read in place of a bad sample, until every sample has been tried; None to leave bad
+            samples out. It may be called by several threads at once.
+        rank, epoch: for messages.
     """
 
     pipeline: Pipeline
-    collate: Collate
-    places: int
     skips: Skips
-    read_again: Callable[[int], Read]
+    substitutes: Callable[[int], Iterator[Read]] | None
+    rank: int
+    epoch: int
 
-    def make(self, raw: RawBatch) -> MadeBatch:
-        """Return a batch. Raises what the handler or `collate` raises, and ShardError if no place has a good sample."""
-        items: list[Any] = []
-        try:
-            for place, read in enumerate(raw.reads, raw.first):
-                items.append(self._item(place, read))
-        except _StoppedError:
-            return MadeBatch(self.collate(items) if items else None, is_last=True)
-        return MadeBatch(self.collate(items), is_last=False)
+    def items(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Any]:
+        """Yield the item of each place from `first` on, or a substitute for it, and note those that are bad.
 
-    def _item(self, place: int, read: Read) -> Any:
-        item = self._decoded(read)
-        if not isinstance(item, _Bad):
-            return item
-        if item.error is None:
-            self.skips.skip_incomplete()
-        else:
-            self.skips.skip(item.error)
-        return self._substitute(place, item)
+        Raises what the handler raises, StoppedError if it ends the epoch, and ShardError if no place has a good sample.
+        """
+        pipeline = self.pipeline or None
+        for place, read in enumerate(reads, first):
+            if isinstance(read, Exception):
+                self._skip(read, bad)
+            elif pipeline is None:
+                yield read
+                continue
+            else:
+                try:
+                    item = pipeline(read)
+                except SampleError as exn:
+                    self._skip(exn, bad)
+                else:
+                    if item.__class__ is not Dropped:
+                        yield item
+                        continue
+                    bad.note(None)
+            if self.substitutes is not None:
+                yield self._substitute(self.substitutes(place))
 
-    def _substitute(self, place: int, bad: _Bad) -> Any:
+    def _skip(self, error: Exception, bad: Bad) -> None:
+        bad.note(error)
+        self.skips.skip(error)
+
+    def _substitute(self, reads: Iterator[Read]) -> Any:
         # Errors at other places concern the batches of those: the handler has been, or will be, called for them there.
-        for other in substitutes(place, self.places):
-            item = self._decoded(self.read_again(other))
-            if not isinstance(item, _Bad):
+        tried = 0
+        for read in reads:
+            tried += 1
+            item = self._made(read)
+            if item is not _NOTHING:
                 return item
+        cause = "the samples lack members that missing='skip' concerns"
+        if self.skips.first:
+            cause = f"the first error that on_error skipped was: {self.skips.first}"
         raise ShardError(
-            f"none of the {self.places} samples of this rank's epoch can be read",
+            f"rank {self.rank} cannot read any sample in epoch {self.epoch} ({tried} tried); {cause}",
             remedy="see the errors that on_error skipped",
-        ) from bad.error
+        )
 
-    def _decoded(self, read: Read) -> Any:
+    def _made(self, read: Read) -> Any:
         if isinstance(read, Exception):
-            return _Bad(read)
+            return _NOTHING
         if not self.pipeline:
             return read
         try:
             item = self.pipeline(read)
-        except SampleError as exn:
-            return _Bad(exn)
-        return _Bad(None) if item.__class__ is Dropped else item
+        except SampleError:
+            return _NOTHING
+        return _NOTHING if item.__class__ is Dropped else item
+
+
+_NOTHING = object()
+
+
+@dataclass(slots=True)
+class Bad:
+    """Numbers of the bad samples among some places."""
+
+    places: int = 0
+    samples: int = 0
+    lost: set[str] = field(default_factory=set)  # urls of shards
+
+    def note(self, error: Exception | None) -> None:
+        """Note a place whose sample has an error, or lacks a member."""
+        self.places += 1
+        if error is None or isinstance(error, SampleError):
+            self.samples += 1
+        else:
+            self.lost.add(url_of(error))
 
 
 @dataclass(frozen=True, slots=True)
-class _Bad:
-    """Stands for an item that is missing, because of an error or of a member that the sample lacks."""
+class BatchMaker:
+    """Makes the batches of one epoch. Any thread."""
 
-    error: Exception | None
+    items: ItemMaker
+    collate: Collate  # makes a batch of a list of items
+    size: int | None  # of batches; None to return the only item, collated by itself
+
+    def make(self, raw: RawBatch) -> MadeBatch:
+        """Return a batch. Raises what `ItemMaker.items` and `collate` raise."""
+        begun_s = monotonic()
+        items: list[Any] = []
+        bad = Bad()
+        is_last = False
+        try:
+            items.extend(self.items.items(raw.first, raw.reads, bad))
+        except StoppedError:
+            is_last = True
+        decoded_s = monotonic()
+        batch = collated(self.collate, items[0] if self.size is None else items) if items else None
+        ended_s = monotonic()
+        times = Made(
+            samples=len(items),
+            begun_s=begun_s - raw.reading_s,
+            ended_s=ended_s,
+            waited_s=raw.waited_s,
+            decoding_s=decoded_s - begun_s,
+            collating_s=ended_s - decoded_s,
+        )
+        return MadeBatch(batch, len(items), is_last, bad.samples, frozenset(bad.lost), times)
+
+
+def collated(collate: Collate, samples: Any) -> Any:
+    """Return what a collate function makes of samples. Raises MissingMemberError in place of some KeyErrors."""
+    try:
+        return collate(samples)
+    except KeyError as exn:
+        raise _missing(samples, exn) or exn from None
+    except ENDS as exn:
+        raise RuntimeError(f"collate_fn raised {type(exn).__name__}") from exn
+
+
+def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
+    """Return the error that names the first sample without the key that others have, if that is what is wrong."""
+    if not isinstance(samples, Sequence) or not exn.args:
+        return None
+    for sample in samples:
+        if isinstance(sample, Mapping) and "__key__" in sample and exn.args[0] not in sample:
+            return MissingMemberError.of(str(exn.args[0]), sample, is_named=False)
+    return None

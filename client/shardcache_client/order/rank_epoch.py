@@ -25,6 +25,9 @@ _MAX_KEPT_CHOICES = 64
 
 _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 
+# More would hardly ever be needed unless most of the samples are bad.
+_SPREAD_SUBSTITUTES = 16
+
 
 class Place(NamedTuple):
     """A sample: the number of its shard in the manifest, and its own number in the shard."""
@@ -33,12 +36,21 @@ class Place(NamedTuple):
     number: int
 
 
+class Run(NamedTuple):
+    """Samples of one shard at places that follow each other: those from number `first` to `end`."""
+
+    shard: int
+    first: int
+    end: int
+
+
 class Visit(NamedTuple):
     """A range of places, `first` to `end`, of which some need a shard."""
 
     first: int
     end: int
     shard: int
+    is_whole: bool = False  # True if it has all samples of the shard that belong to the dataset
 
 
 class RankEpoch:
@@ -68,7 +80,26 @@ class RankEpoch:
 
     def between(self, start: int, stop: int) -> list[Place]:
         """Return the places from number `start` to `stop`, or to the end of the epoch."""
-        return [self._in_tar(place) for place in self._between(start, min(stop, len(self)))]
+        return list(self.places(start, stop))
+
+    def places(self, start: int, stop: int) -> Iterator[Place]:
+        """Yield the places from number `start` to `stop`, or to the end of the epoch."""
+        places = self._between(start, min(stop, len(self)))
+        return places if self._manifest.choices is None else map(self._in_tar, places)
+
+    def runs(self, start: int, stop: int) -> Iterator["Run"]:
+        """Yield the same as runs of samples in file order, if they are in that order, and not of several lanes."""
+        for part, begin in zip(self._parts, self._starts, strict=False):
+            first = max(start - begin, 0)
+            last = min(stop - begin, part.samples)
+            if first < last:
+                assert isinstance(part, _MixedPlaces)
+                yield from part.runs(first, last)
+
+    @cached_property
+    def has_runs(self) -> bool:
+        """True if `runs` may be called."""
+        return self.is_in_file_order and all(isinstance(part, _MixedPlaces) for part in self._parts)
 
     def _between(self, start: int, stop: int) -> Iterator[Place]:
         for part, begin in zip(self._parts, self._starts, strict=False):
@@ -104,21 +135,28 @@ class RankEpoch:
             skipped = min(max(start - begin, 0), part.samples)
             if skipped < part.samples:
                 for visit in part.visits(skipped):
-                    yield Visit(max(visit.first, skipped) + begin, visit.end + begin, visit.shard)
+                    is_whole = visit.is_whole and visit.first >= skipped
+                    first = max(visit.first, skipped)
+                    yield Visit(first + begin, visit.end + begin, visit.shard, is_whole)
 
 
-def substitutes(place: int, places: int) -> Iterator[int]:
-    """Yield every other place of a rank's epoch once, as substitutes for one whose sample cannot be read.
+def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
+    """Yield places of an epoch as substitutes for one whose sample cannot be read.
 
-    Each is the golden section of the epoch further on than the one before, so that they are spread evenly, and those
-    of neighbours are neighbours, too: the substitutes for a lost shard come from few shards. (Kronecker's sequence; see
-    Knuth, The Art of Computer Programming, vol. 3, section 6.4.)
+    The first ones are the golden section of the epoch apart, so that they are spread evenly, and those of neighbours
+    are neighbours, too: the substitutes for a lost shard come from few shards. (Kronecker's sequence; see Knuth, The
+    Art of Computer Programming, vol. 3, section 6.4.) After these come all in a row.
+
+    Args:
+        place: from 0 to `places` - 1.
+        places: number of places of the epoch.
+        pass_places: number of places in a row among which every sample comes.
     """
     step = max(1, round(places * _GOLDEN_SECTION))
-    while math.gcd(step, places) > 1:
-        step += 1
-    for nth in range(1, places):
+    for nth in range(1, _SPREAD_SUBSTITUTES + 1):
         yield (place + nth * step) % places
+    for nth in range(1, min(places, pass_places) + 1):
+        yield (place + nth) % places
 
 
 class _Places(ABC):
@@ -175,6 +213,20 @@ class _MixedPlaces(_Places):
             at += len(some)
             number += 1
 
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        """Yield the places from one number to another as runs of samples in file order."""
+        at, end = self._begin + start, self._begin + stop
+        piece, before = self._mix.find(at)
+        while at < end:
+            held = self._mix.pieces[piece]
+            first = held.start + before
+            count = min(held.samples - before, end - at)
+            if count:
+                yield Run(held.shard, first, first + count)
+            at += count
+            piece += 1
+            before = 0
+
     def _step_of(self, place: int) -> int:
         """Return the number of the step that has a place of the mix."""
         for number, step in self._steps.items():
@@ -217,7 +269,16 @@ class _MixedPlaces(_Places):
             entered = max(0, self._mix.enters(piece) - self._begin)
             left = min(self.samples, self._mix.leaves(piece) - self._begin)
             if max(entered, start) < left:
-                yield Visit(entered, left, shard)
+                yield Visit(entered, left, shard, self._is_whole(piece))
+
+    def _is_whole(self, piece: int) -> bool:
+        """Return True if these places have all samples of a piece's shard."""
+        if self._mix.enters(piece) < self._begin or self._mix.leaves(piece) > self._begin + self.samples:
+            return False
+        if 0 < piece < len(self._mix.pieces) - 1:
+            return True  # only the first and the last one may be parts of shards
+        found = self._mix.pieces[piece]
+        return (found.start, found.stop) == (0, self._counts[found.shard])
 
 
 class _InterleavedPlaces(_Places):
@@ -256,7 +317,7 @@ class _InterleavedPlaces(_Places):
         for visit in places.visits(taken):
             first = self._place(lane, visit.first)
             last = self._place(lane, visit.end - 1)
-            yield Visit(first, last + 1, visit.shard)
+            yield Visit(first, last + 1, visit.shard, visit.is_whole)
 
     def _place(self, lane: int, number: int) -> int:
         return self._turns.place(lane, self._before[lane] + number) - self._begin

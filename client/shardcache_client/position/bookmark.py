@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.position.state import ReaderState, find_states, find_turn
+from shardcache_client.position.state import ReaderState, Saved, find_states, find_turn
 from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.shared_notes import Notes, SharedNotes
 
@@ -24,7 +24,7 @@ class Iteration:
     worker: int = 0
     workers: int = 1
     epoch: int = 0
-    states: Sequence[ReaderState] = ()  # from which it resumes; none if it reads the epoch from its beginning
+    states: Sequence[Saved] = ()  # from which it resumes; none if it reads the epoch from its beginning
     turn: int = 0  # number of the worker that has the first turn, if there are as many as there were
     looks: bool = False  # True if it does not count: it was nested in another, or has been overtaken
     is_set: bool = False  # True if the epoch was set, not counted
@@ -64,7 +64,7 @@ class Bookmark:
         self.notes = notes  # shared by these processes
         self._epochs = epochs  # decides with the other ranks which epoch follows one that was ended early
         self._set_here: int | None = None  # epoch set by this process or before it was started
-        self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
+        self._loaded_here: Sequence[Saved] = ()  # loaded by this worker, for its next iteration
         self._iterations = 0  # number begun by this worker
         self._followed = -1  # number of changes of another bookmark that this one has followed
         self._loads = 0  # number of states loaded
@@ -105,7 +105,7 @@ class Bookmark:
         """Return the iterations of this process that have neither ended nor been dropped, in the order of `_begun`."""
         return [each for each in self._begun if each.live and each.pid == os.getpid()]
 
-    def next_states(self) -> tuple[Sequence[ReaderState], int]:
+    def next_states(self) -> tuple[Sequence[Saved], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
         return (self._loaded_here, 0) if self._loaded_here else _states(self.notes.read(), self.next_epoch)
 
@@ -295,7 +295,7 @@ class Bookmark:
             self._epochs.end(iteration.epoch)
 
 
-def _states(notes: Notes, epoch: int, number: int | None = None) -> tuple[Sequence[ReaderState], int]:
+def _states(notes: Notes, epoch: int, number: int | None = None) -> tuple[Sequence[Saved], int]:
     """Return the loaded states for an epoch, unless an iteration of another number has read from there."""
     loaded = notes.get("loaded")
     if loaded is None or loaded["epoch"] != epoch or loaded.get("taken", number) != number:
@@ -347,7 +347,6 @@ class RankPosition:
     _ends_together: Callable[[], bool]  # returns True if all ranks end after the same number of batches
     _next_worker: int
     _batching: tuple[int, bool]  # size of the loader's batches, and True if it drops short ones
-    in_order: bool = field(kw_only=True)  # else, batches of several workers come as they are ready
     _ended: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -372,10 +371,9 @@ class RankPosition:
         """Return the states of all workers, and the worker whose turn is next, as a JSON object."""
         ended = self.is_read
         over = ended and self._ends_together()
-        in_step = self.in_order or len(self._states) == 1
         workers = []
         for state in self._states:
-            marked = replace(state, over=over, in_step=in_step and state.in_step, ended=ended)
+            marked = replace(state, over=over, in_step=state.in_step, ended=ended)
             workers.append(marked.to_json())
         return {"workers": workers, "turn": 0 if over else self._next_worker}
 

@@ -26,12 +26,12 @@ class BatchPhase(NamedTuple):
 
     ranks: int
     batch_size: int  # of each rank
-    batches: int  # that each rank has taken
+    batches: int | tuple[int, ...]  # that each rank has taken; of each rank, if they were not in step
 
-    @property
-    def samples(self) -> int:
-        """Number of places that each rank has passed, if its share had as many."""
-        return self.batch_size * self.batches
+    def samples(self, rank: int) -> int:
+        """Return the number of places that a rank has passed, if its share had as many."""
+        batches = self.batches if isinstance(self.batches, int) else self.batches[rank]
+        return self.batch_size * batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,22 @@ class Progress:
             return replace(self, phases=(*self.phases, phase))
         return replace(self, phases=(*self.phases[:-1], _continued(self.phases[-1], phase)))
 
+    def of_rank(self, rank: int) -> Self:
+        """Return the progress with what this rank has taken of the last phase, in which ranks were not in step."""
+        if not self.phases or isinstance(self.phases[-1].batches, int):
+            return self
+        *earlier, last = self.phases
+        own = last.samples(rank) // last.batch_size
+        return replace(self, phases=(*earlier, *([last._replace(batches=own)] if own else [])))
+
     def start_of(self, deal: SpanDeal, topology: Topology) -> "Start":
         """Return where a rank resumes, among ranks that may be others than those so far."""
         if isinstance(deal, ElasticDeal):
-            size = deal.cut(topology).batch_size
-            return Start((), self.global_batches(deal) * size)
+            return Start((), self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0
         if phases and phases[-1].ranks == topology.world_size:
-            passed = phases[-1].samples
+            passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
         return Start(tuple(_divided(phase, deal.even) for phase in phases), passed)
 
@@ -69,13 +76,24 @@ class Progress:
         """Return True if no rank has anything left of the epoch."""
         if isinstance(deal, ElasticDeal):
             return self.global_batches(deal) >= deal.batches
+        ranks = (Topology(rank, topology.world_size) for rank in range(topology.world_size))
+        return all(self._has_ended(deal, each) for each in ranks)
+
+    def _has_ended(self, deal: SpanDeal, topology: Topology) -> bool:
         start = self.start_of(deal, topology)
-        ranks = (replace(topology, rank=rank) for rank in range(topology.world_size))
-        return all((deal.share(self.epoch, 0, each, start.phases).samples or 0) <= start.passed for each in ranks)
+        return (deal.share(self.epoch, 0, topology, start.phases).samples or 0) <= start.passed
+
+    def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
+        """Return the number of places that a rank has passed, of the batch that was begun as well if ranks stay."""
+        size = deal.cut(topology).batch_size
+        if not self.phases or self.phases[-1].ranks != topology.world_size:
+            return self.global_batches(deal) * size
+        before = replace(self, phases=self.phases[:-1])
+        return before.global_batches(deal) * size + self.phases[-1].samples(topology.rank)
 
     def global_batches(self, deal: ElasticDeal) -> int:
-        """Return the number of global batches taken."""
-        return sum(phase.ranks * phase.samples for phase in self.phases) // deal.global_batch_size
+        """Return the number of global batches taken; one that was only begun is read again."""
+        return sum(phase.ranks * phase.samples(0) // deal.global_batch_size for phase in self.phases)
 
     def to_json(self, dataset: str) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: below 300 bytes, unless the ranks have changed ten times.
@@ -99,7 +117,7 @@ class Progress:
             if not _DIGITS.fullmatch(dataset):
                 raise ValueError("the dataset is not 16 hexadecimal digits")
             phases = tuple(_phase(*numbers) for numbers in data["phases"])
-            return cls(_whole(data["epoch"], 0, _MAX_COUNT), phases), dataset
+            return cls(whole_number(data["epoch"], 0, _MAX_COUNT), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:
             raise ConfigError(
                 f"the state is invalid: {str(exn)[:200]}", remedy="load what state_dict() has returned"
@@ -114,23 +132,37 @@ class Start(NamedTuple):
 
 
 def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
-    if phase.batch_size == further.batch_size:
-        return phase._replace(batches=phase.batches + further.batches)
-    return BatchPhase(phase.ranks, 1, phase.samples + further.samples)
+    if isinstance(phase.batches, int) and isinstance(further.batches, int):
+        if phase.batch_size == further.batch_size:
+            return phase._replace(batches=phase.batches + further.batches)
+        return BatchPhase(phase.ranks, 1, phase.samples(0) + further.samples(0))
+    samples = tuple(phase.samples(rank) + further.samples(rank) for rank in range(phase.ranks))
+    return BatchPhase(phase.ranks, 1, samples)
 
 
 def _divided(phase: BatchPhase, even: rounds.Even) -> rounds.Phase:
-    return rounds.Phase(Partition(phase.ranks, 1, even), (phase.samples,))
+    taken: tuple[int, ...] = (phase.samples(0),)
+    if not isinstance(phase.batches, int):
+        taken = tuple(map(phase.samples, range(phase.ranks)))
+    return rounds.Phase(Partition(phase.ranks, 1, even), taken)
 
 
 # States come from files that anyone may have written, and their values are used without any check but these.
 
 
 def _phase(ranks: object, batch_size: object, batches: object) -> BatchPhase:
-    return BatchPhase(_whole(ranks, 1, _MAX_RANKS), _whole(batch_size, 1, _MAX_COUNT), _whole(batches, 1, _MAX_COUNT))
+    number = whole_number(ranks, 1, _MAX_RANKS)
+    size = whole_number(batch_size, 1, _MAX_COUNT)
+    if not isinstance(batches, list | tuple):
+        return BatchPhase(number, size, whole_number(batches, 1, _MAX_COUNT))
+    each = tuple(whole_number(taken, 0, _MAX_COUNT) for taken in batches)
+    if len(each) != number:
+        raise ValueError("a phase has numbers of batches for other ranks than its own")
+    return BatchPhase(number, size, each)
 
 
-def _whole(value: object, least: int, most: int) -> int:
+def whole_number(value: object, least: int, most: int) -> int:
+    """Return an integer of a state. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{value!r} is not an integer from {least} to {most}")
     return value

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.rounds import Partition, Phase, Topology, what_is_left
+from shardcache_client.position.rank_state import RankState
 
 _FORMAT = 2
 _MARK = "shardcache"
@@ -75,6 +76,11 @@ class ReaderState:
     def epoch(self) -> int:
         """The epoch being read."""
         return self.position.epoch
+
+    @property
+    def moment(self) -> object:
+        """What states of one moment have in common."""
+        return "readers", self.dataset, self.epoch, self.cut, self.counted, self.position.phases
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON-compatible dict of numbers and short strings."""
@@ -163,19 +169,27 @@ def _phase(data: Mapping[str, Any]) -> Phase:
     return phase
 
 
-def find_states(data: object) -> list[ReaderState]:
+Saved: TypeAlias = RankState | ReaderState
+"""A state of samples that have numbers, or of any others."""
+
+
+def find_states(data: object) -> list[Saved]:
     """Return the states, all of one moment, anywhere in nested dicts and lists such as a StatefulDataLoader's state."""
     try:
-        states = [ReaderState.from_json(each) for each in search(data)]
+        states = [_saved(each) for each in search(data)]
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
         remedy = "load the return value of state_dict() of the dataset, or of the loader around it"
         raise ConfigError("the object to load contains no state of a ShardDataset", remedy=remedy)
-    if len({(state.dataset, state.epoch, state.cut, state.counted, state.position.phases) for state in states}) > 1:
+    if len({state.moment for state in states}) > 1:
         remedy = "load the states of a single checkpoint and dataset"
         raise ConfigError("the states to load are not from one moment of one job", remedy=remedy)
     return states
+
+
+def _saved(data: Mapping[str, Any]) -> Saved:
+    return ReaderState.from_json(data) if data.get(_MARK) == _FORMAT else RankState.from_json(data)
 
 
 def find_turn(data: object) -> int:

@@ -206,6 +206,11 @@ class LeasedShard:
         return own and all(each.settled for each in self._joined())
 
     @property
+    def is_whole(self) -> bool:
+        """True if the whole shard has arrived, and is open."""
+        return isinstance(self._shard, MappedShard)
+
+    @property
     def whole(self) -> MappedShard:
         """The whole shard. This object must be open, and its lease not partial."""
         assert isinstance(self._shard, MappedShard)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
 from shardcache_client.daemon.session import Session
 from shardcache_client.files import WHOLE, Sample, View
 from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.order.rank_epoch import Place, RankEpoch, Visit
+from shardcache_client.order.rank_epoch import Place, RankEpoch, Run, Visit
 from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ class _Held:
 
     visit: Visit
     leased_shard: LeasedShard
-    error: Exception | None = None  # for which it could not be opened
+    read: Callable[[int], Sample]
+    is_open: bool = False
+    error: Exception | None = None  # for which it could not be opened, or read on
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class PlaceReader:
     """The samples at the places of a rank's epoch, read in ascending order.
 
@@ -67,38 +69,117 @@ class PlaceReader:
         number: of the epoch, as the daemon's plan names it.
         following: returns the shards of the next epoch. It must not refer to the session, which keeps it.
         check: is called now and then in a wait, and may raise to end it.
+        is_shared: True if other processes read other places of this epoch, each by its own session.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
     """
 
-    _session: Session
-    _form: SampleForm
-    _epoch: RankEpoch
-    _number: int
-    _following: Callable[[], Iterator[int]]
-    _check: Callable[[], None] = lambda: None
-    _held: list[_Held] = field(default_factory=list, init=False)
-    _window: ShardWindow | None = field(default=None, init=False)
-    _visits: Iterator[Visit] = field(default_factory=lambda: iter(()), init=False)  # of the plan, still to begin
-    _next: Visit | None = field(default=None, init=False)
-    _planned_until: int = field(default=0, init=False)  # the place up to which the plan reaches
+    def __init__(
+        self,
+        session: Session,
+        form: SampleForm,
+        epoch: RankEpoch,
+        number: int,
+        following: Callable[[], Iterator[int]],
+        check: Callable[[], None] = lambda: None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._session = session
+        self._form = form
+        self._epoch = epoch
+        self._number = number
+        self._following = following
+        self._check = check
+        self._is_shared = is_shared
+        self._window: ShardWindow | None = None
+        self._visits: Iterator[Visit] = iter(())  # of the plan, still to begin
+        self._next: Visit | None = None
+        self._planned_until = 0  # the place up to which the plan reaches
+        self._held: list[_Held] = []
+        self._held_by_shard: dict[int, _Held] = {}
+        self._change = 0  # the next place at which a shard is needed, or no longer
+
+    def __repr__(self) -> str:
+        return f"PlaceReader({self._epoch!r}, held={len(self._held)})"
 
     def between(self, start: int, stop: int) -> list[Read]:
-        """Return what is read at the places from `start` to `stop`; places may be left out, but not returned to."""
-        reads: list[Read] = []
-        for number, place in enumerate(self._epoch.between(start, stop), start):
-            if number >= self._planned_until:
-                self._plan(number)
-            if self._next is not None and self._next.first <= number:
+        """Return what is read at the places from `start` to `stop`; see `reads`."""
+        return list(self.reads(start, stop))
+
+    def reads(self, start: int, stop: int) -> Iterator[Read]:
+        """Yield what is read at the places from `start` to `stop`; places may be left out, but not returned to."""
+        if self._epoch.has_runs:
+            return self._in_order(start, stop)
+        return self._by_place(start, stop)
+
+    def _in_order(self, start: int, stop: int) -> Iterator[Read]:
+        number = start
+        for run in self._epoch.runs(start, stop):
+            if number >= self._change:
                 self._move_on(number)
-            reads.append(self._read(place))
-        return reads
+            yield from self._run(self._opened(run.shard), run)
+            number += run.end - run.first
+
+    def _run(self, held: _Held, run: Run) -> Iterator[Read]:
+        """Yield what is read of a run; of a whole shard without a call for each sample."""
+        at = run.first
+        while at < run.end:
+            if held.error is not None:
+                yield held.error
+                at += 1
+                continue
+            try:
+                if held.leased_shard.is_whole and not held.leased_shard.beside:
+                    for sample in held.leased_shard.whole.samples(at, run.end):
+                        at += 1
+                        yield sample
+                else:
+                    sample = held.read(at)
+                    at += 1
+                    yield sample
+            except SampleError as exn:
+                at += 1
+                yield exn.with_traceback(None)
+            except SHARD_ERRORS as exn:
+                held.error = exn.with_traceback(None)
+
+    def _opened(self, shard: int) -> _Held:
+        held = self._held_by_shard[shard]
+        if not held.is_open:
+            self._open(held)
+        return held
+
+    def _by_place(self, start: int, stop: int) -> Iterator[Read]:
+        name = self._form.name if self._form.sources else None
+        for number, place in enumerate(self._epoch.places(start, stop), start):
+            if number >= self._change:
+                self._move_on(number)
+            held = self._held_by_shard[place.shard]
+            if not held.is_open:
+                self._open(held)
+            if held.error is not None:
+                yield held.error
+                continue
+            try:
+                sample = held.read(place.number)
+            except SampleError as exn:
+                yield exn.with_traceback(None)
+                continue
+            except SHARD_ERRORS as exn:
+                held.error = exn.with_traceback(None)
+                yield held.error
+                continue
+            if name is not None:
+                name(sample, place.shard)
+            yield sample
 
     def close(self) -> None:
         """Release all shards."""
         if self._window is not None:
             self._window.empty()
         self._held.clear()
+        self._held_by_shard.clear()
 
     def _plan(self, start: int) -> None:
         """Declare the shards of the places from `start` on, as many as a plan has."""
@@ -127,7 +208,9 @@ class PlaceReader:
             self._window.let_go()
 
     def _move_on(self, number: int) -> None:
-        """Release the shards that are no longer needed at a place, and open those that are."""
+        """Release the shards that are no longer needed at a place, and take those that are."""
+        if number >= self._planned_until:
+            self._plan(number)
         assert self._window is not None
         for held in [each for each in self._held if each.visit.end <= number]:
             self._held.remove(held)
@@ -138,31 +221,33 @@ class PlaceReader:
             self._next = next(self._visits, None)
         for waiting, visit in zip(range(len(new), 0, -1), new, strict=True):
             self._window.ask(min(waiting, _MAX_AT_ONCE))
-            self._held.append(self._open(self._window, visit))
-        self._window.ask(1)
+            self._take(self._window, visit, number)
+        self._held_by_shard = {held.visit.shard: held for held in reversed(self._held)}
+        ends = (held.visit.end for held in self._held)
+        starts = (self._planned_until if self._next is None else self._next.first,)
+        self._change = min(chain(ends, starts))
 
-    def _open(self, window: ShardWindow, visit: Visit) -> _Held:
+    def _take(self, window: ShardWindow, visit: Visit, number: int) -> None:
+        """Take the next shard of the plan; one that was left out is given back unopened."""
         count = self._form.manifest[visit.shard].samples
-        held = _Held(visit, window.take(visit.shard, count))
+        is_fresh = visit.is_whole and not self._is_shared
+        leased_shard = window.take(visit.shard, count, is_fresh=is_fresh)
+        if visit.end <= number:
+            window.give_back(leased_shard)
+        else:
+            self._held.append(_Held(visit, leased_shard, leased_shard.sample))
+
+    def _open(self, held: _Held) -> None:
+        assert self._window is not None
+        held.is_open = True
         try:
             held.leased_shard.open()
+            if held.leased_shard.is_whole:
+                held.read = held.leased_shard.cutter()
         except SHARD_ERRORS as exn:
-            held.error = exn
-        return held
-
-    def _read(self, place: Place) -> Read:
-        held = next(each for each in self._held if each.visit.shard == place.shard)
-        if held.error is not None:
-            return held.error
-        try:
-            sample = held.leased_shard.sample(place.number)
-        except SampleError as exn:
-            return exn
-        except SHARD_ERRORS as exn:
-            held.error = exn
-            return exn
-        self._form.name(sample, place.shard)
-        return sample
+            # Its traceback would keep the session of a reader that is gone.
+            held.error = exn.with_traceback(None)
+        self._window.ask(1)  # ahead, once nothing else is waited for
 
 
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
@@ -170,18 +255,53 @@ def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
     return (visit.shard for visit in islice(epoch.visits(start), PLANNED))
 
 
-def read_alone(session: Session, form: SampleForm, place: Place) -> Read:
-    """Return what is read at a place by a session that reads nothing else."""
-    plan = Plan.of(form.manifest, 0, [place.shard])
-    session.declare(plan)
-    window = ShardWindow(session, plan, partial=None, handover=form.handover, view_of=form.view_of)
-    leased_shard = window.take(place.shard, form.manifest[place.shard].samples)
-    try:
-        leased_shard.open()
-        sample = leased_shard.sample(place.number)
-    except (SampleError, *SHARD_ERRORS) as exn:
-        return exn
-    finally:
-        window.empty()
-    form.name(sample, place.shard)
-    return sample
+class LoneReader:
+    """Reads single places, such as those of substitutes, through a session that is opened when one is needed.
+
+    The shard of the last one is kept open: the next one is often beside it.
+    """
+
+    def __init__(self, open_session: Callable[[], Session], form: SampleForm) -> None:
+        self._open_session = open_session
+        self._form = form
+        self._session: Session | None = None
+        self._window: ShardWindow | None = None
+        self._shard = -1
+        self._leased: LeasedShard | None = None
+        self._lock = threading.Lock()
+
+    def read(self, place: Place) -> Read:
+        """Return what is read at a place. Any thread."""
+        with self._lock:
+            try:
+                sample = self._shard_of(place.shard).sample(place.number)
+            except (SampleError, *SHARD_ERRORS) as exn:
+                return exn.with_traceback(None)
+        self._form.name(sample, place.shard)
+        return sample
+
+    def _shard_of(self, shard: int) -> LeasedShard:
+        if self._leased is not None and self._shard == shard:
+            return self._leased
+        if self._window is not None:
+            self._window.empty()
+        if self._session is None:
+            self._session = self._open_session()
+        form = self._form
+        plan = Plan.of(form.manifest, 0, [shard])
+        self._session.declare(plan)
+        self._window = ShardWindow(self._session, plan, partial=None, handover=form.handover, view_of=form.view_of)
+        self._leased = None
+        leased = self._window.take(shard, form.manifest[shard].samples)
+        leased.open()
+        self._shard = shard
+        self._leased = leased
+        return leased
+
+    def close(self) -> None:
+        """Close the session, if there is one."""
+        with self._lock:
+            if self._window is not None:
+                self._window.empty()
+            if self._session is not None:
+                self._session.close()

@@ -375,6 +375,11 @@ class EpochStream:
         when_read()
 
     @property
+    def taken(self) -> int:
+        """Number of samples of the present share that were passed, bad ones included."""
+        return self.position.taken
+
+    @property
     def waited_s(self) -> float:
         """Time that this reader has waited for shards."""
         return 0.0 if self._session is None else self._session.waited_s

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
-from shardcache_client.loader import ShardLoader
+from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make
 

@@ -23,7 +23,7 @@ from shardcache.errors import (
     TrailingDataError,
 )
 from shardcache_client import Mixture, ShardDataset, ignore_and_continue, ignore_and_stop
-from shardcache_client.loader import ShardLoader
+from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_indexed
@@ -272,7 +272,7 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
     for number in range(SHARDS):
         (source / f"{number}.tar").write_bytes(b"<html>404</html>" * 1000)
     ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_continue, socket=daemon.socket)
-    with pytest.raises(ShardError, match="rank 0, worker 0 cannot read any sample in epoch 0"):
+    with pytest.raises(ShardError, match="rank 0 cannot read any sample in epoch 0"):
         list(ds)
 
 
@@ -281,19 +281,13 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
 def test_one_pass_without_a_good_sample_is_an_error_however_long_the_epoch(
     daemon: Daemon, source: Path, order: dict[str, Any], samples_per_epoch: int
 ) -> None:
-    """It says how many were tried, and the first cause; no sample is tried a third time."""
-    errors: list[Exception] = []
+    """It says how many were tried, and the first cause; hardly any sample is tried a third time."""
     options: dict[str, Any] = {"samples_per_epoch": samples_per_epoch, "socket": daemon.socket, **order}
-    ds = ShardDataset(
-        f"file://{source}/index.json",
-        decode={"jpg": int},
-        on_error=lambda exn: not errors.append(exn),
-        **options,
-    )
+    ds = ShardDataset(f"file://{source}/index.json", decode={"jpg": int}, on_error=ignore_and_continue, **options)
     with pytest.raises(ShardError, match="cannot read any sample in epoch 0") as caught:
         next(iter(ds))
-    assert len(KEYS) <= len(errors) <= 2 * len(KEYS)
-    assert f"({len(errors)} tried)" in str(caught.value)
+    tried = int(str(caught.value).partition(" tried")[0].rpartition("(")[2])
+    assert len(KEYS) <= tried < 3 * len(KEYS)
     assert "the first error that on_error skipped was: file://" in str(caught.value)
 
 
@@ -341,8 +335,8 @@ def test_bad_samples_of_an_epoch_are_reported_once(
     assert [sum(column) for column in zip(*numbers, strict=True)] == [0, len(bad)]
 
 
-def test_rank_that_skipped_samples_resumes_exactly_with_the_states_of_all_ranks(daemon: Daemon, source: Path) -> None:
-    """Another rank's state alone takes it back by as many places as it has skipped."""
+def test_rank_that_skipped_samples_resumes_exactly_with_the_state_of_another(daemon: Daemon, source: Path) -> None:
+    """What is skipped is replaced in its own batch, so that ranks stay in step."""
     spoil(source, "bad sample")
 
     def make(rank: int) -> ShardLoader[list[str]]:
@@ -367,7 +361,7 @@ def test_rank_that_skipped_samples_resumes_exactly_with_the_states_of_all_ranks(
     assert list(resumed) == whole[steps:]
     by_the_other = make(0)
     by_the_other.load_state_dict(states[1])
-    assert next(iter(by_the_other))[0] == whole[steps - 1][-1]
+    assert list(by_the_other) == whole[steps:]
 
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])

@@ -55,6 +55,9 @@ class Numbered(IterableDataset[dict[str, Any]]):
         """Return which reader this is."""
         return self._reader
 
+    def read_in_spans(self) -> None:
+        """Change nothing: each reader has a span."""
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of every iteration from now on."""
         states = [state for state in self._loaded if state.epoch == epoch]
@@ -82,7 +85,7 @@ class Numbered(IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from there in the epoch of the state."""
-        self._loaded = find_states(state)
+        self._loaded = [each for each in find_states(state) if isinstance(each, ReaderState)]
         self.set_epoch(self._loaded[0].epoch)
 
 

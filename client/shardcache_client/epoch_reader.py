@@ -1,7 +1,7 @@
 """A dataset's iterations over its epochs: what they check and read, and the states from which they resume."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -9,14 +9,20 @@ from typing import Any, Generic
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import T_co, checked, whole
+from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.batches.sample_run import SampleRun
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.handlers import Handler
-from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, batches_before, check
+from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, SpanDeal, batches_before, check
 from shardcache_client.order.rounds import Topology
+from shardcache_client.position import rank_state
 from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.rank_state import RankState, StateForm, progress_of
 from shardcache_client.position.state import (
     Position,
     ReaderState,
+    Saved,
     find_states,
     have_ended,
     in_batches,
@@ -25,10 +31,15 @@ from shardcache_client.position.state import (
     resume_batches,
 )
 from shardcache_client.ranks.group import Epochs, RankGroup
+from shardcache_client.reading.place_reader import SampleForm
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.sharing.shared_notes import SharedNotes
 
 log = logging.getLogger("shardcache")
+
+
+def _same(batch_size: int) -> int:
+    return batch_size
 
 
 class EpochReader(Generic[T_co]):
@@ -44,6 +55,7 @@ class EpochReader(Generic[T_co]):
         self._job = job
         self._dealing = dealing
         self._settings = settings
+        self._is_streamed = False
         self._bookmark = self._new_bookmark()
 
     def _new_bookmark(self) -> Bookmark:
@@ -77,6 +89,10 @@ class EpochReader(Generic[T_co]):
 
     # Iterations
 
+    def read_in_spans(self) -> None:
+        """Have each worker read a span of its rank's samples from now on, in place of every so many batches."""
+        self._is_streamed = True
+
     def _begin(self, iteration: Iteration) -> Iterator[Any]:
         """Begin an iteration and return its samples."""
         self._start(iteration)
@@ -98,7 +114,7 @@ class EpochReader(Generic[T_co]):
         # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
         ahead = self.batch_size * (1 if not in_worker else 2 if iteration.worker else 3)
 
-        stream: EpochStream = iteration.place
+        stream: EpochStream | SampleRun = iteration.place
         samples = stream.samples(partial(self._bookmark.finish, iteration))
         if not in_worker:
             samples = self._noted(iteration, samples)
@@ -118,28 +134,129 @@ class EpochReader(Generic[T_co]):
             self._bookmark.take(iteration)
             yield sample
 
-    def _stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
+    def _stream(self, epoch: int, states: Sequence[Saved], turn: int) -> EpochStream | SampleRun:
         """Return the stream of this process's share of an epoch, from states if there are any."""
         self._check()
         topology = self.topology()
-        if states and states[0].cut.workers == topology.workers:
+        if states and isinstance(states[0], ReaderState) and states[0].cut.workers == topology.workers:
             topology = topology.turned(turn)
         self._explain(topology)
         return self._stream_of(epoch, topology, states)
 
-    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[ReaderState]) -> EpochStream:
+    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> EpochStream | SampleRun:
+        states = states if states and states[0].epoch == epoch else ()
+        if self._is_numbered(states):
+            return self._sample_run(epoch, topology, states)
         deal, position = self._deal(), Position(epoch)
-        if states and states[0].epoch == epoch:
-            if states[0].counted != deal.counted:
-                deal = self._dealing.deal(self.manifest, counted=states[0].counted)
-            self._check_states(states)
+        if states:
+            former = self._of_readers(states)
+            if former[0].counted != deal.counted:
+                deal = self._dealing.deal(self.manifest, counted=former[0].counted)
+            self._check_states(former)
             cut = deal.cut(topology)
             if isinstance(deal, ElasticDeal):
-                position = resume_batches(states, cut, topology)
+                position = resume_batches(former, cut, topology)
             else:
-                position = resume(states, cut, topology, deal.epoch_samples)
-        reader = ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
-        return EpochStream(replace(self._settings, deal=deal), reader, position, self._on_error)
+                position = resume(former, cut, topology, deal.epoch_samples)
+        return EpochStream(replace(self._settings, deal=deal), self._identity(topology), position, self._on_error)
+
+    def _identity(self, topology: Topology) -> ReaderIdentity:
+        return ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
+
+    # Samples that have numbers: counted ones that no filter leaves out
+
+    def _is_numbered(self, states: Sequence[Saved] = ()) -> bool:
+        """Return True if a batch can be found by its number; `states` are those to resume from."""
+        if self._is_streamed or self._settings.pipeline.filters or not self._deal().counted:
+            return False
+        return not states or states[0].counted
+
+    def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
+        rank = Topology(topology.rank, topology.world_size)
+        first = states[0] if len(states) == 1 else None  # a loader that restores its workers gives each its own state
+        if isinstance(first, RankState) and topology.workers > 1 and self._is_of(first, topology):
+            progress = first.progress
+            part = first.part
+        else:
+            progress = self._progress(epoch, rank, states)
+            part = None
+        return SampleRun(
+            self._reading(topology),
+            progress,
+            topology,
+            self._state_form(self.batch_size, drop_last=None),
+            self.batch_size,
+            type(
+                self
+            )._asked_size,  # not a bound one: that would be a cycle, and keep the session of a reader that is gone
+            part,
+            is_read=_are_over(states),
+        )
+
+    def _is_of(self, state: RankState, topology: Topology) -> bool:
+        """Return True if a state is that of a worker with this place, perhaps of another rank that is in step."""
+        if state.part is None or state.rank is None or state.rank[1] != topology.world_size:
+            return False
+        if state.rank[0] != topology.rank and self._dealing.even is None:
+            return False
+        return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
+
+    # Returns the size of the batches that a loader makes of the samples, given that of the dataset; see `SampleRun`.
+    _asked_size: Callable[[int], int] = staticmethod(_same)
+
+    def _progress(self, epoch: int, rank: Topology, states: Sequence[Saved]) -> Progress:
+        """Return the progress from which a rank resumes an epoch."""
+        if not states:
+            return Progress(epoch)
+        found = [each for each in states if isinstance(each, RankState)]
+        if len(found) < len(states):
+            raise ConfigError(
+                "the state has a former format, or is that of a filtered dataset",
+                remedy="begin at the start of an epoch: set_epoch(n), without a state",
+            )
+        return progress_of(found, rank)
+
+    def _reading(self, topology: Topology) -> Reading:
+        settings = self._settings
+        pipeline, manifest = settings.pipeline, settings.manifest
+        deal = self._deal()
+        assert isinstance(deal, SpanDeal)
+        form = SampleForm(manifest, pipeline.view, settings.handover, *pipeline.named_sources)
+        return Reading(
+            deal, form, pipeline, settings.sessions, self._identity(topology), self._on_error, settings.epochs
+        )
+
+    def _state_form(self, batch_size: int, *, drop_last: bool | None) -> StateForm:
+        deal = self._deal()
+        assert isinstance(deal, SpanDeal)
+        return StateForm(self._settings.datasets[True], deal, batch_size, drop_last, self._settings.seeds)
+
+    def _rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
+        """Return the batches of this rank in an epoch, from states if there are any of it."""
+        rank = self._group.ranks
+        states = states if states and states[0].epoch == epoch else ()
+        progress = self._progress(epoch, rank, states)
+        return RankBatches(self._reading(rank), progress, rank, form, is_read=_are_over(states))
+
+    def _of_readers(self, states: Sequence[Saved]) -> list[ReaderState]:
+        """Return states as those of readers of spans, by which samples without numbers are read."""
+        former = [each for each in states if isinstance(each, ReaderState)]
+        numbered = [each for each in states if isinstance(each, RankState)]
+        return self._span_states(numbered) if numbered else former
+
+    def _span_states(self, states: Sequence[RankState]) -> list[ReaderState]:
+        progress = progress_of(states, self._group.ranks)
+        deal = self._settings.deal
+        assert isinstance(deal, SpanDeal)
+        ranks = progress.phases[-1].ranks if progress.phases else 1
+        found = []
+        for rank in range(ranks):
+            topology = Topology(rank, ranks)
+            start = progress.start_of(deal, topology)
+            position = Position(progress.epoch, start.phases, taken=start.passed, given=start.passed)
+            cut = replace(deal.cut(topology), batch_size=1)
+            found.append(ReaderState(states[0].dataset, position, cut, reader=rank, over=states[0].over))
+        return found
 
     # Checks
 
@@ -229,7 +346,7 @@ class EpochReader(Generic[T_co]):
     def position(self) -> int:
         """Number of samples of its share that this reader has passed, bad ones included."""
         current = self._bookmark.current
-        return 0 if current is None else current.place.position.taken
+        return 0 if current is None else current.place.taken
 
     @property
     def _resumed(self) -> bool:
@@ -252,11 +369,11 @@ class EpochReader(Generic[T_co]):
         stream = self._current_stream()
         return stream.state(over=stream.is_over).to_json()
 
-    def _current_stream(self) -> EpochStream:
+    def _current_stream(self) -> EpochStream | SampleRun:
         """Return the stream at whose position this process is, or else the one that it would read."""
         current = self._bookmark.current
         if current is not None:
-            stream: EpochStream = current.place
+            stream: EpochStream | SampleRun = current.place
             return stream
         return self._stream_of(self.epoch, self.topology(), self._bookmark.next_states()[0])
 
@@ -267,10 +384,9 @@ class EpochReader(Generic[T_co]):
         the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
 
         The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
-        among the new ones. One rank's state with all its workers suffices, since ranks take their batches in step; from
-        a list of several ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's
-        state then suffices until one of its workers reaches the end of its share; after that, an error asks for the
-        states of the others.
+        among the new ones. One rank's state suffices, since ranks take their batches in step; from a list of several
+        ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's state then
+        suffices until it reaches the end of its share; after that, an error asks for the states of the others.
 
         Args:
             state: the return value of `state_dict`, or any structure that contains such states, such as a
@@ -284,8 +400,9 @@ class EpochReader(Generic[T_co]):
         try:
             self._check_saved(saved)
             # A loader's worker is loaded into by a loader that knows its turn.
-            if self._elastic and not self._in_worker:
-                state = [each.to_json() for each in in_batches(find_states(state))]
+            if self._elastic and not self._in_worker and isinstance(saved, ReaderState):
+                former = [each for each in find_states(state) if isinstance(each, ReaderState)]
+                state = [each.to_json() for each in in_batches(former)]
         except ConfigError:
             self.seed, self._dealing, self._settings = before
             raise
@@ -296,7 +413,7 @@ class EpochReader(Generic[T_co]):
             state = [replace(each, over=True).to_json() for each in states]
         self._bookmark.load(state, worker=self._in_worker)
 
-    def _check_saved(self, saved: ReaderState) -> None:
+    def _check_saved(self, saved: Saved) -> None:
         """Raise ConfigError if a state is not of this dataset."""
         if saved.dataset != self._settings.datasets.get(saved.counted):
             raise ConfigError(
@@ -304,16 +421,21 @@ class EpochReader(Generic[T_co]):
                 remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
             )
 
-    def _is_read(self, states: Sequence[ReaderState]) -> bool:
+    def _is_read(self, states: Sequence[Saved]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
         first, deal = states[0], self._settings.deal
+        if isinstance(first, RankState):
+            assert isinstance(deal, SpanDeal)
+            found = [each for each in states if isinstance(each, RankState)]
+            return _are_over(states) or rank_state.is_read(found, deal, self._group.ranks)
+        former = [each for each in states if isinstance(each, ReaderState)]
         if isinstance(deal, ElasticDeal):
             return batches_before(first.position.phases) >= deal.batches
-        if have_ended(states):
+        if have_ended(former):
             return True
         if not deal.counted or first.dataset != self._settings.datasets.get(True):
             return False
-        return deal.epoch_samples is not None and is_read(states, deal.epoch_samples)
+        return deal.epoch_samples is not None and is_read(former, deal.epoch_samples)
 
     # Ranks and workers
 
@@ -333,3 +455,7 @@ class EpochReader(Generic[T_co]):
     def _elastic(self) -> bool:
         """True if global batches do not depend on the number of ranks and workers."""
         return self._dealing.global_batch_size is not None
+
+
+def _are_over(states: Sequence[Saved]) -> bool:
+    return bool(states) and all(state.over for state in states)

@@ -1,4 +1,4 @@
-"""loader.py: memory that is freed stays with the process, within a limit, unless the environment says otherwise."""
+"""worker_process.py: memory that is freed stays with the process, within a limit, unless otherwise configured."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from shardcache_client.loader import is_wanted, keep_freed_memory
+from shardcache_client.loading.worker_process import is_wanted, keep_freed_memory
 from support.programs.processes import MB, glibc_only, kept_bytes
 
 

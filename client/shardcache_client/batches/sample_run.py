@@ -1,0 +1,170 @@
+"""One reader's samples of an epoch, one by one: a rank's, or a plain DataLoader's worker's, which gives its batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Set
+from contextlib import closing
+from typing import Any
+
+from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart
+
+log = logging.getLogger("shardcache")
+
+
+class SampleRun:
+    """The samples that one reader reads in an epoch, or in its rest, once.
+
+    A worker reads the batches of its number, and of every `workers`-th after that, as a DataLoader asks them for
+    batches in turn. So the loader gives the rank's samples in their order, whatever the number of workers.
+
+    Args:
+        reading: of the dataset.
+        progress: of all ranks in the epoch so far.
+        reader: the rank, and perhaps its worker.
+        form: of states.
+        batch_size: of the dataset.
+        asked_size: returns the size of the batches that the loader makes, as soon as the first sample is asked for,
+            given that of the dataset.
+        given: samples that this worker has given before.
+        is_read: True if nothing is left of the epoch, whatever the progress says.
+    """
+
+    counted = True
+
+    def __init__(
+        self,
+        reading: Reading,
+        progress: Progress,
+        reader: Topology,
+        form: StateForm,
+        batch_size: int,
+        asked_size: Callable[[int], int],
+        given: WorkerPart | None = None,
+        *,
+        is_read: bool = False,
+    ) -> None:
+        self.topology = reader
+        self.read = False  # True once the last sample has been yielded
+        self._reading = reading
+        self._progress = progress
+        self._rank = Topology(reader.rank, reader.world_size)
+        self._form = form
+        self._asked_size = asked_size
+        self._is_read = is_read
+        self._bad = Bad()
+        self._yielded = 0
+        self._before = 0 if given is None else given.samples
+        self._size = batch_size if given is None else given.batch_size
+        self._set_batches()
+
+    def __repr__(self) -> str:
+        return f"SampleRun({self._progress!r}, taken={self.taken})"
+
+    def _set_batches(self) -> None:
+        batches = BatchForm(self._size, drop_last=False, collate=list)
+        self._batches = RankBatches(self._reading, self._progress, self._rank, batches, is_read=self._is_read)
+        self._total = self._batches.samples if self._is_whole_rank else self._of_worker(self._batches)
+
+    @property
+    def _is_whole_rank(self) -> bool:
+        return self.topology.workers == 1
+
+    def _of_worker(self, batches: RankBatches) -> int:
+        """Return the number of samples in the worker's batches."""
+        numbers = range(self.topology.worker, batches.count, self.topology.workers)
+        if not numbers:
+            return 0
+        first, end = batches.places_of(numbers[-1])
+        return (len(numbers) - 1) * self._size + end - first
+
+    @property
+    def taken(self) -> int:
+        """Number of places passed since the progress, bad ones included."""
+        left_out = 0 if self._reading.deal.even is not None else self._bad.places
+        return self._before + self._yielded + left_out
+
+    @property
+    def samples_left(self) -> int:
+        """Number of samples still to be yielded."""
+        return self._total - self.taken
+
+    def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
+        """Yield the samples; `when_read` is called before the last one is, or when there are none left."""
+        if not self._is_whole_rank and not self._before:
+            self._size = self._asked_size(self._size)
+            self._set_batches()
+        if self.samples_left <= 0:
+            self._end(when_read)
+            return
+        total, before = self._total, self._before
+        left_out = self._reading.deal.even is None
+        bad = self._bad
+        with closing(self._items()) as items:
+            for item in items:
+                self._yielded += 1
+                passed = before + self._yielded
+                if passed + (bad.places if left_out else 0) == total:
+                    self._end(when_read)  # now, as a loop that knows the number of samples requests no more
+                yield item
+        if not self.read:
+            self._end(when_read)
+        report(self._progress.epoch, bad.samples, bad.lost, repeated=not left_out)
+
+    def _items(self) -> Generator[Any]:
+        is_shared = not self._is_whole_rank
+        return self._batches.items(self._runs(), self._bad, is_shared=is_shared)
+
+    def _runs(self) -> Iterable[tuple[int, int]]:
+        """Yield the places to read: first and end of each run."""
+        if self._is_whole_rank:
+            yield self._batches.place(self._before), self._batches.place(self._total)
+            return
+        begun, within = divmod(self._before, self._size)
+        workers = self.topology.workers
+        for number in range(self.topology.worker + begun * workers, self._batches.count, workers):
+            first, end = self._batches.places_of(number)
+            yield first + within, end
+            within = 0
+
+    def _end(self, when_read: Callable[[], object]) -> None:
+        self.read = True
+        when_read()
+
+    # State
+
+    def state(self, *, over: bool = False) -> RankState:
+        """Return the reader's state."""
+        if self._is_whole_rank:
+            progress = self._batches.after_samples(self.taken, self._form.batch_size)
+            return self._form.state(progress, self._rank, ended=self._has_ended(), over=over, left=self.samples_left)
+        part = WorkerPart(self.topology.worker, self.topology.workers, self._size, self.taken)
+        return self._form.state(self._progress, self._rank, ended=self._has_ended(), over=over, part=part)
+
+    def state_in_loader(self) -> RankState:
+        """Return the reader's state, for a loader that keeps account of the end of the epoch."""
+        return self.state()
+
+    @property
+    def is_over(self) -> bool:
+        """True if the epoch has no more batches on any rank."""
+        return self._is_whole_rank and self._has_ended() and self._form.ends_together(self._progress, self._rank)
+
+    def _has_ended(self) -> bool:
+        return self.read or self.samples_left < 1
+
+
+def report(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
+    """Log how many samples and shards of an epoch were skipped, if any."""
+    if samples or lost:
+        log.warning(
+            "epoch %d: skipped %d shards, and %d samples of other shards, as on_error decided%s",
+            epoch,
+            len(lost),
+            samples,
+            "; other samples were repeated in their place" if repeated else "",
+        )

@@ -1,0 +1,133 @@
+"""Batches of samples with numbers for a training loop: made here, by threads or by processes, from any number on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from shardcache_client.batches.maker import MadeBatch
+from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.batches.sample_run import report
+from shardcache_client.loading.processes import ProcessPool
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.rank_state import StateForm
+from shardcache_client.reading.epoch_times import Made
+
+# Of the options of a DataLoader, those that say what its batches are, and not how worker processes make them.
+_OF_BATCHES = ("batch_size", "drop_last", "workers", "in_order")
+_PREFETCHED = 2  # batches of each worker, as torch's
+
+
+@dataclass(eq=False, repr=False)
+class BatchPosition:
+    """Where a rank is among its batches of an epoch."""
+
+    batches: RankBatches
+    rank: Topology
+    size: int  # of batches
+    form: StateForm
+    next: int = 0  # number of the next batch
+    _ended: bool = field(default=False, init=False)
+
+    def __repr__(self) -> str:
+        return f"BatchPosition({self.batches!r}, next={self.next})"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read."""
+        return self.batches.progress.epoch
+
+    @property
+    def is_read(self) -> bool:
+        """True if there are known to be no more batches."""
+        return self._ended or self.next >= self.batches.count
+
+    @property
+    def batches_left(self) -> int:
+        """Number of batches that are left."""
+        return max(0, self.batches.count - self.next)
+
+    def note(self, number: int) -> None:
+        """Note that the batches up to a number are taken."""
+        self.next = number
+
+    def end(self) -> None:
+        """Note that there are no more batches."""
+        self._ended = True
+
+    def skip(self, batches: int) -> None:
+        """Have the next batches left out."""
+        self.next = min(self.batches.count, self.next + batches)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rank's state as a JSON object."""
+        ended = self.is_read
+        over = ended and self.form.ends_together(self.batches.progress, self.rank)
+        progress = self.batches.after(self.next)
+        left = max(0, self.batches.samples - self.next * self.size)
+        return self.form.state(progress, self.rank, ended=ended, over=over, left=left).to_json()
+
+
+class NumberedBatches:
+    """The batches of one iteration after another.
+
+    Args:
+        reading: of the dataset.
+        form: of the batches.
+        loader: name of the loader.
+        options: those of `ShardDataset.loader`, all given.
+    """
+
+    def __init__(self, reading: Reading, form: BatchForm, loader: str, options: Mapping[str, Any]) -> None:
+        self._form = form
+        self._threads = options["num_workers"] if options["workers"] == "threads" else 0
+        self._ahead = options.get("prefetch_factor") or _PREFETCHED
+        self._pins = bool(options["pin_memory"])
+        self._pool: ProcessPool | None = None
+        if options["num_workers"] and not self._threads:
+            further = {name: value for name, value in options.items() if name not in _OF_BATCHES}
+            self._pool = ProcessPool(reading, form, loader, further)
+
+    def is_of_this_process(self) -> bool:
+        """Return False in a process that was forked from the one that made this, if it has worker processes."""
+        return self._pool is None or self._pool.is_of_this_process
+
+    def read(self, position: BatchPosition) -> Generator[tuple[Any, int, Made]]:
+        """Yield each batch with the number of the next one, and the times of its making.
+
+        Batches that are skipped meanwhile are left out. Raises what making the batches raises.
+        """
+        skipped = 0
+        lost: set[str] = set()
+        is_over = False
+        while not (is_over or position.is_read):
+            start = position.next
+            with closing(self._made(position, start)) as made:
+                for number, each in enumerate(made, start):
+                    skipped += each.skipped
+                    lost |= each.lost
+                    if each.batch is None:
+                        position.note(number + 1)
+                    else:
+                        yield self._pinned(each.batch), number + 1, each.times
+                    is_over = each.is_last
+                    if is_over or position.next != number + 1:
+                        break
+        report(position.epoch, skipped, lost, repeated=position.form.deal.even is not None)
+
+    def _made(self, position: BatchPosition, start: int) -> Generator[MadeBatch]:
+        batches = position.batches
+        if self._pool is not None:
+            return self._pool.made(batches.progress, position.rank, range(start, batches.count))
+        return batches.made(skip=start, threads=self._threads, ahead=self._ahead)
+
+    def _pinned(self, batch: Any) -> Any:
+        # Worker processes' batches are pinned by their DataLoader.
+        if self._pins and self._pool is None and torch.accelerator.is_available():
+            return pin_memory(batch)  # type: ignore[no-untyped-call]
+        return batch

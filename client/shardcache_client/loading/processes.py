@@ -1,0 +1,165 @@
+"""Batches made by worker processes: a DataLoader over their numbers, so that torch has order, memory and deaths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from shardcache_client.batches.maker import BatchMaker, MadeBatch, Skips
+from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Session
+from shardcache_client.handlers import for_epoch
+from shardcache_client.loading.worker_process import prepare
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.progress import Progress
+from shardcache_client.reading.place_reader import PlaceReader
+
+
+class Order(NamedTuple):
+    """An epoch, or its rest, as workers get it with each number."""
+
+    serial: int  # of the iteration, as a later one may have the same progress
+    progress: Progress
+    topology: Topology
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """What a worker holds for the order that it works on."""
+
+    order: Order
+    batches: RankBatches
+    session: Session
+    places: PlaceReader
+    maker: BatchMaker
+    held: ExitStack
+    next: int = 0  # the number after that of the last batch
+
+
+class NumberedBatches(Dataset[MadeBatch]):
+    """The batches of a rank by order and number, each made by the worker that is asked for it.
+
+    A worker reads on from the last number that it was asked for, so that numbers are to ascend.
+    """
+
+    def __init__(self, reading: Reading, batches: BatchForm, loader: str) -> None:
+        self._reading = reading
+        self._batches = batches
+        self._loader = loader  # its name
+        self._open: _Open | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+    def __getitem__(self, asked: tuple[Order, int]) -> MadeBatch:
+        order, number = asked
+        found = self._open
+        if found is None or found.order != order or number < found.next:
+            self.close()
+            found = self._open = self._opened(order)
+        found.next = number + 1
+        try:
+            made = found.maker.make(found.batches.raw(number, found.places, found.session))
+        except BaseException:
+            self.close()
+            raise
+        workers = self._workers()
+        if number + workers >= found.batches.count or made.is_last:
+            self.close()
+        return made
+
+    def _workers(self) -> int:
+        info = get_worker_info()
+        return 1 if info is None else int(info.num_workers)
+
+    def _opened(self, order: Order) -> _Open:
+        info = get_worker_info()
+        prepare(self._reading.form.handover)
+        topology = order.topology
+        if info is not None:
+            topology = replace(topology, worker=info.id, workers=info.num_workers)
+        identity = ReaderIdentity(self._reading.identity.job, topology, self._loader, self._batches.places)
+        reading = replace(self._reading, identity=identity)
+        batches = RankBatches(reading, order.progress, order.topology, self._batches)
+        with ExitStack() as held:
+            lone = held.enter_context(closing(batches.lone_reader()))
+            session = held.enter_context(reading.sessions.borrow(identity))
+            places = held.enter_context(closing(batches.place_reader(session, is_shared=self._workers() > 1)))
+            maker = batches.maker(Skips(for_epoch(reading.on_error)), lone)
+            return _Open(order, batches, session, places, maker, held.pop_all())
+        raise AssertionError  # for type checkers: ExitStack may swallow exceptions, and this one has none to
+
+    def close(self) -> None:
+        """Release what is held for the last order; the session stays for the next."""
+        found = self._open
+        self._open = None
+        if found is not None:
+            found.held.close()
+
+
+class _Numbers(Sampler[tuple[Order, int]]):
+    """The numbers of an order's batches. Which order comes next is set before each iteration."""
+
+    def __init__(self) -> None:
+        self.order: Order | None = None
+        self.numbers = range(0)
+
+    def __iter__(self) -> Iterator[tuple[Order, int]]:
+        assert self.order is not None
+        order = self.order
+        return ((order, number) for number in self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
+# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
+_queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
+
+
+class ProcessPool:
+    """Worker processes that make batches, of one iteration after another if they persist."""
+
+    def __init__(self, reading: Reading, batches: BatchForm, loader: str, options: dict[str, Any]) -> None:
+        self._numbers = _Numbers()
+        self._serial = 0
+        self._pid = os.getpid()
+        dataset = NumberedBatches(reading, batches, loader)
+        self.loader: DataLoader[MadeBatch] = DataLoader(
+            dataset, batch_size=None, sampler=self._numbers, collate_fn=_as_it_is, **options
+        )
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a process that was forked from the one that made this."""
+        return self._pid == os.getpid()
+
+    def made(self, progress: Progress, topology: Topology, numbers: range) -> Generator[MadeBatch]:
+        """Yield the batches of these numbers. Raises what the workers raise, and torch's errors of their deaths."""
+        self._serial += 1
+        self._numbers.order = Order(self._serial, progress, topology)
+        self._numbers.numbers = numbers
+        batches = iter(self.loader)
+        if (queues := getattr(batches, "_index_queues", None)) is not None:
+            _queues_of_workers[batches] = queues
+        try:
+            yield from batches
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # The error holds the workers, and a collector would wait for each.
+            self.loader._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+            batches._shutdown_workers()  # type: ignore[attr-defined]  # torch's, for its own use
+            raise
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,95 @@
+"""The process of a DataLoader's worker: its end with the trainer, and the allocator that it keeps memory with."""
+
+import ctypes
+import os
+import platform
+import select
+from collections.abc import Mapping
+from functools import cache
+from multiprocessing import parent_process
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
+
+from shardcache_client.ranks.torch_group import in_worker
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+TUNE_MALLOC_ENV = "SHARDCACHE_TUNE_MALLOC"
+"""Environment variable; 0 disables tuning of the allocator."""
+
+_MIB = 1024 * 1024
+
+# By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice the largest mapped
+# block freed so far. A batch is larger, so all its pages were faulted in again, which took longer than the copy.
+_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES = -1, 128 * _MIB
+# A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads' heaps: glibc removes
+# a free segment only if this much is free in the previous one, so with 64 MiB such heaps would never shrink.
+_M_TOP_PAD, _LEFT_BY_TRIM_BYTES = -2, 16 * _MIB
+# Setting either of these stops glibc's own adjustment of the size above which a block is mapped, and so returned,
+# separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is the adjustment's upper limit.
+_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES = -3, 32 * _MIB
+
+_GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+
+
+def prepare(handover: "Handover | None") -> None:
+    """Prepare this process, which may be a worker, for reading samples that a handover passes on."""
+    if in_worker():
+        end_with_trainer()
+        keep_freed_memory()
+    if handover is None:
+        return
+    from shardcache_client.sharing.handover import Buffer, pass_on  # needs numpy
+
+    default_collate_fn_map[Buffer] = pass_on  # in this process
+    if not in_worker():
+        handover.acks.receive_here()
+
+
+@cache
+def end_with_trainer() -> None:
+    """End this worker's process as soon as its trainer has ended, even by SIGKILL.
+
+    torch's own check comes between two batches only. A worker whose batches fill the pipe to its dead trainer would
+    stay for ever, as would its leases and whatever sockets it has inherited: its siblings hold the pipe's other end.
+    """
+    trainer = parent_process()
+    if trainer is None or trainer.pid is None or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return  # a kernel or sandbox without pidfds
+    Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True).start()
+
+
+def _exit_after(pidfd: int) -> None:
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    ended.poll()
+    os._exit(1)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep up to 128 MiB of freed memory, if its C library is glibc.
+
+    No-op with other C libraries, with SHARDCACHE_TUNE_MALLOC=0, and if the environment sets glibc's parameters.
+    """
+    if platform.libc_ver()[0] != "glibc" or not is_wanted(os.environ):
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
+    mallopt(_M_TOP_PAD, _LEFT_BY_TRIM_BYTES)
+
+
+def is_wanted(env: Mapping[str, str]) -> bool:
+    """Return True unless the environment disables tuning or sets the allocator's parameters itself."""
+    tuned = "glibc.malloc." in env.get("GLIBC_TUNABLES", "") or any(name in env for name in _GLIBCS_OWN)
+    return env.get(TUNE_MALLOC_ENV) != "0" and not tuned

@@ -1,0 +1,124 @@
+"""Batches over bad data: the same for any number of threads, of equal size, with each error once."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import DecodeError, NotFoundError, ShardError
+from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client.loading.loader import ShardLoader
+from support.programs.daemon import Daemon, eventually
+from support.shards.reading import keys_of
+from support.shards.tars import BATCH, Make, write_indexed
+
+Batches = list[list[str]]
+
+
+def load(dataset: ShardDataset[Any], threads: int) -> ShardLoader[list[str]]:
+    """Return a loader of lists of keys, whose batches so many threads make; this one if there are none."""
+    return dataset.loader(batch_size=BATCH, num_workers=threads, workers="threads", collate_fn=keys_of)
+
+
+@pytest.fixture(params=[0, 1, 3], ids=lambda threads: f"{threads} threads")
+def threads(request: pytest.FixtureRequest) -> int:
+    """A number of threads."""
+    number: int = request.param
+    return number
+
+
+def spoilt(folder: Path) -> str:
+    """Write shards of which one is gone, and return their index."""
+    index = write_indexed(folder, [6] * 5)
+    (folder / "2.tar").unlink()
+    return index
+
+
+def test_substitutes_are_the_same_for_any_threads(daemon: Daemon, tmp_path: Path) -> None:
+    """A lost shard, and samples that a function refuses: batches keep their size, and are equal from run to run."""
+    index = spoilt(tmp_path)
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] in ("000003", "000020"):
+            raise ValueError("no image")
+        return sample
+
+    def read(threads: int, skip: int = 0) -> Batches:
+        dataset = ShardDataset(
+            index, shuffle=True, seed=3, socket=daemon.socket, decode=decode, on_error=ignore_and_continue
+        )
+        loader = load(dataset, threads)
+        loader.skip(skip)
+        return list(loader)
+
+    whole = read(0)
+    assert [len(batch) for batch in whole] == [BATCH] * 7 + [2]
+    counts = Counter(key for batch in whole for key in batch)
+    assert len(counts) == 22, "all samples but the 6 lost and the 2 refused"
+    assert read(3) == read(1) == whole
+    assert read(2, skip=4) == whole[4:]
+
+
+def test_skipped_samples_and_shards_are_counted_once(
+    daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, threads: int
+) -> None:
+    """However often a substitute was looked for."""
+    seen: list[Exception] = []
+
+    def note(exn: Exception) -> bool:
+        seen.append(exn)
+        return True
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] >= "000020":
+            raise ValueError("no image")
+        return sample
+
+    dataset = ShardDataset(spoilt(tmp_path), socket=daemon.socket, decode=decode, on_error=note)
+    list(load(dataset, threads))
+    assert "skipped 1 shards, and 10 samples of other shards" in caplog.text
+    assert Counter(map(type, seen)) == {NotFoundError: 1, DecodeError: 10}
+
+
+def test_errors_come_in_the_place_of_their_batch(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+    """Whoever makes it; those before it are yielded."""
+    dataset = ShardDataset(spoilt(tmp_path), socket=daemon.socket)
+    batches = iter(load(dataset, threads))
+    assert len([*islice(batches, 3)]) == 3
+    with pytest.raises(NotFoundError):
+        next(batches)
+
+
+def test_a_handler_can_end_the_epoch(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+    """With the good samples before the error."""
+    dataset = ShardDataset(spoilt(tmp_path), socket=daemon.socket, on_error=ignore_and_stop)
+    assert [len(batch) for batch in load(dataset, threads)] == [BATCH, BATCH, BATCH]
+
+
+def test_data_without_any_good_sample_is_an_error(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+    """Found after each place was tried once, even in an endless epoch's first batch."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no image")
+
+    options: dict[str, Any] = {"socket": daemon.socket, "decode": decode, "on_error": ignore_and_continue}
+    dataset = ShardDataset(write_indexed(tmp_path, [3, 4]), **options)
+    with pytest.raises(ShardError, match="rank 0 cannot read any sample in epoch 0"):
+        next(iter(load(dataset, threads)))
+
+
+@pytest.mark.parametrize("drop", [list.clear, list.pop], ids=["cleared", "popped"])
+def test_no_thread_or_session_outlives_a_dropped_iterator(
+    make: Make, daemon: Daemon, drop: Callable[[list[Any]], Any], threads: int
+) -> None:
+    """Nor a lease."""
+    before = threading.active_count()
+    held = [iter(load(make(), threads))]
+    next(held[0])
+    drop(held)
+    assert threading.active_count() == before
+    eventually(lambda: daemon.leases() == 0, limit_s=10)
