@@ -11,12 +11,12 @@ import pytest
 
 from campaign.disks import flip
 from shardcache.errors import NotATarError, NotFoundError, ShardcacheError
-from shardcache_client import Joined, Mixture, ShardDataset, ShardReader, TokenBlocks, cached_paths, open_cached
-from shardcache_client.webdataset import WebDataset
+from shardcache_client import ShardDataset, ShardReader, TokenBlocks, cached_paths, open_cached
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
+from support.shards.doors import DOORS, Door
 from support.shards.tars import make_tar, random_samples, write_indexed, write_token_shards
 
 SAMPLES = 6
@@ -42,8 +42,10 @@ def daemon(tmp_path: Path, source: str) -> Iterator[Daemon]:
 
 
 def read(daemon: Daemon, url: str | Sequence[str], **options: Any) -> list[bytes]:
-    """Return the values of a dataset's samples."""
-    return [sample["jpg"] for sample in ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, **options)]
+    """Return the values of a dataset's samples, once its shards are published."""
+    values = [sample["jpg"] for sample in ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, **options)]
+    daemon.await_publication()
+    return values
 
 
 def cached(daemon: Daemon) -> list[tuple[Path, Path]]:
@@ -164,57 +166,8 @@ def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
         read(daemon, url)
 
 
-def _of_dataset(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in ShardDataset(url, socket=socket, shuffle=True, seed=1)]
-
-
-def _of_reader(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in ShardReader(url, socket=socket)]
-
-
-def _of_workers(url: str, socket: Path) -> list[bytes]:
-    loader = ShardDataset(url, socket=socket).loader(batch_size=2, num_workers=2)
-    return [value for batch in loader for value in batch["jpg"]]
-
-
-def _of_numbers(url: str, socket: Path) -> list[bytes]:
-    with ShardDataset(url, socket=socket).indexed() as samples:
-        return [sample["jpg"] for sample in samples]
-
-
-def _of_mixture(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in Mixture([ShardDataset(url, socket=socket)])]
-
-
-def _of_joined(url: str, socket: Path) -> list[bytes]:
-    sources = {"": ShardDataset(url, socket=socket), "other": ShardDataset(url, socket=socket)}
-    return [sample["other.jpg"] for sample in Joined(sources)]
-
-
-def _of_zero_copy(url: str, socket: Path) -> list[bytes]:
-    return [bytes(sample["jpg"]) for sample in ShardDataset(url, socket=socket, zero_copy=True)]
-
-
-def _of_webdataset(url: str, socket: Path) -> list[bytes]:
-    return [sample["jpg"] for sample in WebDataset(url, shardshuffle=False, socket=socket)]
-
-
-DOORS = [
-    _of_dataset,
-    _of_reader,
-    _of_workers,
-    _of_numbers,
-    _of_mixture,
-    _of_joined,
-    _of_zero_copy,
-    _of_webdataset,
-]
-
-
 @pytest.mark.parametrize("door", DOORS)
-def test_every_reader_of_samples_goes_on_after_damage(
-    daemon: Daemon, source: str, door: Callable[[str, Path], list[bytes]]
-) -> None:
+def test_every_reader_of_samples_goes_on_after_damage(daemon: Daemon, source: str, door: Door) -> None:
     """Each finds the damaged index itself, for no two of them share what they have mapped."""
     spoil(daemon, INDEXES["a byte of the tables"])
     assert sorted(door(source, daemon.socket)) == sorted(VALUES)
@@ -267,7 +220,9 @@ def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
 
     def tokens(daemon: Daemon) -> list[int]:
         blocks = ShardReader(url, tokens=TokenBlocks(10), socket=daemon.socket)
-        return np.concatenate([block["tokens"] for block in blocks]).tolist()
+        found = np.concatenate([block["tokens"] for block in blocks]).tolist()
+        daemon.await_publication()
+        return found
 
     with Daemon(tmp_path, "--scrub-rate", "0") as daemon:
         wanted = tokens(daemon)

@@ -1,6 +1,6 @@
 /* Stands between a process and its disk: loaded ahead of libc (LD_PRELOAD), it counts the calls that change files
- * below one folder, and at the n-th of them kills the process, lets the call fail, or does half of it. It can also
- * log each call, for what a power cut may leave of them to be worked out.
+ * below one folder, and at the n-th of them kills the process, lets the call fail, does half of it, or holds it until
+ * the test releases it. It can also log each call, for what a power cut may leave of them to be worked out.
  *
  * All that it knows lies in a control block, a small file mapped by every process of the tree and by the test, which
  * may change its mind at any time. The layout and the numbers are those of shim.py.
@@ -25,7 +25,9 @@
 #include <unistd.h>
 
 enum op { CREATE, WRITE, TRUNCATE, ALLOCATE, FSYNC, RENAME, UNLINK, MKDIR, RMDIR, CHMOD, UTIME, OPEN, READ };
-enum action { COUNT, KILL_BEFORE, KILL_AFTER, KILL_HALF, FAIL, SHORT };
+enum action { COUNT, KILL_BEFORE, KILL_AFTER, KILL_HALF, FAIL, SHORT, HOLD };
+
+#define HELD_US 1000 /* between two looks of a call that is held */
 
 struct control {
     int64_t seen;      /* matching calls since it was armed */
@@ -124,6 +126,15 @@ static int below(const char *path)
     return path && size && !strncmp(path, control->root, size) && (path[size] == '/' || !path[size]);
 }
 
+/* Wait until calls are no longer held; return what is to be done to this one. */
+static int held(void)
+{
+    int32_t action;
+    while ((action = __atomic_load_n(&control->action, __ATOMIC_ACQUIRE)) == HOLD)
+        usleep(HELD_US);
+    return action;
+}
+
 static void die(void)
 {
     __atomic_store_n(&control->holder, 0, __ATOMIC_RELEASE); /* for the next process under this block */
@@ -160,7 +171,7 @@ static struct step begin(enum op op, const char *path, const char *path2)
         return step;
     control->last_op = op;
     __atomic_add_fetch(&control->acted, 1, __ATOMIC_SEQ_CST);
-    step.act = control->action;
+    step.act = control->action == HOLD ? held() : control->action;
     if (step.act == KILL_BEFORE || (step.act == KILL_HALF && op != WRITE && op != ALLOCATE))
         die();
     return step;

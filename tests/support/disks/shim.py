@@ -54,6 +54,7 @@ class Action(enum.IntEnum):
     KILL_HALF = 3  # in the middle of a write or an allocation; before any other call
     FAIL = 4
     SHORT = 5  # a write takes half of what it was given, and says so
+    HOLD = 6  # the call waits until `release`
 
 
 FOR_EVER = 2**62
@@ -122,6 +123,11 @@ class Shim:
 
     def disarm(self) -> None:
         self._block.ops = 0
+
+    def release(self, error: int = 0) -> None:
+        """Let held calls go on, or fail with an errno, and those that would have been held, too."""
+        self._block.error = error
+        self._block.action = Action.FAIL if error else Action.COUNT
 
     def log_to(self, path: Path) -> None:
         """Append a record of each armed call that succeeds to a file; `read_log` reads it."""

@@ -157,6 +157,10 @@ class Daemon:
     def shards(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
 
+    def await_publication(self) -> None:
+        """Return once nothing is on its way: readers get shards before these are published."""
+        eventually(lambda: not self.status()["transfers"])
+
     def leases(self) -> int:
         """Return how many leases there are on all shards."""
         return sum(int(shard["leases"]) for shard in self.shards())
