@@ -27,6 +27,12 @@ With `partial`, a plain tar that is needed may be granted while it is `arriving`
 first `ready_bytes` are valid, each part verified. `more` waits until there are more than `beyond` bytes, or the shard
 is complete and indexed; then the answer is `leased`, with the same lease number. An error ends the lease.
 
+With `unpublished`, a shard that is needed may be `leased` once it has passed every check, before its
+files are synced to disk and get their names: such a grant has the tar's `inode`. The files move when
+they are published, so a reader opens them and keeps them open; no other process may be told their
+paths. A reader that does not find them, or finds another inode, asks for `more`, which then waits
+until the shard is published.
+
 A lease that is not granted yet is released by the id of its request, which then gets no answer. `need` and `release` of
 a lease that has ended are ignored: an error may have crossed them on the wire.
 
@@ -172,11 +178,18 @@ class Arriving(_Granted):
     ready_bytes: int
 
 
-class Leased(_Granted):
-    """A cached shard that, once it is needed, stays in place until `release {lease}` or the end of the connection."""
-
+class _Whole(_Granted):
     index_path: str
     samples: int
+
+
+class Leased(_Whole, total=False):
+    """A cached shard that, once it is needed, stays in place until `release {lease}` or the end of the connection.
+
+    With an `inode`, its files are not published yet: do not read a tar of another inode.
+    """
+
+    inode: _Inode
 
 
 def parse(text: str | bytes) -> Json:
@@ -282,7 +295,14 @@ REQUESTS = {
     "extend": Message(_PIECE, answers=("ok",)),
     "lease": Message(
         {"id": int, "position": int},
-        {"partial": bool, "start": int, "beyond": int, "latest": bool, "named": bool},
+        {
+            "partial": bool,
+            "unpublished": bool,
+            "start": int,
+            "beyond": int,
+            "latest": bool,
+            "named": bool,
+        },
         answers=_GRANTS,
     ),
     "need": Message({"of": int}),
@@ -297,7 +317,10 @@ ANSWERS = {
     "manifest": Message({"id": int, "packed": bytes}, {"remembered": int}),
     "ok": Message({"id": int}),
     "unknown": Message({"id": int}),
-    "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json], "named_path": str}),
+    "leased": Message(
+        get_type_hints(_Whole, include_extras=True),
+        {"damaged": list[Json], "named_path": str, "inode": _Inode},
+    ),
     "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
     "waiting": Message({"id": int, "reason": str}, {"of": int, "done_bytes": int, "total_bytes": int}),
     "error": Message({"error": Json, "id": int | None}),

@@ -115,7 +115,7 @@ class CachedFile:
         path, version = Path(grant["path"]), grant["version"]
         if self._partial and self._grant is not None and self._grant["version"] != version:
             raise ShardChangedError("the file was replaced in the object store while being read", url=grant["url"])
-        inode: int | None = grant.get("inode")  # type: ignore[assignment]  # of an arriving file
+        inode = grant.get("inode")  # of an arriving file
         try:
             fd = files.open_file(path, grant["size_bytes"], inode)
         except CorruptShardError as exn:

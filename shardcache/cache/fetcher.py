@@ -195,7 +195,7 @@ class Fetcher:
             first=lambda: claim.needed_first,
         )
         transfer.stages.enter(Stage.DISK)
-        shard, refused = await self._publish(partial, claim)
+        shard, refused = await self._publish(partial, transfer, claim)
         self._planner.took(time.monotonic() - begun_s)
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:
@@ -212,7 +212,9 @@ class Fetcher:
         arriving, transfer.arriving = transfer.arriving, None
         if arriving is not None and arriving.shard is None:
             arriving.fail(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
-        if arriving is not None and not parts.size_bytes:
+        # Readers have the part open, which stays for the next transfer or was removed; or an
+        # inflated tar, which was removed.
+        if arriving is not None and (arriving.partial.codec is not None or not parts.size_bytes):
             arriving.when_left(reservation.close)  # unlinked, but takes disk space until the last reader closes it
         else:
             reservation.close()
@@ -221,10 +223,12 @@ class Fetcher:
 
     # A complete file becomes a published shard
 
-    async def _publish(self, partial: Partial, claim: KeyClaim) -> tuple[Shard, ShardError | None]:
+    async def _publish(self, partial: Partial, transfer: Transfer, claim: KeyClaim) -> tuple[Shard, ShardError | None]:
         """Inflate, index and publish a complete partial, which closes the claim's reservation.
 
-        It is not indexed if nobody wants samples; nor, and that error is returned, if somebody waits for the mere file.
+        Readers that have nothing else to read get it once it is indexed, before it is synced to
+        the disk. It is not indexed if nobody wants samples; nor, and that error is returned, if
+        somebody waits for the mere file.
         """
         tar, facts = await self._plain_tar(partial, claim)
         sidecar, refused = self._store.layout.in_progress(partial.key, SIDECAR), None
@@ -237,8 +241,13 @@ class Fetcher:
             refused = exn
         if facts.samples is None:
             await asyncio.to_thread(write_bare, sidecar, facts.to_json())
-        await self._history.remember(facts)
-        shard = await self._store.publish(partial.key, tar, sidecar, facts)
+        files = await self._store.seal(tar, sidecar, facts)
+        # Begun before any reader has the shard: who has read it finds its number of samples known.
+        remembering = asyncio.create_task(self._history.remember(facts))
+        transfer.arriving = transfer.arriving or Arrival(partial, transfer)
+        transfer.arriving.check(files)
+        await remembering
+        shard = await self._store.publish(partial.key, files)
         # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
         assert claim.reservation is not None
         claim.reservation.close(kept_bytes=shard.kept_bytes)

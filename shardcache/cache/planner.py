@@ -251,8 +251,8 @@ class History:
         if facts.samples is None:  # a tar fetched as a plain file keeps its count
             known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
         if known is None or known.version != facts.version:
+            self.changes += 1  # first: who sees the change looks the row up after it was written
             await self.catalogue.put(Fetched(facts.version, facts.samples).to_row(), _KIND, facts.url)
-            self.changes += 1
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""

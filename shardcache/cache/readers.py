@@ -1,7 +1,5 @@
 """Connected readers and their jobs: plans, leases and waits."""
 
-import asyncio
-import enum
 import time
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -9,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardcache.cache.leases import Lease, LeaseState
 from shardcache.cache.planner import Listing, name_of
 from shardcache.cache.transfers import Leasing, Published
 from shardcache.cache.waits import Arrival, Class, JobKey, RecentWaits, Stage, Transfer, Turns, Wait
@@ -75,44 +74,6 @@ class Job:
             "waited_s": round(self.waited_s, 3),
             "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_by_cause_s.items()},
         }
-
-
-class LeaseState(enum.Enum):
-    """State of a lease.
-
-    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a waiting reader needs
-    the space. The reader then finds no file and asks again.
-    """
-
-    REQUESTED = enum.auto()
-    AWAITED = enum.auto()  # requested, and the reader has nothing else to read
-    GRANTED = enum.auto()  # ahead of need
-    IN_USE = enum.auto()  # the reader has reached the shard, which is retained from its publication on
-    EVICTED = enum.auto()  # before the reader reached it
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A reader's lease on a shard, from its request on."""
-
-    number: int  # id of the request
-    position: int  # in the reader's plan
-    wait: Wait  # until the lease is granted
-    state: LeaseState = LeaseState.REQUESTED
-    granted: Shard | Arrival | None = None  # the shard, or its download if the lease was granted before its end
-    damage_seen: bool = False  # True once damage of its shard was noted
-    # Waits for the shard; cancelled if the reader withdraws the request.
-    task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
-
-    @property
-    def shard(self) -> Shard | None:
-        """The published shard; None until there is one."""
-        return self.granted.shard if isinstance(self.granted, Arrival) else self.granted
-
-    @property
-    def retained(self) -> Shard | None:
-        """The shard, if it is retained for the reader."""
-        return self.shard if self.state is LeaseState.IN_USE else None
 
 
 class Reader:
@@ -182,19 +143,27 @@ class Reader:
         position: int,
         *,
         partial: bool,
+        unpublished: bool = False,
         latest: bool = False,
         first: tuple[int, int] | None = None,
     ) -> Lease:
         """Lease the shard at a position of the plan, with `latest` in its present version, whatever the plan says.
 
-        Raises every error that fetching it can raise.
+        With `partial`, its beginning will do; with `unpublished`, so will its checked files before
+        they are published. Raises every error that fetching it can raise.
         """
         ref = self.ref(position)
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._leases) >= _MAX_LEASES:
             raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
-        wait = Wait(self.job.key, partial=partial, holder=self, bytes=first)
+        wait = Wait(
+            self.job.key,
+            partial=partial,
+            unpublished=unpublished,
+            holder=self,
+            bytes=first,
+        )
         lease = self._leases[number] = Lease(number, position, wait)
         try:
             if latest:
@@ -216,7 +185,11 @@ class Reader:
         else:
             counters.misses += 1
         self._moved_s = time.monotonic()
-        lease.granted = found.shard if isinstance(found, Published) else found
+        if isinstance(found, Published):
+            lease.granted = found.shard
+        else:
+            lease.granted = found
+            lease.files = found.files if lease.wait.unpublished else None
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
@@ -250,20 +223,29 @@ class Reader:
     async def more(self, number: int, beyond_bytes: int, first: tuple[int, int] | None = None) -> Lease:
         """Wait for more than `beyond_bytes` of an arriving shard, for its `first` bytes, or all of it.
 
-        The transfer's error ends the lease.
+        If all of it was granted before its publication, wait for that. The transfer's error ends
+        the lease.
         """
         lease = self._lease(number)
         arrival = lease.granted
         if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer = self.transfer(lease.position)
-        stages = None if transfer is None else transfer.stages
-        wait = Wait(self.job.key, stages=stages, holder=self, bytes=first, is_file=self.ref(lease.position).is_file)
+        wait = Wait(
+            self.job.key,
+            unpublished=lease.wait.unpublished and lease.files is None,
+            stages=None if transfer is None else transfer.stages,
+            holder=self,
+            is_file=self.ref(lease.position).is_file,
+            bytes=first,
+        )
         self._begin_wait(wait, transfer)
         try:
             await arrival.beyond(beyond_bytes, wait)
             if arrival.refused is not None and not wait.is_file:
                 raise arrival.refused
+            if wait.unpublished:
+                lease.files = arrival.files
         except ShardcacheError:
             if self._leases.get(number) is lease:  # not released since, nor its number used again
                 del self._leases[number]
@@ -290,7 +272,7 @@ class Reader:
             return
         if lease.retained is not None or (read and lease.state is not LeaseState.GRANTED):
             self.job.shards_done += 1
-            if lease.shard is not None and (facts := lease.shard.facts) is not None:
+            if (facts := lease.facts) is not None:
                 self._residency.counters.bills.add("read", facts.url, facts.origin_bytes, 1, self.client)
             self._planner.now.done(self, lease.position, self._waited_s)
         await self._let_go(lease)
@@ -319,9 +301,9 @@ class Reader:
         return found
 
     def _note_damage(self, lease: Lease) -> None:
-        if not lease.damage_seen and lease.retained is not None and lease.retained.damage is not None:
+        if not lease.damage_seen and lease.damage is not None:
             lease.damage_seen = True
-            self._damage.append(lease.retained.damage)
+            self._damage.append(lease.damage)
 
     def position(self, number: int) -> int:
         """Return the plan position of a lease."""

@@ -118,7 +118,7 @@ class Transfers:
         try:
             while not transfer.outcome.done():
                 beginning = transfer.arriving
-                if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth(wait):
+                if wait.since_s is not None and beginning is not None and beginning.is_worth(wait):
                     beginning.readers.append(wait.client)
                     beginning.is_file |= wait.is_file
                     return beginning
@@ -320,8 +320,8 @@ class Leasing:
     async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
         """Return the present version of a shard as `acquire` does; the plans that name the other one then mean it."""
         found = await self.acquire(ref._replace(version=None), wanted, wait)
-        if isinstance(found, Published):
-            self._planner.learn(name_of(ref), found.shard.key, time.monotonic())
+        key = found.shard.key if isinstance(found, Published) else found.partial.key
+        self._planner.learn(name_of(ref), key, time.monotonic())
         return found
 
     @contextlib.asynccontextmanager

@@ -6,6 +6,9 @@ Readers see the contiguous finished parts from the first byte on, and the beginn
 fetched with If-Match, and nothing of it is written before the answer's header proves to be the expected one. Whether
 the whole shard is sound is known only at the end, so a reader may learn then that the beginning it read belongs to a
 corrupt shard.
+
+Once a shard of any origin has passed every check, readers with nothing else to read get its files
+before these are published: a disk that is slow to sync them delays nobody.
 """
 
 import asyncio
@@ -19,12 +22,12 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shardcache.errors import ShardcacheError
+from shardcache.errors import CorruptShardError, DiskError, ShardcacheError
 from shardcache.fetch.reads import Coming
 from shardcache.fetch.scheduler import Priority
 from shardcache.protocol import ShardRef
 from shardcache.store.partial import Partial
-from shardcache.store.shard import Shard
+from shardcache.store.shard import Shard, Unpublished
 from shardcache.store.store import Reservation
 
 T = TypeVar("T")
@@ -192,6 +195,7 @@ class Wait:
     client: JobKey | None = None  # the reader's job
     since_s: float | None = None  # when the reader began to wait; None while it still has something to read
     partial: bool = False  # whether the caller accepts a shard that is still arriving
+    unpublished: bool = False  # whether the caller accepts checked files before their publication
     stages: Stages | None = None  # of the transfer being waited for, once there is one
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
     is_file: bool = False  # True if the object's own bytes will do, without samples
@@ -199,13 +203,15 @@ class Wait:
 
 
 class Arrival:
-    """A shard that readers can open before its download ends: the file with its finished parts, and its transfer."""
+    """A shard that readers can open before it is published: the file that is filled, and its transfer."""
 
     def __init__(self, partial: Partial, transfer: "Transfer") -> None:
         self.partial = partial
         self.readers: list[JobKey | None] = []  # the job of each reader that has the file open
         self.is_file = False  # True once one of them reads the object's own bytes, whatever they are
+        self.files: Unpublished | None = None  # once they have passed every check, unless they are lost again
         self.shard: Shard | None = None  # once it is published
+        self.damage: CorruptShardError | None = None  # what readers of `files` have to be warned of
         self.refused: ShardcacheError | None = None  # with `shard`: why it has no samples, and is only a file
         self._transfer = transfer
         self._coming = transfer.coming
@@ -228,10 +234,20 @@ class Arrival:
         return self._ready_bytes
 
     def is_worth(self, wait: Wait) -> bool:
-        """Return True if the bytes that are needed first can be read already and others are still to come."""
+        """Return True for a checked shard, or if the bytes needed first can be read before the others."""
+        if self._failure is not None:
+            return False
+        if self._is_checked_for(wait):
+            return True
+        if not wait.partial or self.partial.codec is not None:
+            return False
         if wait.bytes is None:
-            return self._failure is None and 0 < self.ready_bytes < self.partial.obj.size_bytes
-        return self._failure is None and self._has(wait.bytes) and len(self.partial.done) < self.partial.count
+            return 0 < self.ready_bytes < self.partial.obj.size_bytes
+        is_unpublished = self.files is not None or len(self.partial.done) < self.partial.count
+        return is_unpublished and self._has(wait.bytes)
+
+    def _is_checked_for(self, wait: Wait) -> bool:
+        return wait.unpublished and self.files is not None and self.files.facts.samples is not None
 
     def _has(self, needed: tuple[int, int]) -> bool:
         part_bytes, stop = self.partial.part_bytes, min(needed[1], self.partial.obj.size_bytes)
@@ -244,12 +260,22 @@ class Arrival:
         """
         self._transfer.waits.add(wait)
         try:
-            while self.shard is None and not (self._has(wait.bytes) if wait.bytes else self.ready_bytes > count_bytes):
+            while not self._serves(wait, count_bytes):
                 if self._failure is not None:
                     raise self._failure
                 await self._transfer.moved.wait()
         finally:
             self._transfer.waits.discard(wait)
+
+    def _serves(self, wait: Wait, count_bytes: int) -> bool:
+        if self.shard is not None or self._is_checked_for(wait):
+            return True
+        return self.ready_bytes > count_bytes if wait.bytes is None else self._has(wait.bytes)
+
+    def check(self, files: Unpublished) -> None:
+        """Announce that the shard has passed every check, and may be read."""
+        self.files = files
+        self._transfer.moved.notify()
 
     def publish(self, shard: Shard, refused: ShardcacheError | None) -> None:
         """Announce that the shard is complete. The caller has retained it for each reader."""
@@ -259,6 +285,11 @@ class Arrival:
     def fail(self, exn: ShardcacheError) -> None:
         """Announce that the rest will not arrive; the first reason given is the one reported."""
         self._failure = self._failure or exn
+        if self.files is not None and isinstance(exn, DiskError):
+            # The kernel may forget what it could not write.
+            message = f"it could not be written to disk: {exn.message}"
+            self.damage = CorruptShardError(message, url=exn.url)
+        self.files = None
         self._transfer.moved.notify()
 
     def leave(self, client: JobKey) -> None:

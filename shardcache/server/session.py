@@ -10,13 +10,15 @@ from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
 from shardcache.access import Peer
-from shardcache.cache.readers import Lease, Loader, Reader
+from shardcache.cache.leases import Lease
+from shardcache.cache.readers import Loader, Reader
 from shardcache.cache.waits import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.logs import about
 from shardcache.protocol import REQUESTS, Json, take
 from shardcache.redact import redact
 from shardcache.server.service import SERVICE, Service, peer_of
+from shardcache.store.shard import Facts
 from shardcache.units import user_name
 
 log = structlog.get_logger()
@@ -183,7 +185,8 @@ class Session:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
                 async with self._waiting(request_id, position := message["position"]):
-                    options = {name: message.get(name, False) for name in ("partial", "latest")}
+                    flags = ("partial", "unpublished", "latest")
+                    options = {name: message.get(name, False) for name in flags}
                     lease = await self._reader.lease(request_id, position, first=_first(message), **options)
                     names = await self._names(lease) if message.get("named") else {}
                     return self._granted(lease) | names
@@ -282,18 +285,30 @@ class Session:
 
     def _granted(self, lease: Lease) -> Json:
         """Return the answer that grants a lease, with the damage found in other leased shards."""
-        layout, shard, arriving = self._cache.layout, lease.shard, lease.granted
         damaged = [damage.to_json() for damage in self._reader.take_damage()]
         answer: Json = {"lease": lease.number} | ({"damaged": damaged} if damaged else {})
-        if shard is not None and (facts := shard.facts) is not None:
-            files = {"path": str(layout.tar(shard.key)), "index_path": str(layout.sidecar(shard.key))}
-            sizes = {"size_bytes": facts.size_bytes, "samples": facts.samples or 0}
-            return {"type": "leased", "url": facts.url, "version": facts.version} | answer | files | sizes
-        assert isinstance(arriving, Arrival)  # a lease is for a published or an arriving shard
+        if lease.is_whole and (facts := lease.facts) is not None:
+            return {"type": "leased"} | answer | self._whole(lease, facts)
+        assert isinstance(lease.granted, Arrival)  # a lease is for a published or an arriving shard
+        return {"type": "arriving"} | answer | self._beginning(lease.granted)
+
+    def _whole(self, lease: Lease, facts: Facts) -> Json:
+        shard, files = {"url": facts.url, "version": facts.version}, self._files(lease)
+        return shard | files | {"size_bytes": facts.size_bytes, "samples": facts.samples or 0}
+
+    def _files(self, lease: Lease) -> Json:
+        if lease.shard is not None:
+            layout, key = self._cache.layout, lease.shard.key
+            return {"path": str(layout.tar(key)), "index_path": str(layout.sidecar(key))}
+        assert lease.files is not None  # the lease is for the whole shard
+        files = lease.files
+        return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
+
+    @staticmethod
+    def _beginning(arriving: Arrival) -> Json:
         partial, obj = arriving.partial, arriving.partial.obj
         name = {"url": redact(obj.url), "version": obj.version, "path": str(partial.path), "inode": partial.inode}
-        sizes = {"size_bytes": obj.size_bytes, "ready_bytes": arriving.ready_bytes}
-        return {"type": "arriving"} | answer | name | sizes
+        return name | {"size_bytes": obj.size_bytes, "ready_bytes": arriving.ready_bytes}
 
     def _explain(self, of: int) -> Json:
         position, extent = self._awaited.get(of), {}

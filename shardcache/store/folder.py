@@ -7,6 +7,7 @@
 <root>/partial/probe, pins, format    files about to replace <root>/pins and <root>/format, or to check the disk
 <root>/names/ab/<key>/<name>    a link to a published shard, with its object's name
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space is needed
+                               (also an inflated tar that readers of a killed daemon have open)
 <root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
 <root>/format                 the format number of the cache folder
@@ -31,7 +32,14 @@ from typing import Self
 import structlog
 
 from shardcache.errors import CacheDirError, CacheFormatError
-from shardcache.store.disk import ask_openness, disk_errors, replace_file, size_or_zero, unlink_quietly
+from shardcache.store.disk import (
+    ask_openness,
+    disk_errors,
+    is_open_elsewhere,
+    replace_file,
+    size_or_zero,
+    unlink_quietly,
+)
 from shardcache.store.shard import Shard
 
 log = structlog.get_logger()
@@ -314,6 +322,7 @@ def find_shards(layout: Layout) -> list[Shard]:
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
     _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
+    _set_open_tars_aside(layout)
     parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
     return [Leftover.of(path) for path in (*parts, *tars)]
@@ -357,6 +366,14 @@ def _check_owner(others: Sequence[Path]) -> None:
                 remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
                 "them, or choose another --cache-dir",
             )
+
+
+def _set_open_tars_aside(layout: Layout) -> None:
+    """Move inflated tars that readers of a killed daemon have open to quarantine, which counts them."""
+    for path in layout.partial.glob(f"*{TAR}"):
+        with contextlib.suppress(OSError):  # as below
+            if is_key(path.stem) and is_open_elsewhere(path):
+                path.rename(layout.quarantine / path.name)
 
 
 def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:

@@ -44,6 +44,19 @@ class Facts:
         return cls(str(header["url"]), str(header["version"]), size_bytes, origin_bytes, part_bytes, crcs, samples)
 
 
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """The files of a shard that has passed every check, before they are synced and get their names.
+
+    Their bytes and modes are final. Until they are published, a crash of the machine may lose them.
+    """
+
+    tar: Path
+    sidecar: Path
+    inode: int  # of the tar
+    facts: Facts
+
+
 @dataclass(slots=True, eq=False)
 class Shard:
     """One published tar or file with its sidecar. The cache's `Residency` alone writes `leases` and `pinned`."""

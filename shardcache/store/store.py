@@ -20,13 +20,15 @@ from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout, Leftover, find_leftovers, find_shards
 from shardcache.store.names import NameLinks
-from shardcache.store.shard import Facts, Scrub, Shard, check_index
+from shardcache.store.shard import Facts, Scrub, Shard, Unpublished, check_index
 from shardcache.tarindex.tables import read_header
 from shardcache.units import size
 
 log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
+# More would end no sooner, on the same disk. Each takes a thread, of which other work needs some.
+_MAX_PUBLISHED_AT_ONCE = 8
 _MIN_FREE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
 
@@ -141,6 +143,7 @@ class Store:
         self._condemned: dict[str, Shard] = {}  # damaged and out of service, not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
         self._setting_aside = asyncio.Lock()
+        self._publishing = asyncio.Semaphore(_MAX_PUBLISHED_AT_ONCE)
 
     def __repr__(self) -> str:
         used, capacity = self.space.used_bytes, self.space.capacity_bytes
@@ -195,25 +198,34 @@ class Store:
         self.leftovers[leftover.key] = leftover
         self.space.kept_bytes += leftover.size_bytes
 
-    async def publish(self, key: str, tar_path: Path, sidecar_path: Path, facts: Facts) -> Shard:
-        """Publish a verified, indexed shard: sync its bytes to disk first, then rename, the tar last."""
-        if key in self._condemned:
-            await self.set_aside()  # doing it later would move the new files
-        sidecar_bytes = await asyncio.to_thread(self._publish, key, tar_path, sidecar_path)
-        shard = Shard(key, facts.size_bytes, sidecar_bytes, time.time(), facts=facts)
+    async def seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
+        """Give the files of a verified, indexed shard the mode of published ones. Raises DiskError."""
+        return await asyncio.to_thread(self._seal, tar, sidecar, facts)
+
+    def _seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
+        with disk.disk_errors(tar):
+            for path in (sidecar, tar):
+                path.chmod(_SHARD_MODE)
+            return Unpublished(tar, sidecar, tar.stat().st_ino, facts)
+
+    async def publish(self, key: str, files: Unpublished) -> Shard:
+        """Publish a shard: sync its bytes to disk first, then rename, the tar last. Raises DiskError."""
+        async with self._publishing:
+            if key in self._condemned:
+                await self.set_aside()  # doing it later would move the new files
+            sidecar_bytes = await asyncio.to_thread(self._publish, key, files)
+        shard = Shard(key, files.facts.size_bytes, sidecar_bytes, time.time(), facts=files.facts)
         self.shards[key] = shard
         return shard
 
-    def _publish(self, key: str, tar_path: Path, sidecar_path: Path) -> int:
+    def _publish(self, key: str, files: Unpublished) -> int:
         tar, sidecar = self.layout.tar(key), self.layout.sidecar(key)
-        with disk.disk_errors(tar_path):
+        with disk.disk_errors(files.tar):
+            self._sync(key, files)
             try:
-                disk.fsync_path(tar_path)
-                sidecar_bytes = sidecar_path.stat().st_size
-                for path in (sidecar_path, tar_path):
-                    path.chmod(_SHARD_MODE)
-                sidecar_path.rename(sidecar)
-                tar_path.rename(tar)
+                sidecar_bytes = files.sidecar.stat().st_size
+                files.sidecar.rename(sidecar)
+                files.tar.rename(tar)
                 disk.fsync_path(self.layout.bucket(key))
             except OSError:
                 with contextlib.suppress(OSError):
@@ -221,6 +233,17 @@ class Store:
                 raise
         partials.discard(self.layout, key)
         return sidecar_bytes
+
+    def _sync(self, key: str, files: Unpublished) -> None:
+        try:
+            disk.fsync_path(files.tar)
+            disk.fsync_path(files.sidecar)
+        except OSError:
+            # The kernel reports lost pages once, and takes them for clean then: the next sync of
+            # the same files would succeed, and the bytes in memory match their checksums. They
+            # have to be fetched again.
+            partials.discard(self.layout, key)
+            raise
 
     async def add_index(self, shard: Shard, sidecar_path: Path, facts: Facts) -> None:
         """Replace the sidecar of a shard that was fetched as a plain file. Raises DiskError."""
@@ -235,6 +258,7 @@ class Store:
 
     def _replace_sidecar(self, shard: Shard, sidecar_path: Path) -> int:
         with disk.disk_errors(sidecar_path):
+            disk.fsync_path(sidecar_path)
             sidecar_path.chmod(_SHARD_MODE)
             sidecar_path.rename(self.layout.sidecar(shard.key))
             disk.fsync_path(self.layout.bucket(shard.key))

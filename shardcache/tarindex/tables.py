@@ -152,9 +152,10 @@ class _Counts(NamedTuple):
 
 
 def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
-    """Write a sidecar and sync it to disk, unless it would exceed `limit_bytes`; return its size. Blocks.
+    """Write a sidecar, unless it would exceed `limit_bytes`; return its size. Blocks.
 
-    The `size_bytes` of `header` is the size of the tar. Raises OSError if the file cannot be written.
+    It is not synced to disk. The `size_bytes` of `header` is the size of the tar. Raises OSError if
+    it cannot be written.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
@@ -176,8 +177,6 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
         with open(path, "wb") as file:
             file.write(head + _CRC.pack(zlib.crc32(head)))
             file.write(tables)
-            file.flush()
-            os.fsync(file.fileno())
     return counts.file_bytes()
 
 

@@ -64,9 +64,13 @@ class CacheRig:
         self._threads.shutdown(cancel_futures=True)
 
     def read(self, number: int) -> bool:
-        """Return whether a shard's samples are those that were written; raise what reading them raises."""
+        """Return whether a shard's samples are those that were written; raise what reading them raises.
+
+        By then, the shard is published, unless the disk fails.
+        """
         dataset = ShardDataset(self.urls[number], socket=self.daemon.socket, timeout_s=PATIENCE_S)
         found = {sample["__key__"]: sample["bin"] for sample in dataset}
+        self.daemon.await_publication()
         wanted = random_samples(SAMPLES, SIZES, first=number * SAMPLES)
         return found == {sample["__key__"]: sample["bin"] for sample in wanted}
 

@@ -107,6 +107,7 @@ class TestSiteDaemon:
         assert job.wait() == "COMPLETED", job.said()
         check_epochs(out)
         for daemon in daemons.values():
+            daemon.await_publication()
             status, shards = daemon.status(), daemon.shards()
             assert 0 < len(shards) <= SHARDS
             assert status["counters"]["origin_bytes"] == sum(shard["size_bytes"] for shard in shards)

@@ -44,6 +44,7 @@ class LeaseRequest:
 
     position: int  # of the shard in the plan
     partial: bool  # True if the beginning may be granted before the whole shard has arrived
+    unpublished: bool = False  # True if the checked files may be granted before they are published
     first: tuple[int, int] | None = None  # with `partial`: start and end of the bytes of a file that are needed first
     needed: bool = False  # True once the reader has reached the shard, and holds it or waits for it
     number: int = 0  # of the lease
@@ -149,14 +150,17 @@ class Session:
         position: int,
         *,
         partial: bool | None = None,
+        unpublished: bool = False,
         first: tuple[int, int] | None = None,
         latest: bool = False,
         named: bool = False,
     ) -> LeaseRequest:
         """Request the shard at a position of the plan, or with `partial` its beginning, without waiting for it.
 
-        Of a file, another part than the beginning may be needed `first`. With `latest`, it may have been replaced. With
-        `named`, a path that ends with the object's name is wanted as well.
+        With `unpublished`, its files may be granted before they have their final paths, to this
+        process alone. Of a file, another part than the beginning may be needed `first`. With
+        `latest`, it may have been replaced. With `named`, a path that ends with the object's name
+        is wanted as well.
         """
         assert self._plan is not None
         if self._can_leave and self._unreadable == (position, _UNREADABLE):
@@ -164,7 +168,7 @@ class Session:
             self._leave(errors.CacheDirError("this process cannot read the daemon's files", url=url))
         self._go_back()
         is_partial = self._partial_reads if partial is None else partial
-        lease = LeaseRequest(position, is_partial, first, latest=latest, named=named)
+        lease = LeaseRequest(position, is_partial, unpublished, first, latest=latest, named=named)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
@@ -191,6 +195,8 @@ class Session:
 
     def more(self, lease: LeaseRequest, beyond: int, start: int | None = None) -> Grant | None:
         """Return an updated grant of an arriving shard, once more than its first `beyond` bytes, or all, have arrived.
+
+        Of a shard that is not published yet, wait for that.
 
         Of a file, with `start`, only the bytes from there to `beyond`, which are then fetched before all others.
 
@@ -413,6 +419,8 @@ class Session:
         lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
         options: Json = {"partial": lease.partial}
+        if lease.unpublished:
+            options["unpublished"] = True
         if lease.first is not None:
             options |= {"start": lease.first[0], "beyond": lease.first[1] - 1}
         if lease.latest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -267,7 +268,7 @@ class LeasedShard:
                 if not tries_left:
                     raise
                 damage = damage_of(exn)
-            if grant["type"] == "arriving":  # published or given up since: the daemon knows which
+            if "inode" in grant:  # published or given up since: the daemon knows which
                 self._session.more(self._lease, grant["size_bytes"])
             else:
                 self._ask_again(damage)
@@ -280,25 +281,36 @@ class LeasedShard:
             if not self.replaceable or self._yielded or self._lease.latest:
                 raise
         # Not partial: the numbers of samples are compared before the first is yielded.
-        self._lease = self._session.lease(self._lease.position, partial=False, latest=True)
+        position = self._lease.position
+        self._lease = self._session.lease(position, partial=False, unpublished=True, latest=True)
         return self._session.wait(self._lease)
 
     def _ask_again(self, damage: str = "") -> None:
         self._session.release(self._lease, read=False, damage=damage)
         previous = self._lease
-        self._lease = self._session.lease(previous.position, partial=previous.partial, latest=previous.latest)
+        self._lease = self._session.lease(
+            previous.position, partial=previous.partial, unpublished=True, latest=previous.latest
+        )
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
-        if grant["type"] == "arriving":
+        if "inode" in grant:
             self._was_arriving = True
+        if grant["type"] == "arriving":
             last = None if self.count is None else self.count - 1
             more = WeakMethod(self._more)  # a cycle would keep the session of a reader that is gone
             return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self.view)  # type: ignore[misc]
         leased = cast(Leased, grant)
         if self.view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])
-        place, in_order = (Path(leased["path"]), Path(leased["index_path"]), leased["url"]), self.span is not None
-        shard = MappedShard(*place, in_order=in_order, handover=self.handover, view=self.view)
+        shard = MappedShard(
+            Path(leased["path"]),
+            Path(leased["index_path"]),
+            leased["url"],
+            inode=leased.get("inode"),
+            in_order=self.span is not None,
+            handover=self.handover,
+            view=self.view,
+        )
         try:
             self._check_count(len(shard), "blocks of tokens", leased["url"])
         except errors.CountMismatchError:
@@ -380,8 +392,8 @@ class ShardWindow:
         while len(self._ahead) < ahead and self._asked < self._plan.reads:
             first, shards = self._asked, manifest.together(self._plan.order[self._asked])
             self._asked += len(shards)
-            leases = [self._session.lease(position, partial=partial) for position in range(first, self._asked)]
-            self._ahead.append(leases)
+            lease = functools.partial(self._session.lease, partial=partial, unpublished=True)
+            self._ahead.append([lease(position) for position in range(first, self._asked)])
 
     def take(
         self, number: int, count: int | None, span: tuple[int, int | None] | None = None, *, is_fresh: bool = False

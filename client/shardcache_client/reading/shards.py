@@ -22,7 +22,10 @@ if TYPE_CHECKING:  # imports numpy
 
 
 class MappedShard:
-    """One published shard, read by its index. Its samples outlive it; without a handover, all values are bytes.
+    """One whole shard, read by its index. Its samples outlive it.
+
+    Without a handover, all values are bytes. With an `inode`, that of the tar, it is not published
+    yet: other processes would not find it at this path.
 
     Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if a file does not
     exist, CacheDirError if it may not be read, CorruptShardError if the sidecar is damaged or of another tar.
@@ -34,6 +37,7 @@ class MappedShard:
         index_path: Path,
         url: str,
         *,
+        inode: int | None = None,
         in_order: bool = True,
         handover: Handover | None = None,
         view: View = WHOLE,
@@ -48,11 +52,12 @@ class MappedShard:
                 if self.index.header.get("samples", 0) is None:  # evicted, and fetched again as a plain file
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
-                self.tar = opened.enter_context(closing(files.map_file(path, size_bytes, in_order=in_order)))
+                mapped = files.map_file(path, size_bytes, inode, in_order=in_order)
+                self.tar = opened.enter_context(closing(mapped))
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                 self._samples = len(self.index if self._blocks is None else self._blocks)
-                named = None if files.is_nameless(path) else path
+                named = None if files.is_nameless(path) or inode is not None else path
                 self._loan = handover.lend(self.tar, named, path.stat().st_ino, url) if handover is not None else None
                 opened.pop_all()
         except CorruptShardError as exn:

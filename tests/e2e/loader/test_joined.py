@@ -249,6 +249,7 @@ def test_shards_of_which_no_member_is_chosen_are_not_fetched(
         have = members(Joined({"": sources["img"], "cap": sources["cap"]}, members=chosen))
         names = {each.split(";")[0]: each.split(";")[-1].replace("json", "txt") for each in chosen}
         assert have == [(key, {new: found[name] for new, name in names.items()}) for key, found in EXPECTED]
+        daemon.await_publication()
         fetched = {Path(shard["url"]).parent.name for shard in daemon.shards()}
         assert fetched == ({"img"} if chosen == ("jpg",) else {"img", "cap"})
 

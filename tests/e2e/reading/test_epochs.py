@@ -31,6 +31,7 @@ def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path)
         for dataset in datasets.values():
             dataset.set_epoch(epoch)
             assert len(keys_of(dataset)) == 20
+    daemon.await_publication()
     daemon.request("POST", "/v1/evict", {"urls": [*urls["last"], *urls["another"]]})
     eventually(lambda: {shard["url"] for shard in daemon.shards()} >= set(urls["another"]))
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])

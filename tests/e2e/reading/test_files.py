@@ -86,6 +86,7 @@ def arriving(url: str, daemon: Daemon) -> Iterator[CachedFile]:
 
 
 def samples_of(daemon: Daemon) -> list[int | None]:
+    daemon.await_publication()
     return [row["samples"] for row in daemon.shards()]
 
 

@@ -117,6 +117,7 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
         assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples"}
         assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
         assert len(wide) == 28
+        other.await_publication()
         assert {Path(shard["url"]).name for shard in other.shards()} == {"1.tar", "2.tar", "index.samples"}
         bare = dataset.select(lambda entry: not entry.metadata)
         assert keys_of(bare.indexed()) == ["000019", "000039", "000059"]

@@ -129,6 +129,7 @@ def test_a_literal_url_is_evicted_by_its_name(odd: Path, daemon: Daemon) -> None
     """The commands take the same forms."""
     url = f"{odd}/br[1].tar"
     read(url, daemon)
+    daemon.await_publication()
     answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))
     assert answer["evicted"] == [url]
 

@@ -262,6 +262,7 @@ def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None
         server.etag = name
         server.files["/a.tar"] = make_tar(random_samples(2))
         assert len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S))) == 2
+    daemon.await_publication()
     (shard,) = daemon.shards()
     assert shard["version"] == (f"size={shard['size_bytes']}" if "\x1b" in name else name)
     assert all(path.stem.isalnum() for path in (daemon.cache_dir / "shards").rglob("*.tar"))

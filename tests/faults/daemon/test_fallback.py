@@ -144,6 +144,7 @@ def test_bad_disk_is_used_again_once_it_is_well(root: Path, plan: Plan) -> None:
         shim.disarm()
         eventually(lambda: health(daemon.socket, GUARD_S)["status"] == "ok")
         assert read + list(samples) == KEYS
+        daemon.await_publication()
         assert daemon.shards()
 
 

@@ -81,6 +81,7 @@ def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
     paths = write_shards(tmp_path / "data", 2, SAMPLES, SIZES)
     with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
         list(ShardDataset(f"file://{paths[0]}", socket=daemon.socket))
+        daemon.await_publication()
         (cached,) = (daemon.cache_dir / "shards").rglob("*.tar")
         with cached.open("rb"):
             thread = threading.Thread(target=lambda: list(ShardDataset(f"file://{paths[1]}", socket=daemon.socket)))
@@ -89,6 +90,7 @@ def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
                 lambda: any(row["stage"].startswith("waiting for space") for row in daemon.status()["transfers"])
             )
         thread.join()
+        daemon.await_publication()
         assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
 
 
@@ -100,6 +102,7 @@ def test_requests_that_cannot_fit_are_refused_at_once(tmp_path: Path) -> None:
     write_shards(tmp_path / "large", 2, SAMPLES, SIZES)
     with Daemon(tmp_path, capacity="500kB") as daemon:
         assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
+        daemon.await_publication()
         before = daemon.status()["counters"]["origin_bytes"]
         answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/large/"]}))
         assert answer["error"]["code"] == "capacity"

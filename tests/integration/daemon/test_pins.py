@@ -69,6 +69,7 @@ def pinned(daemon: Daemon) -> set[str]:
 
 def read(daemon: Daemon, urls: list[str]) -> None:
     assert len(list(ShardDataset(urls, socket=daemon.socket))) == 10 * len(urls)
+    daemon.await_publication()
 
 
 def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[str]) -> None:

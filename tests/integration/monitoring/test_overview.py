@@ -80,6 +80,7 @@ def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> No
     with Daemon(tmp_path, capacity="500000") as daemon:
         for url in [*urls, *urls]:
             assert len(list(ShardDataset(url, socket=daemon.socket))) == 10
+        daemon.await_publication()
         counters = daemon.status()["counters"]
     assert (counters["evictions"], counters["refetches"]) == (3, 2)
 
@@ -138,6 +139,7 @@ def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
     """Each fetch, at level debug, has the job and the shard that it is for."""
     daemon.empty()
     assert len(list(ShardDataset(urls[1], socket=daemon.socket, job="loud"))) == 4
+    daemon.await_publication()
     assert [line["shard"] for line in lines(daemon, "loud", "fetched")] == [urls[1]]
 
 

@@ -45,7 +45,8 @@ async def publish(store: Store, url: str, *, version: str = '"1"', samples: int 
     crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
     facts = Facts(url, version, len(data), len(data), PIECE_BYTES, crcs, samples=0)
     indexed = index_shard(IndexRequest(str(tar), str(sidecar), facts.to_json(), url, True, allowed_bytes=len(data)))
-    shard = await store.publish(key, tar, sidecar, replace(facts, samples=indexed.samples))
+    files = await store.seal(tar, sidecar, replace(facts, samples=indexed.samples))
+    shard = await store.publish(key, files)
     store.space.kept_bytes += shard.kept_bytes
     return shard
 

@@ -70,14 +70,14 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     """With what is written of it, whatever becomes of its request."""
     coming, moved = transfer.coming, transfer.moved
     first, again, second, last = read(), read(), read(), read()
-    assert not arrival.is_worth(Wait())
+    assert not arrival.is_worth(Wait(partial=True))
 
     coming.begin(0, first)
     coming.begin(1, second)
     second.written(900)
     assert arrival.ready_bytes == 0, "a later part does not begin the shard"
     first.written(300)
-    assert (arrival.ready_bytes, arrival.is_worth(Wait()), moved.count) == (300, True, 2)
+    assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True)), moved.count) == (300, True, 2)
 
     coming.begin(0, again)  # the first request failed
     again.written(100)
@@ -92,15 +92,15 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     arrival.partial.record(PartSums(1, 0, 0))
     coming.begin(2, last)
     last.written(500)
-    assert (arrival.ready_bytes, arrival.is_worth(Wait())) == (SIZE, False)
+    assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True))) == (SIZE, False)
 
 
 async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
     """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
     arrival.partial.record(PartSums(0, 0, 0))
-    assert arrival.is_worth(Wait())
+    assert arrival.is_worth(Wait(partial=True))
     arrival.fail(ShardChangedError("replaced", url=URL))
-    assert not arrival.is_worth(Wait())
+    assert not arrival.is_worth(Wait(partial=True))
 
 
 async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Transfer, arrival: Arrival) -> None:

@@ -226,6 +226,18 @@ def test_a_beginning_that_is_no_longer_there_is_whole_or_given_up(socket: Path, 
     assert [message["type"] for message in heard[2:4]] == ["lease", "more"]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_unpublished_file_that_has_moved_is_waited_for(socket: Path, folder: Folder, is_there: bool) -> None:
+    """It is not found once it is published; a file that has taken its place is another transfer's, and not read."""
+
+    def moved(peer: Peer) -> None:
+        peer.grant(3, inode=1, **(folder.publish(bytes(len(TAR)), "v1") if is_there else {}))
+
+    with passing(socket, begun(moved, folder.whole(3))) as (leased_shard, heard):
+        assert keys(leased_shard) == KEYS
+    assert [message["type"] for message in heard[2:4]] == ["lease", "more"]
+
+
 def returned(lease: int) -> Step:
     """Return the step in which a lease comes back of which nothing was read."""
 

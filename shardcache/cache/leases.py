@@ -1,0 +1,71 @@
+"""Leases of readers on shards, and what each of them has of its shard."""
+
+import asyncio
+import enum
+from dataclasses import dataclass, field
+
+from shardcache.cache.waits import Arrival, Wait
+from shardcache.errors import CorruptShardError
+from shardcache.store.shard import Facts, Shard, Unpublished
+
+
+class LeaseState(enum.Enum):
+    """State of a lease.
+
+    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a waiting reader needs
+    the space. The reader then finds no file and asks again.
+    """
+
+    REQUESTED = enum.auto()
+    AWAITED = enum.auto()  # requested, and the reader has nothing else to read
+    GRANTED = enum.auto()  # ahead of need
+    IN_USE = enum.auto()  # the reader has reached the shard, which is retained from its publication on
+    EVICTED = enum.auto()  # before the reader reached it
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A reader's lease on a shard, from its request on."""
+
+    number: int  # id of the request
+    position: int  # in the reader's plan
+    wait: Wait  # until the lease is granted
+    state: LeaseState = LeaseState.REQUESTED
+    # The shard, or its transfer if the lease was granted before its end.
+    granted: Shard | Arrival | None = None
+    files: Unpublished | None = None  # those of the whole shard, if granted before their publication
+    damage_seen: bool = False  # True once damage of its shard was noted
+    # Waits for the shard; cancelled if the reader withdraws the request.
+    task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
+
+    @property
+    def shard(self) -> Shard | None:
+        """The published shard; None until there is one."""
+        return self.granted.shard if isinstance(self.granted, Arrival) else self.granted
+
+    @property
+    def facts(self) -> Facts | None:
+        """The facts about the whole shard; None until it has passed every check."""
+        if self.shard is not None:
+            return self.shard.facts
+        files = self.files
+        if files is None and isinstance(self.granted, Arrival):
+            files = self.granted.files
+        return None if files is None else files.facts
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the whole shard is granted, published or not."""
+        return self.shard is not None or self.files is not None
+
+    @property
+    def retained(self) -> Shard | None:
+        """The shard, if it is retained for the reader."""
+        return self.shard if self.state is LeaseState.IN_USE else None
+
+    @property
+    def damage(self) -> CorruptShardError | None:
+        """Damage found in what the reader has in use."""
+        if self.retained is not None:
+            return self.retained.damage
+        return self.granted.damage if isinstance(self.granted, Arrival) else None
