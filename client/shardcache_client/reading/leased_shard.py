@@ -233,7 +233,7 @@ class LeasedShard:
         # shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of
         # its own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
         anew = isinstance(exn, errors.ShardChangedError | errors.CorruptShardError) and self.number == self._start
-        late = isinstance(exn, errors.OriginUnavailableError)
+        late = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
         if self._tried_again or not self._was_arriving or not (anew or late):
             return False
         self._tried_again = True

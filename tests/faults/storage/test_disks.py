@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk import disk_errors
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
 from shardcache.tarindex.tables import Samples, write
+from shardcache_client import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
-from support.programs.daemon import eventually
+from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.stores import open_store, residency_of
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import GatedStore
 
 needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
@@ -175,6 +179,23 @@ def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Pat
         assert tar.exists() and tar.with_suffix(SIDECAR).exists()
         assert rig.read(0)
         assert rig.daemon.status()["counters"]["misses"] == 2
+
+
+@needs_cc
+def test_arriving_shard_is_read_on_after_a_transient_disk_error(tmp_path: Path) -> None:
+    """Its index cannot be written at the first attempt: the reader of its beginning gets the rest of the second."""
+    written = random_samples(50, {"jpg": 9_000})
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with GatedStore() as store, Daemon(tmp_path, "--part-size", str(disks.PART_BYTES), env=shim.env()) as daemon:
+        url = store.put("a.tar", make_tar(written))
+        shim.arm(Action.FAIL, ops=(Op.CREATE,), match=SIDECAR, error=errno.EIO)
+        samples = iter(ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S))
+        store.let("a.tar", 3 * disks.PART_BYTES)
+        found = [sample["jpg"] for sample in islice(samples, 10)]
+        store.let("a.tar")
+        found += [sample["jpg"] for sample in samples]
+        assert found == [sample["jpg"] for sample in written]
+        assert shim.acted == 1
 
 
 def stages(rig: CacheRig) -> list[str]:
