@@ -121,7 +121,7 @@ class TestSiteDaemon:
         """Tasks that held shards when scancel came leave no session, lease or process; the daemons continue."""
         job = cluster.submit("site-daemon.sbatch", sys.executable, JOB, urls, out, "hold")
         wait_until_all_hold(job, out)
-        assert all(daemon.leases() for daemon in daemons.values())
+        eventually(lambda: all(daemon.leases() for daemon in daemons.values()), limit_s=LIMIT_S)
         job.cancel()
         assert job.wait() == "CANCELLED"
         for daemon in daemons.values():

@@ -114,6 +114,7 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
     with Daemon(folder / "reader") as other:
         dataset = ShardDataset(f"file://{index}", shuffle=True, epochs=1, socket=other.socket)
         wide = dataset.select(lambda entry: entry.metadata.get("width", 0) >= 30)
+        other.await_publication()
         assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples"}
         assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
         assert len(wide) == 28

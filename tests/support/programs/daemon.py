@@ -149,8 +149,10 @@ class Daemon:
         """Evict everything, what is still on its way for readers that have left included."""
 
         def emptied() -> bool:
+            if self.status()["transfers"]:
+                return False
             self.request("POST", "/v1/evict", {"urls": ["file:///**"]})
-            return not (self.shards() or self.status()["transfers"])
+            return not self.shards()
 
         eventually(emptied)
 
