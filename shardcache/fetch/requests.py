@@ -398,15 +398,18 @@ class _TierRequests:
     async def _look(
         self, left_s: float | None, asking: asyncio.Future[_Owner], end_first: Commit
     ) -> list[PartSums] | None:
-        """An owner that answers promptly is not slow itself: it waits for the object store.
+        """Request the parts from the object store if their owner is slow, then go by its answer.
 
-        One that has sent nothing yet may be dead, and then the next owner on the ring fetches its parts, once for all
-        nodes: the object store is not asked for them as well.
+        An owner that answers promptly is not slow itself: it waits for the object store. One that neither answers nor
+        sends may be dead, and then the next owner on the ring fetches its parts, once for all nodes: the object store
+        is not asked for them as well.
         """
         self._asked_s = self._read.worked.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
-        if not asking.done() and left_s is None and self._read.received_bytes:
-            left_s = self._stall_timeout_s
+        if not asking.done():
+            left_s = self._stall_timeout_s if left_s is None else left_s
+            if not self._sends:
+                left_s = None
         if left_s is not None and (sums := await self._sooner(left_s, asking, end_first)) is not None:
             return sums
         await self._judge(await asking, end_first)
@@ -421,7 +424,7 @@ class _TierRequests:
         if answer is _Owner.HAS_THEM:
             if not self._read.received_bytes:
                 self._read.heard()
-        elif self._read.last_byte_s <= self._asked_s and await end_first():
+        elif not self._sends and await end_first():
             if self._read.received_bytes or answer is _Owner.UNREACHABLE:
                 raise _LostRequestError
             url = self._span.obj.url
@@ -436,6 +439,11 @@ class _TierRequests:
                 await self._leave_out(end_first)
         elif self._asked_s - denied_s >= QUESTION * self._stall_timeout_s and await end_first():
             raise _LostRequestError
+
+    @property
+    def _sends(self) -> bool:
+        """True if bytes have come since the owner was asked."""
+        return self._read.last_byte_s > self._asked_s
 
     @property
     def _sends_slowly(self) -> bool:
@@ -469,9 +477,8 @@ class _TierRequests:
         sums = await self._requests.sooner(self._span, limit_s, end_first)
         if sums is not None:
             self._hedging.took(self._size_bytes, time.monotonic() - asked_s)
-            # The store has sent all of it before the owner has answered a question. One that has sent nothing may be
-            # dead: then nginx has another owner, the same one for all nodes.
-            if owner and self._read.received_bytes and not asking.done():
+            # The store has sent all of it before the owner has answered a question.
+            if owner and not asking.done():
                 self._hedging.won()
                 self._tier.slow_owners.add(owner, time.monotonic())
         return sums

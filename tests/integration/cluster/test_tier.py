@@ -195,14 +195,14 @@ async def test_a_request_that_is_lost_twice_goes_to_the_store(tiered: TieredRig)
 
 @pytest.mark.slow
 async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> None:
-    """What it sends too slowly comes from the origin, and then everything from another owner."""
+    """It sends, but answers nothing: such parts come from the origin, and then everything from another owner."""
     obj = await tiered.put()
     tiered.downloader = tiered.make(hedged_share=0.03, stall_timeout_s=10)
     await tiered.download(obj)
     tiered.near.owner_is_slow = True
     for number in (2, 4):
         tiered.forget()
-        tiered.near.fail("a.tar", Fault.STALL, start=number * PART)
+        tiered.near.fail("a.tar", Fault.TRICKLE, start=number * PART)
         assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.hedges, tiered.counters.tier_failures) == (2, 2, 0)
     before = len(tiered.near.detoured)
@@ -235,17 +235,21 @@ async def test_an_owner_is_learnt_to_be_slow_from_its_own_rate(tiered: TieredRig
 
 
 @pytest.mark.slow
-async def test_a_silent_owner_is_not_called_slow(tiered: TieredRig) -> None:
-    """It is dead, and nginx has the next one for all nodes alike: another way would fetch its parts a second time."""
+@pytest.mark.parametrize(("fault", "from_origin"), [(Fault.SILENCE, 2), (Fault.STALL, 0)])
+async def test_a_silent_owner_is_not_called_slow(fault: Fault, from_origin: int, tiered: TieredRig) -> None:
+    """It is dead, and nginx has the next one for all nodes alike: another way would fetch its parts a second time.
+
+    That it had sent the beginning of a part makes no difference: that part, too, comes by way of the next owner.
+    """
     obj = await tiered.put()
     tiered.downloader = tiered.make(hedged_share=0.03, stall_timeout_s=10)
     await tiered.download(obj)
     tiered.near.owner_is_slow = True
     for number in (2, 4):
         tiered.forget()
-        tiered.near.fail("a.tar", Fault.SILENCE, start=number * PART)
+        tiered.near.fail("a.tar", fault, start=number * PART)
         assert (await tiered.download(obj)).path.read_bytes() == DATA
-    assert tiered.gets(tiered.far) == 2
+    assert tiered.gets(tiered.far) == from_origin
     tiered.forget()
     await tiered.download(obj)
     assert tiered.near.detoured == []
