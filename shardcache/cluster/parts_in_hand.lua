@@ -1,5 +1,7 @@
 -- Parts in hand: those that some worker of this nginx has still to answer, and those that one fetches from the store.
 --
+-- A node that asks is told about its own request: that another node's is in hand says nothing about one that was lost.
+--
 -- Both are leases that a worker renews as long as it runs. A worker that is killed or hangs renews nothing: what it
 -- fetched, a waiter fetches, and whoever asks is told that its request is lost. nginx's own lock on a cached file ends
 -- with the answer or at an age, and a slow object store takes longer than a worker should be waited for.
@@ -13,17 +15,29 @@ local FILES = "@cache/parts"
 local parts = {}
 package.loaded.parts = parts
 
-local asked = {}        -- number of this worker's requests for each part that it has not answered yet
-local fetched = {}      -- parts that this worker fetches
+local asked = {}        -- number of each node's requests for each part that this worker has not answered yet
+local fetched = {}      -- holders of the leases on parts that this worker fetches: itself, and the node that asked
+
+local function request_of(node, part)
+    return node .. " " .. part
+end
+
+local function holder_for(node)
+    return ngx.worker.pid() .. " " .. node
+end
+
+local function node_of(holder)
+    return string.match(holder, "^%d+ (.*)$")
+end
 
 local function renew()
-    for part in pairs(asked) do
-        leases:set("asked " .. part, true, LEASE_S)
+    for request in pairs(asked) do
+        leases:set("asked " .. request, true, LEASE_S)
     end
-    for part in pairs(fetched) do
-        local holder = leases:get("fetched " .. part)
-        if holder == nil or holder == ngx.worker.pid() then
-            leases:set("fetched " .. part, ngx.worker.pid(), LEASE_S)
+    for part, holder in pairs(fetched) do
+        local found = leases:get("fetched " .. part)
+        if found == nil or found == holder then
+            leases:set("fetched " .. part, holder, LEASE_S)
         end
     end
 end
@@ -49,29 +63,31 @@ local function is_cached(part)
     return file ~= nil
 end
 
--- Tell whoever waits for a part whether a worker that runs has it in hand.
-function parts.tell(part)
-    local is_arriving = leases:get("fetched " .. part) ~= nil and not is_cached(part)
-    return ngx.exit((is_arriving or leases:get("asked " .. part)) and 204 or 404)
+-- Tell a node that waits for a part whether a worker that runs has its request in hand.
+function parts.tell(part, node)
+    local holder = leases:get("fetched " .. part)
+    local is_arriving = holder ~= nil and node_of(holder) == node and not is_cached(part)
+    return ngx.exit((is_arriving or leases:get("asked " .. request_of(node, part))) and 204 or 404)
 end
 
--- Begin a request for a part. One that is to be fetched past the cache is, if it is cached at all.
-function parts.arrive(part, is_past_cache)
-    ngx.var.asked_part = part
-    asked[part] = (asked[part] or 0) + 1
-    leases:set("asked " .. part, true, LEASE_S)
+-- Begin a node's request for a part. One that is to be fetched past the cache is, if it is cached at all.
+function parts.arrive(part, node, is_past_cache)
+    local request = request_of(node, part)
+    ngx.var.asked_request = request
+    asked[request] = (asked[request] or 0) + 1
+    leases:set("asked " .. request, true, LEASE_S)
     if is_past_cache and is_cached(part) then
         ngx.exec("@@fresh")
     end
 end
 
 local function settle()
-    local part = ngx.var.asked_part
-    if part ~= "" then
-        ngx.var.asked_part = ""
-        asked[part] = asked[part] > 1 and asked[part] - 1 or nil
-        if asked[part] == nil then
-            leases:delete("asked " .. part)
+    local request = ngx.var.asked_request
+    if request ~= "" then
+        ngx.var.asked_request = ""
+        asked[request] = asked[request] > 1 and asked[request] - 1 or nil
+        if asked[request] == nil then
+            leases:delete("asked " .. request)
         end
     end
 end
@@ -80,24 +96,25 @@ local function release()
     local part = ngx.var.fetched_part
     if part ~= "" then
         ngx.var.fetched_part = ""
-        fetched[part] = nil
-        if leases:get("fetched " .. part) == ngx.worker.pid() then
+        if leases:get("fetched " .. part) == fetched[part] then
             leases:delete("fetched " .. part)
         end
+        fetched[part] = nil
     end
 end
 
--- Return once a part is cached, or this request is the one that fetches it. One that is cached for a short time has a
--- file for longer: of its requests, one at a time goes on.
-function parts.wait(part, is_brief)
+-- Return once a part is cached, or this node's request is the one that fetches it. One that is cached for a short time
+-- has a file for longer: of its requests, one at a time goes on.
+function parts.wait(part, node, is_brief)
+    local holder = holder_for(node)
     local looks = 0
     while true do
         local is_free = leases:get("fetched " .. part) == nil
         if not is_brief and (is_free or looks % FILE_LOOKS == 0) and is_cached(part) then
             return
         end
-        if is_free and leases:add("fetched " .. part, ngx.worker.pid(), LEASE_S) then
-            fetched[part] = true
+        if is_free and leases:add("fetched " .. part, holder, LEASE_S) then
+            fetched[part] = holder
             ngx.var.fetched_part = part
             return
         end

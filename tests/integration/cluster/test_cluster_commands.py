@@ -36,6 +36,7 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
         ("listen 10.0.0.1:", "listen 10.0.0.2:"),
         ('"node": "a"', '"node": "b"'),
         ("own { server 10.0.0.1:", "own { server 10.0.0.2:"),
+        ('-From "10.0.0.1:', '-From "10.0.0.2:'),
     ):
         texts[0] = texts[0].replace(own, others)
     assert texts[0] == texts[1]

@@ -79,9 +79,9 @@ def nodes(store: Store) -> Iterator[TierNodes]:
         yield running
 
 
-def get(nodes: TierNodes, store: Store, headers: dict[str, str]) -> Answer:
-    """Ask the node's front for the part, or about it."""
-    return nodes.get(nodes.front(nodes.tier.nodes[0]), f"{store.url}/a.tar?", headers)
+def get(nodes: TierNodes, store: Store, headers: dict[str, str], node: int = 0) -> Answer:
+    """Ask a node's front for the part, or about it."""
+    return nodes.get(nodes.front(nodes.tier.nodes[node]), f"{store.url}/a.tar?", headers)
 
 
 def worker_of(nodes: TierNodes) -> int:
@@ -124,6 +124,28 @@ def test_the_owner_tells_whether_a_part_is_in_hand(nodes: TierNodes, store: Stor
         store.released.set()
         assert answer.result().body == BODY
     eventually(lambda: get(nodes, store, QUESTION).status == 404)
+
+
+def test_the_owner_tells_each_node_about_its_own_request(store: Store) -> None:
+    """That another node's is in hand says nothing about one that was lost on its way, or with an owner that is dead."""
+    with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(get, nodes, store, PART)
+        eventually(lambda: store.parts == 1)
+        assert get(nodes, store, QUESTION, node=0).status == 204
+        assert get(nodes, store, QUESTION, node=1).status == 404
+        store.released.set()
+        assert answer.result().body == BODY
+
+
+def test_the_owner_has_the_requests_of_all_who_wait(store: Store) -> None:
+    """Not only that of the node for which it fetches the part."""
+    with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(get, nodes, store, PART, node) for node in range(2)]
+        for node in range(2):
+            eventually(lambda node=node: get(nodes, store, QUESTION, node).status == 204)
+        store.released.set()
+        assert [answer.result().body for answer in answers] == [BODY] * 2
+    assert store.parts == 1
 
 
 def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) -> None:
