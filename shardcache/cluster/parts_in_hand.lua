@@ -1,4 +1,5 @@
--- Parts in hand: those that some worker of this nginx has still to answer, and those that one fetches from the store.
+-- Parts in hand: those that some worker of this nginx has still to answer, once the request is permitted, and those that
+-- one fetches from the store.
 --
 -- A node that asks is told about its own request: that another node's is in hand says nothing about one that was lost.
 --
@@ -70,15 +71,20 @@ function parts.tell(part, node)
     return ngx.exit((is_arriving or leases:get("asked " .. request_of(node, part))) and 204 or 404)
 end
 
--- Begin a node's request for a part. One that is to be fetched past the cache is, if it is cached at all.
-function parts.arrive(part, node, is_past_cache)
+-- Fetch a part that is cached past the cache.
+function parts.refetch(part)
+    if is_cached(part) then
+        ngx.exec("@@fresh")
+    end
+end
+
+-- Have a node's request for a part in hand from now on. It is permitted: one that still waits for its permission may wait
+-- for a node that is dead, and when it is sent again, another node permits it.
+function parts.take(part, node)
     local request = request_of(node, part)
     ngx.var.asked_request = request
     asked[request] = (asked[request] or 0) + 1
     leases:set("asked " .. request, true, LEASE_S)
-    if is_past_cache and is_cached(part) then
-        ngx.exec("@@fresh")
-    end
 end
 
 local function settle()

@@ -26,7 +26,7 @@ STALL_TIMEOUT_S = 5.0
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """A store whose first answer with a part comes only when it is released."""
+    """A store whose first answer with a part comes only when it is released, and permissions when it permits them."""
 
     daemon_threads = True
 
@@ -34,7 +34,10 @@ class Store(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.parts = 0  # requests for parts
+        self.permissions = 0  # requests for a single byte
         self.released = threading.Event()
+        self.permitted = threading.Event()
+        self.permitted.set()
         self.counting = threading.Lock()
 
 
@@ -50,6 +53,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 is_first = self.server.parts == 1
             if is_first:
                 self.server.released.wait()
+        else:
+            self.server.permissions += 1
+            self.server.permitted.wait()
         with suppress(OSError):  # whoever asked was killed
             self.send_response(206)
             self.send_header("ETag", '"any"')
@@ -69,6 +75,7 @@ def store() -> Iterator[Store]:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.released.set()
+        server.permitted.set()
         server.shutdown()
 
 
@@ -124,6 +131,19 @@ def test_the_owner_tells_whether_a_part_is_in_hand(nodes: TierNodes, store: Stor
         store.released.set()
         assert answer.result().body == BODY
     eventually(lambda: get(nodes, store, QUESTION).status == 404)
+
+
+def test_a_request_is_not_in_hand_before_it_is_permitted(nodes: TierNodes, store: Store) -> None:
+    """The node that was asked for the permission may be dead: the request is sent again, and asks another one."""
+    store.permitted.clear()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(get, nodes, store, PART)
+        eventually(lambda: store.permissions == 1)
+        assert get(nodes, store, QUESTION).status == 404
+        store.permitted.set()
+        eventually(lambda: get(nodes, store, QUESTION).status == 204)
+        store.released.set()
+        assert answer.result().body == BODY
 
 
 def test_the_owner_tells_each_node_about_its_own_request(store: Store) -> None:
