@@ -18,8 +18,8 @@ SLOWLY = ("--max-bandwidth", "20MB", "--max-connections", "3")
 FAST_MBIT_PER_S = 10_000
 MORE_S = 60.0
 """The time that a fault may cost."""
-IN_FLIGHT = 0.15
-"""Parts on their way to two nodes may all stall where an owner is lost; six are an eighth of the dataset."""
+IN_FLIGHT = 0.05
+"""Bytes on their way to a lost node, and heads of answers; each of its parts is sent again once, for all others."""
 
 
 @contextmanager
