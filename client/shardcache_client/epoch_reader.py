@@ -384,9 +384,9 @@ class EpochReader(Generic[T_co]):
         the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
 
         The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
-        among the new ones. One rank's state suffices, since ranks take their batches in step; from a list of several
-        ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's state then
-        suffices until it reaches the end of its share; after that, an error asks for the states of the others.
+        among the new ones. One rank's state suffices, since ranks take their batches in step. With `even=None`, ranks
+        differ by a sample: one rank's state then suffices until it reaches the end of its share; after that, an error
+        asks for the states of the others. From a list of these, each rank's own is used.
 
         Args:
             state: the return value of `state_dict`, or any structure that contains such states, such as a

@@ -50,15 +50,15 @@ def report(name: str, batches: list[list[str]], out: str | None) -> None:
 PROCESSES = 2  # readers per training process
 
 
-def read(urls: str, socket: str | None, rank: int, world_size: int, resumed: dict[str, Any], out: Connection) -> None:
-    """Send the batches of one reader, and None after each epoch."""
+def read(urls: str, socket: str | None, rank: int, world_size: int, epoch: int, state: Any, out: Connection) -> None:
+    """Send the batches of one reader, which goes on from its state, and None after each epoch."""
     reader = ShardReader(
         urls, shuffle=True, seed=7, batch_size=BATCH, decode=decode, socket=socket, rank=rank, world_size=world_size
     )
-    if resumed["states"]:
-        reader.load_state_dict(resumed["states"])  # each finds its own among those of its training process
-    for epoch in range(resumed["epoch"], EPOCHS):
-        reader.set_epoch(epoch)
+    if state is not None:
+        reader.load_state_dict(state)
+    for each in range(epoch, EPOCHS):
+        reader.set_epoch(each)
         for batch in batches(reader):
             out.send(batch)  # waits until there is room in the pipe: each reader is about a batch ahead
         out.send(None)
@@ -71,7 +71,9 @@ def start_readers(args: Any, rank: int, world_size: int, resumed: dict[str, Any]
     for number in range(PROCESSES):
         end, out = spawn.Pipe(duplex=False)
         place = rank * PROCESSES + number, world_size * PROCESSES
-        spawn.Process(target=read, args=(args.urls, args.socket, *place, resumed, out), daemon=True).start()
+        state = resumed["states"].get(str(number))
+        arguments = (args.urls, args.socket, *place, resumed["epoch"], state, out)
+        spawn.Process(target=read, args=arguments, daemon=True).start()
         out.close()
         ends.append(end)
     return ends
