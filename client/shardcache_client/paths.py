@@ -13,7 +13,8 @@ from shardcache_client import files
 from shardcache_client.arguments import DAEMONS, JOB, OTHER_WORDS, PATH, SECONDS, URLS, checked
 from shardcache_client.daemon.choice import DaemonChoice, Patience, Which
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Grant, LeaseRequest, Session, resolve
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session, resolve
 from shardcache_client.order.manifest import Manifest, Plan
 from shardcache_client.ranks.environment import job_name
 

@@ -319,7 +319,7 @@ def frame_of(text: bytes) -> bytes:
 
 def _ask_all(path: Path, deadline_s: float) -> None:
     kinds = [kind for kind in dict.fromkeys([*_FIRST, *REQUESTS]) if "id" in REQUESTS[kind].fields]
-    connection = DaemonConnection(path, ReaderIdentity("fuzz"))
+    connection = DaemonConnection(path, ReaderIdentity("fuzz"), time.monotonic() + GUARD_S)
     try:
         for kind, request in [(kind, connection.request(kind)) for kind in kinds]:
             _use_answer(kind, connection.answer(request, deadline_s))

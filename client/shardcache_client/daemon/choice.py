@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from shardcache import errors
 from shardcache.private import PrivatePlace, is_listening, locked, node_has_daemon
 from shardcache.protocol import socket_path
+from shardcache.unix_socket import health
 
 log = logging.getLogger("shardcache")
 
@@ -31,8 +33,11 @@ _START_S = 120.0
 _NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
 _SHARED = "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 
+_HEALTH_TIMEOUT_S = 2.0
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _LOOK_UP_S = 1.0
+# How long the reason of a wait that is over is waited for: a daemon that runs gives it immediately.
+_LAST_REASON_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 # An announced restart deserves a warning only if it takes longer than restarts usually do.
 _QUIET_S = 10.0
@@ -68,6 +73,16 @@ class DaemonChoice:
         if is_private or fallback == "private":
             _check_installed()
         return cls(None) if is_private else cls(socket_path(socket), fallback == "private")
+
+    def node_status(self) -> str | None:
+        """Return the status that the node's daemon reports, "ok" if it is well.
+
+        None if it does not answer.
+        """
+        assert self.node is not None
+        with suppress(OSError, ValueError):
+            return str(health(self.node, _HEALTH_TIMEOUT_S)["status"])
+        return None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -140,6 +155,28 @@ def _start() -> Path:
     return Path(outcome["socket"])
 
 
+class Deadline:
+    """End of one wait, shared by all that is done for it: reconnects, greetings and requests.
+
+    Attributes:
+        limit_s: how long the wait may last.
+        at_s: when it ends, of `time.monotonic`.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.at_s = time.monotonic() + limit_s
+
+    @property
+    def is_over(self) -> bool:
+        """True once the wait has lasted too long."""
+        return time.monotonic() >= self.at_s
+
+    def restart(self) -> None:
+        """Let the limit count from now: the wait makes progress."""
+        self.at_s = time.monotonic() + self.limit_s
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged."""
@@ -154,35 +191,49 @@ class Patience:
     def wait(
         self,
         url: str,
+        deadline: Deadline,
         poll: Callable[[float], T | None],
-        explain: Callable[[], tuple[str, int]],
+        explain: Callable[[float], tuple[str, int]],
         on_wait: Callable[[], None] | None,
     ) -> T:
-        """Wait until `poll`, given a deadline, returns the shard, and log the reason of a long wait.
+        """Wait until `poll` returns the shard, and log the reason of a long wait.
 
-        `on_wait` is called periodically; `explain` returns the reason, and how many bytes have arrived. Raises
-        ShardTimeoutError after `limit_s` in which they have not become more.
+        `poll` and `explain` are given the time until which they may wait. `explain` returns the
+        reason, and how many bytes have arrived; `on_wait` is called periodically. Raises
+        ShardTimeoutError at the deadline, which restarts whenever the bytes have become more.
         """
-        start_s, most_bytes = time.monotonic(), 0
-        deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
-        while (arrived := poll(min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S))) is None:
+        start_s = time.monotonic()
+        report_s = start_s + self.first_report_s
+        most_bytes = 0
+        while True:
+            arrived = poll(min(report_s, deadline.at_s, time.monotonic() + _LOOK_UP_S))
+            if arrived is not None:
+                return arrived
+
             check_parent()
             if on_wait is not None:
                 on_wait()
-            if time.monotonic() < min(report_s, deadline_s):
+            if time.monotonic() < min(report_s, deadline.at_s):
                 continue
-            reason, done_bytes = explain()
+
+            # Also at the deadline: it restarts if bytes have arrived since the last report.
+            reason, done_bytes = explain(max(deadline.at_s, time.monotonic() + _LAST_REASON_S))
             if done_bytes > most_bytes:
-                most_bytes, deadline_s = done_bytes, time.monotonic() + self.limit_s
-            if time.monotonic() >= deadline_s:
-                raise errors.ShardTimeoutError(
-                    f"did not arrive within {self.limit_s:g} s: {reason}",
-                    url=url,
-                    remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
-                )
+                most_bytes = done_bytes
+                deadline.restart()
+            if deadline.is_over:
+                raise _timeout(url, deadline.limit_s, most_bytes, reason)
             log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self.next_report_s
-        return arrived
+
+
+def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.ShardTimeoutError:
+    what = "no more of it arrived" if done_bytes else "did not arrive"
+    return errors.ShardTimeoutError(
+        f"{what} within {limit_s:g} s: {reason}",
+        url=url,
+        remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
+    )
 
 
 class Outage:
@@ -193,8 +244,8 @@ class Outage:
     their reconnects, yet keeps them fast.
     """
 
-    def __init__(self, cause: errors.NoDaemonError) -> None:
-        self.begun_s = time.monotonic()
+    def __init__(self, cause: errors.NoDaemonError, begun_s: float) -> None:
+        self.begun_s = begun_s
         self._cause = cause  # what ended the last connection, or prevented the first
         self._quiet = isinstance(cause, errors.StoppingError)
         self._logged = False
@@ -214,6 +265,12 @@ class Outage:
             self._logged = True
         time.sleep(min(self.draw_s(), deadline_s - now_s))
         return True
+
+    def given_up(self, last: errors.NoDaemonError) -> errors.NoDaemonError:
+        """Return the error of the last try, with how long the outage has lasted."""
+        lasted_s = round(time.monotonic() - self.begun_s, 1)
+        message = f"{last.message}; gave up after {lasted_s:g} s"
+        return type(last)(message, url=last.url, remedy=last.remedy)
 
     def draw_s(self) -> float:
         """Draw the pause before the next try."""

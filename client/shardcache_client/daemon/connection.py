@@ -10,7 +10,6 @@ A connection does not recover: once broken, every method raises NoDaemonError, a
 
 import json
 import logging
-import math
 import os
 import shlex
 import socket
@@ -37,9 +36,12 @@ from shardcache_client.order.rounds import Topology
 log = logging.getLogger("shardcache")
 
 _READ_BYTES = 256 * 1024
-# The daemon reads its sockets from an event loop that nothing may block: if it takes no byte for this long, it is gone.
-_SEND_TIMEOUT_S = 60.0
-_OPEN_TIMEOUT_S = 10.0
+# For messages that nothing waits for. The kernel takes them unless it still has some 200 kB of
+# earlier ones, and the daemon reads its sockets from an event loop that nothing may block: one that
+# has not for this long is frozen.
+_SEND_TIMEOUT_S = 1.0
+# An answer to a ping cannot be taken back, so it gets some time even if the wait is over.
+_PONG_TIMEOUT_S = 1.0
 # The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
 _FIRST_REPORT_S, _NEXT_REPORT_S = 10.0, 60.0
@@ -58,10 +60,17 @@ class FarewellError(ConnectionResetError):
 
 
 class WebSocket:
-    """An open WebSocket over a Unix socket. Methods raise OSError once it is broken or closed by the other side."""
+    """An open WebSocket over a Unix socket.
 
-    def __init__(self, path: Path, resource: str, timeout_s: float) -> None:
-        """Connect and shake hands. Raises OSError (TimeoutError included) and HandshakeError."""
+    Methods raise OSError once it is broken or closed by the other side. Deadlines are those of
+    `time.monotonic`.
+    """
+
+    def __init__(self, path: Path, resource: str, deadline_s: float) -> None:
+        """Connect and shake hands by the deadline.
+
+        Raises OSError (TimeoutError included) and HandshakeError.
+        """
         self._protocol = ClientProtocol(parse_uri(f"ws://localhost{resource}"), max_size=protocol.MAX_MESSAGE_BYTES)
         self._fragments: list[bytes] = []
         self._messages: list[bytes] = []
@@ -70,10 +79,11 @@ class WebSocket:
         weakref.finalize(self, self._socket.close)
         try:
             # Only a connect that blocks in the kernel waits for a place in a full backlog.
+            timeout_s = _left_s(deadline_s)
             limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._socket.connect(str(path))
-            self._shake_hands(time.monotonic() + timeout_s)
+            self._shake_hands(deadline_s)
         except BaseException:
             self._socket.close()
             raise
@@ -86,7 +96,7 @@ class WebSocket:
     def _shake_hands(self, deadline_s: float) -> None:
         self._protocol.send_request(self._protocol.connect())
         with suppress(ConnectionError):  # a daemon that refuses a connection answers and closes without reading
-            self._flush()
+            self._flush(deadline_s)
         while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
             if not self._pump(deadline_s):
                 raise TimeoutError("no answer to the WebSocket handshake")
@@ -96,12 +106,12 @@ class WebSocket:
         if exn is not None:
             raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
-    def send(self, message: bytes, *, binary: bool = False) -> None:
-        """Send one message."""
+    def send(self, message: bytes, deadline_s: float, *, binary: bool = False) -> None:
+        """Send one message. One that is not sent by the deadline breaks the connection."""
         self._check_open()
         (self._protocol.send_binary if binary else self._protocol.send_text)(message)
         try:
-            self._flush()
+            self._flush(deadline_s)
         except OSError:
             with suppress(OSError):
                 self._pump(time.monotonic())  # the reason for the close may still be unread
@@ -129,21 +139,20 @@ class WebSocket:
         try:
             if self._protocol.state is State.OPEN and self._socket.fileno() >= 0:
                 self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
-                self._flush(timeout_s=0)
+                self._flush(time.monotonic())
         except OSError:
             pass  # closing the socket has the same effect
         finally:
             self._socket.close()
 
-    def _flush(self, timeout_s: float = _SEND_TIMEOUT_S) -> None:
-        self._socket.settimeout(timeout_s)
+    def _flush(self, deadline_s: float) -> None:
         for data in filter(None, self._protocol.data_to_send()):
+            self._socket.settimeout(_left_s(deadline_s))
             self._socket.sendall(data)
 
     def _pump(self, deadline_s: float) -> bool:
         """Process received data; return False if none arrives by the deadline."""
-        # A timeout of 0 would make the socket non-blocking.
-        self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        self._socket.settimeout(_left_s(deadline_s))
         try:
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError:
@@ -159,8 +168,14 @@ class WebSocket:
                     self._messages.append(b"".join(self._fragments))
                     self._fragments.clear()
         with suppress(ConnectionError):  # the other side is gone, but its messages have been received
-            self._flush()  # answers to pings and to a close frame
+            # Answers to pings and to a close frame.
+            self._flush(max(deadline_s, time.monotonic() + _PONG_TIMEOUT_S))
         return True
+
+
+def _left_s(deadline_s: float) -> float:
+    """Return the time until a deadline as a socket's timeout, of which 0 means another thing."""
+    return max(deadline_s - time.monotonic(), 0.001)
 
 
 _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -194,23 +209,24 @@ class DaemonConnection:
 
     Raises NoDaemonError if nothing listens on the socket or the connection breaks; its subclass StoppingError if the
     daemon announces that it is stopping; DaemonError if this user may not use it; VersionMismatchError if daemon and
-    client have no protocol version in common; ProtocolError if a message is invalid. Deadlines are those of
-    `time.monotonic`. With `is_private`, only a daemon of this user may be at the socket.
+    client have no protocol version in common; ProtocolError if a message is invalid. With
+    `is_private`, only a daemon of this user may be at the socket.
+
+    Deadlines are those of `time.monotonic`; that of the constructor is for everything from the
+    connect to the welcome.
     """
 
-    def __init__(
-        self, socket: Path, reader: ReaderIdentity, timeout_s: float = _OPEN_TIMEOUT_S, *, is_private: bool = False
-    ) -> None:
+    def __init__(self, socket: Path, reader: ReaderIdentity, deadline_s: float, *, is_private: bool = False) -> None:
         self._path = socket
         self._requests = 0
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
-            self._websocket = WebSocket(socket, protocol.SESSION_PATH, timeout_s)
+            self._websocket = WebSocket(socket, protocol.SESSION_PATH, deadline_s)
         try:
             if is_private and self._websocket.peer_uid != os.geteuid():
                 raise errors.DaemonError("the daemon at the socket belongs to another user", url=str(socket))
-            self._greet(reader, timeout_s)
+            self._greet(reader, deadline_s)
         except BaseException:
             self.close()
             raise
@@ -218,10 +234,11 @@ class DaemonConnection:
     def __repr__(self) -> str:
         return f"DaemonConnection({str(self._path)!r})"
 
-    def _greet(self, reader: ReaderIdentity, timeout_s: float) -> None:
+    def _greet(self, reader: ReaderIdentity, deadline_s: float) -> None:
         spoken = protocol.SPOKEN
         self.tell(
             "hello",
+            deadline_s,
             protocol=spoken.newest,
             oldest_protocol=spoken.oldest,
             client_version=__version__,
@@ -230,25 +247,27 @@ class DaemonConnection:
             **asdict(reader.topology),
             **({"loader": reader.loader, "batch_size": reader.batch_size} if reader.loader else {}),
         )
-        welcome = self._receive(time.monotonic() + timeout_s)
+        welcome = self._receive(deadline_s)
         if welcome is None:
-            raise errors.NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
+            raise errors.NoDaemonError("the daemon did not answer 'hello' in time", url=str(self._path))
         chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both speak; daemons older than negotiation report their only version.
         daemon = protocol.Release(str(welcome.get("version")), protocol.Spoken(chosen, chosen))
         protocol.agree(daemon=daemon, client=protocol.Release(__version__, spoken))
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Send a message that gets no answer."""
+    def tell(self, kind: str, deadline_s: float | None = None, **fields: Any) -> None:
+        """Send a message that gets no answer, within a second if there is no deadline."""
+        if deadline_s is None:
+            deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         message = {"type": kind, **fields}
         with self._translated():
-            self._websocket.send(protocol.written(message), binary="packed" in message)
+            self._websocket.send(protocol.written(message), deadline_s, binary="packed" in message)
 
-    def request(self, kind: str, **fields: Any) -> int:
-        """Send a request; return its id, for `answer`."""
+    def request(self, kind: str, deadline_s: float | None = None, **fields: Any) -> int:
+        """Send a request, within a second if there is no deadline; return its id, for `answer`."""
         self._requests += 1
         self._kinds[self._requests] = kind
-        self.tell(kind, id=self._requests, **fields)
+        self.tell(kind, deadline_s, id=self._requests, **fields)
         return self._requests
 
     def answer(self, request: int, deadline_s: float) -> Json | None:
@@ -281,7 +300,8 @@ class DaemonConnection:
 
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
         """Send a request and return its answer. Raises NoDaemonError if none comes by the deadline."""
-        request, begun_s = self.request(kind, **fields), time.monotonic()
+        begun_s = time.monotonic()
+        request = self.request(kind, deadline_s, **fields)
         report_s = begun_s + _FIRST_REPORT_S
         reason = ""
         while (answer := self.answer(request, min(deadline_s, report_s))) is None:
@@ -292,16 +312,17 @@ class DaemonConnection:
                     url=str(self._path),
                     remedy="check what it is doing: shardcache status",
                 )
-            (reason, _), report_s = self.explain(request, deadline_s), time.monotonic() + _NEXT_REPORT_S
+            reason, _ = self.explain(request, deadline_s)
+            report_s = time.monotonic() + _NEXT_REPORT_S
             log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
         return answer
 
-    def explain(self, request: int, deadline_s: float = math.inf) -> tuple[str, int]:
+    def explain(self, request: int, deadline_s: float) -> tuple[str, int]:
         """Return the daemon's reason for not having answered a request yet, and how much of a shard has arrived."""
         until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
-        answer = self.answer(self.request("explain", of=request), until_s)
+        answer = self.answer(self.request("explain", until_s, of=request), until_s)
         if answer is None:
-            return "the daemon is too busy to say why", 0
+            return "the daemon does not answer", 0
         total_bytes, done_bytes = answer.get("total_bytes"), answer.get("done_bytes", 0)
         done = f" ({done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)" if total_bytes else ""
         return f"{answer['reason']}{done}", done_bytes

@@ -2,57 +2,38 @@
 
 import atexit
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from shardcache import errors
-from shardcache.protocol import Arriving, Json, Leased, Wanted
-from shardcache.unix_socket import health, served_lately
-from shardcache_client.daemon.choice import DaemonChoice, Outage, Patience, check_parent, ensure_started
+from shardcache.protocol import Json, Wanted
+from shardcache.unix_socket import served_lately
+from shardcache_client.daemon.choice import DaemonChoice, Deadline, Outage, Patience, check_parent, ensure_started
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.daemon.declaring import send_until
+from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.order.manifest import Manifest, Plan
 
 log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
-Grant: TypeAlias = Arriving | Leased
 
 # Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be the same there.
 _CACHE_SIDE = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
 _MIN_OPEN_S = 1.0
-_HEALTH_TIMEOUT_S = 2.0
 # A daemon is started again within seconds; one that is gone for good leaves the same traces as one that restarts.
 _RESTART_S = 30.0
 _MAX_RETRY_S = 300.0
 # Failures after which a file counts as unreadable: at the first, it may only have been evicted for a more urgent shard.
 _UNREADABLE = 2
-
-
-@dataclass(slots=True, eq=False)
-class LeaseRequest:
-    """A request for one shard, and the daemon's grant of it; number, request and grant on the current connection."""
-
-    position: int  # of the shard in the plan
-    partial: bool  # True if the beginning may be granted before the whole shard has arrived
-    unpublished: bool = False  # True if the checked files may be granted before they are published
-    first: tuple[int, int] | None = None  # with `partial`: start and end of the bytes of a file that are needed first
-    needed: bool = False  # True once the reader has reached the shard, and holds it or waits for it
-    number: int = 0  # of the lease
-    request: int = 0  # id of the last request for it
-    grant: Grant | None = None  # None while waiting for it
-    latest: bool = False  # True if the present version will do, whatever the plan says
-    named: bool = False  # True if a path that ends with the object's name is wanted as well
-    unmatched: int = 0  # number of samples read that had no partner in the shards that they are joined with
 
 
 class Session:
@@ -82,6 +63,7 @@ class Session:
         self._declared: Plan | None = None  # the plan declared on the current connection
         self._start = 0  # the daemon's position 0: a plan declared again begins at the reader's position
         self._unsent: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
+        self._piece = 0  # id of the request with its last piece, until the daemon has accepted it
         self._leases: list[LeaseRequest] = []
         # For a node's daemon that a private one can replace:
         self._met = False  # True once it has answered
@@ -100,32 +82,36 @@ class Session:
         at the socket a moment ago. If there was none, raises NoDaemonError immediately. What the daemon found out more
         than `max_age_s` ago is not used. Raises NotFoundError, and any other error of the origin.
         """
-        deadline_s = time.monotonic() + self._patience.limit_s
+        deadline = Deadline(self._patience.limit_s)
         try:
-            self._ready(deadline_s)
+            self._ready(deadline)
         except _CACHE_SIDE as exn:
             if not (isinstance(exn, errors.StoppingError) or self._is_private or self._can_leave):
-                self._await_restart(exn, deadline_s)
+                self._await_restart(exn, deadline)
         fields: Json = {"urls": list(urls), "wanted": wanted}
         if max_age_s is not None:
             fields["max_age_ms"] = int(max_age_s * 1000)
-        ask = partial(DaemonConnection.call, kind="resolve", deadline_s=deadline_s, **fields)
-        return Manifest.from_answer(self._insist(deadline_s, ask), urls)
 
-    def _await_restart(self, exn: errors.ShardcacheError, deadline_s: float) -> None:
+        def ask(connection: DaemonConnection) -> Json:
+            return connection.call("resolve", deadline.at_s, **fields)
+
+        return Manifest.from_answer(self._insist(deadline, ask), urls)
+
+    def _await_restart(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
         """Wait for the next daemon at the socket, if the traces of one are there. Raises the error if not."""
         was_there = served_lately(cast(Path, self._choice.node), _RESTART_S)
         if not (isinstance(exn, errors.NoDaemonError) and was_there):
             raise exn
-        self._lost(exn)
-        self._insist(min(deadline_s, time.monotonic() + _RESTART_S), lambda connection: None)
+        restart = Deadline(min(deadline.at_s - time.monotonic(), _RESTART_S))
+        self._recover(exn, restart)
+        self._insist(restart, lambda connection: None)
 
     def declare(self, plan: Plan) -> None:
         """Declare the plan, of a long one the first piece. All leases of an earlier plan must have ended."""
         self._go_back()
         self._plan, self._unreadable = plan, (-1, 0)
         with self._waiting():
-            self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
+            self._insist(Deadline(self._patience.limit_s), lambda connection: None)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -136,14 +122,21 @@ class Session:
             self.waited_s += time.monotonic() - begun_s
 
     def extend(self) -> None:
-        """Send the next piece of the plan, if there is one.
+        """Send the next piece of the plan, if the daemon has accepted the one before.
 
-        Called once per shard, this keeps the declared part far ahead of the reader, and the first sample does not wait
-        until a plan of a million positions is sent.
+        Called once per shard, this keeps the declared part far ahead of the reader, and the first
+        sample does not wait until a plan of a million positions is sent. A daemon that takes its
+        time with a piece holds up no reader.
         """
+        self._try(self._send_piece)
+
+    def _send_piece(self, connection: DaemonConnection) -> None:
+        if self._piece and connection.answer(self._piece, time.monotonic()) is None:
+            return
+        self._piece = 0
         kind, fields = next(self._unsent, ("", {}))
         if kind:
-            self._try(lambda connection: connection.call(kind, self._silence_ends_s(), **fields))
+            self._piece = connection.request(kind, **fields)
 
     def lease(
         self,
@@ -182,12 +175,13 @@ class Session:
         space that only they could free, and any other error that the daemon met in fetching the shard; the lease has
         then ended.
         """
+        deadline = Deadline(self._patience.limit_s)
         if not lease.needed:
             lease.needed = True
             self._try(lambda connection: connection.tell("need", of=lease.request))
         if lease.grant is None:
             self._heard_s = time.monotonic()
-            lease.grant = self._settle(lease, self._insist)
+            lease.grant = self._settle(lease, deadline, self._insist)
             lease.number = lease.grant["lease"]
             if not self._is_private:
                 self._pause_s = self._patience.retry_s
@@ -209,26 +203,31 @@ class Session:
             lease.request = connection.request("more", lease=lease.number, beyond=beyond, **fields)
 
         assert lease.grant is not None
+        deadline = Deadline(self._patience.limit_s)
         lease.grant, self._heard_s = None, time.monotonic()
         self._try(ask)
         try:
-            lease.grant = self._settle(lease, self._once)
+            lease.grant = self._settle(lease, deadline, self._once)
         except errors.NoDaemonError as exn:
             self._lost(exn)
         return lease.grant
 
-    def _settle(self, lease: LeaseRequest, through: Callable[..., Any]) -> Grant:
+    def _settle(self, lease: LeaseRequest, deadline: Deadline, through: Callable[..., Any]) -> Grant:
         """Wait for a lease's last answer by `_insist` or `_once`; any error but a lost connection ends the lease."""
         assert self._plan is not None
-        ask = partial(through, math.inf)  # the patience has limits for the shard and for a lost daemon
+        url = self._plan.shard(lease.position).url
+
+        def poll(until_s: float) -> Json | None:
+            ask = partial(self._answer, lease=lease, until_s=until_s, deadline=deadline)
+            return cast("Json | None", through(deadline, ask))
+
+        def explain(until_s: float) -> tuple[str, int]:
+            ask = partial(DaemonConnection.explain, request=lease.request, deadline_s=until_s)
+            return cast("tuple[str, int]", through(deadline, ask))
+
         try:
             with self._waiting():
-                answer: Json = self._patience.wait(
-                    self._plan.shard(lease.position).url,
-                    lambda until_s: ask(partial(self._answer, lease=lease, until_s=until_s)),
-                    lambda: ask(lambda connection: connection.explain(lease.request)),
-                    self.on_wait,
-                )
+                answer: Json = self._patience.wait(url, deadline, poll, explain, self.on_wait)
         except errors.NoDaemonError:
             raise
         except errors.ShardcacheError as exn:
@@ -274,9 +273,10 @@ class Session:
             self._connection.close()
             self._connection = None
 
-    def _lost(self, exn: errors.NoDaemonError) -> Outage:
+    def _lost(self, exn: errors.NoDaemonError, begun_s: float | None = None) -> Outage:
         self._lose()
-        self._outage = self._outage or Outage(exn)
+        if self._outage is None:
+            self._outage = Outage(exn, time.monotonic() if begun_s is None else begun_s)
         return self._outage
 
     def _try(self, say: Callable[[DaemonConnection], object]) -> None:
@@ -287,19 +287,19 @@ class Session:
             except errors.NoDaemonError as exn:
                 self._lost(exn)
 
-    def _insist(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
+    def _insist(self, deadline: Deadline, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request, reconnecting until a daemon answers; raise NoDaemonError if none has by the deadline."""
         while True:
             try:
-                answer = ask(self._ready(deadline_s))
+                answer = ask(self._ready(deadline))
             except _CACHE_SIDE as exn:
-                deadline_s = self._recover(exn, deadline_s)
+                self._recover(exn, deadline)
             else:
                 self._outage, self._met = None, True
                 return answer
             check_parent()
 
-    def _once(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
+    def _once(self, deadline: Deadline, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request on the current connection only; raise NoDaemonError if it is lost."""
         if self._connection is None:
             raise errors.NoDaemonError("the connection to the daemon is lost")
@@ -308,35 +308,43 @@ class Session:
         except (errors.CacheError, errors.VersionMismatchError) as exn:
             if not self._can_leave:
                 raise
-            self._leave(exn)
+            self._leave(exn, deadline)
             raise errors.NoDaemonError(exn.message) from exn
 
-    def _recover(self, exn: errors.ShardcacheError, deadline_s: float) -> float:
+    def _recover(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
         """After an error of a cache, pause before the next try or go on with the private daemon; else raise the error.
 
-        Returns the deadline from then on.
         A daemon that went away gets time to restart, unless another can replace it and it has never answered.
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._lost(exn)
-            away_s = min(self._patience.limit_s, self._patience.away_s)
-            if self._can_leave:
-                away_s = self._patience.grace_s if self._met else 0.0
-            if outage.pause(min(deadline_s, outage.begun_s + away_s)):
-                return deadline_s
+            if outage.pause(self._tried_until_s(deadline)):
+                return
+            if not self._can_leave:
+                raise outage.given_up(exn)
         if not self._can_leave:
             raise exn
-        self._leave(exn)
-        return time.monotonic() + self._patience.limit_s
+        self._leave(exn, deadline)
+
+    def _tried_until_s(self, deadline: Deadline) -> float:
+        """Return the time until which a daemon is tried, which may end before the deadline."""
+        if self._outage is None:
+            return deadline.at_s
+        away_s = min(self._patience.limit_s, self._patience.away_s)
+        if self._can_leave:
+            away_s = self._patience.grace_s if self._met else 0.0
+        return min(deadline.at_s, self._outage.begun_s + away_s)
 
     @property
     def _can_leave(self) -> bool:
         """True while the node's daemon serves this reader, and the private one could."""
         return self._choice.fallback and not self._is_private
 
-    def _leave(self, exn: errors.ShardcacheError) -> None:
-        """Go on with the private daemon for a while."""
+    def _leave(self, exn: errors.ShardcacheError, deadline: Deadline | None = None) -> None:
+        """Go on with the private daemon for a while; a wait begins again with it."""
         self._move(is_private=True)
+        if deadline is not None:
+            deadline.restart()
         self._back_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_RETRY_S)
         where = f" ({exn.url})" if exn.url else ""
@@ -347,7 +355,7 @@ class Session:
         if not (self._choice.fallback and self._is_private) or time.monotonic() < self._back_at_s:
             return
         self._back_at_s = time.monotonic() + self._patience.retry_s
-        if self._node_health() == "ok":
+        if self._choice.node_status() == "ok":
             self._move(is_private=False)
             log.info("the daemon at %s has recovered; shards come from it again", self._choice.node)
 
@@ -357,77 +365,64 @@ class Session:
         self._outage, self._unreadable, self._is_private = None, (-1, 0), is_private
         self._leases = [lease for lease in self._leases if lease.grant is None or lease.grant["type"] == "arriving"]
 
-    def _node_health(self) -> str | None:
-        """Return the status that the node's daemon reports, "ok" if it is well; None if it does not answer."""
-        with suppress(OSError, ValueError):
-            return str(health(cast(Path, self._choice.node), _HEALTH_TIMEOUT_S)["status"])
-        return None
-
-    def _answer(self, connection: DaemonConnection, lease: LeaseRequest, until_s: float) -> Json | None:
+    def _answer(
+        self, connection: DaemonConnection, lease: LeaseRequest, until_s: float, deadline: Deadline
+    ) -> Json | None:
         """Return the answer to a lease's last request; None if none has come. Leaves a daemon that is frozen."""
         answer = connection.answer(lease.request, until_s)
         silent_s = time.monotonic() - self._heard_s
         if answer is None and self._can_leave and silent_s > self._patience.grace_s / 2:
-            if self._node_health() is not None:
+            if self._choice.node_status() is not None:
                 self._heard_s = time.monotonic()
             elif silent_s > self._patience.grace_s:
-                self._leave(errors.NoDaemonError(f"the daemon has not answered for {silent_s:.0f} s"))
+                cause = f"the daemon has not answered for {silent_s:.0f} s"
+                self._leave(errors.NoDaemonError(cause), deadline)
         return answer
 
-    def _ready(self, deadline_s: float) -> DaemonConnection:
+    def _ready(self, deadline: Deadline) -> DaemonConnection:
         """Return a connection on which the plan is declared and every lease requested."""
         if self._connection is None:
-            timeout_s = max(_MIN_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
-            where = ensure_started() if self._is_private else cast(Path, self._choice.node)
-            self._connection = DaemonConnection(where, self.reader, timeout_s, is_private=self._is_private)
+            self._connection = self._open(deadline)
             self._declared = None
         if self._plan is not None and self._declared is not self._plan:
-            self._declare(self._connection, self._plan, deadline_s)
+            self._declare(self._connection, self._plan, deadline)
             self._declared = self._plan
         return self._connection
 
-    def _declare(self, connection: DaemonConnection, plan: Plan, deadline_s: float) -> None:
+    def _open(self, deadline: Deadline) -> DaemonConnection:
+        where = ensure_started() if self._is_private else cast(Path, self._choice.node)
+        begun_s = time.monotonic()
+        until_s = min(self._tried_until_s(deadline), begun_s + _OPEN_TIMEOUT_S)
+        until_s = max(until_s, begun_s + _MIN_OPEN_S)
+        try:
+            return DaemonConnection(where, self.reader, until_s, is_private=self._is_private)
+        except errors.NoDaemonError as exn:
+            self._lost(exn, begun_s)
+            raise
+
+    def _declare(self, connection: DaemonConnection, plan: Plan, deadline: Deadline) -> None:
         """Declare the plan from the first lease to the last, and request each of these leases again."""
         # Newest first: earlier positions then count as read, and the burst of requests does not distort the pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
         self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
-        self._unsent, sent = plan.messages(self._start), self._start
+        self._unsent = plan.messages(self._start)
+        self._piece = 0
 
         def call(kind: str, **fields: Any) -> Json:
-            return connection.call(kind, min(deadline_s, self._silence_ends_s()), **fields)
+            until_s = deadline.at_s
+            if self._can_leave:  # a daemon that another can replace is left if it is silent
+                until_s = min(until_s, time.monotonic() + _OPEN_TIMEOUT_S)
+            return connection.call(kind, until_s, **fields)
 
-        for kind, fields in self._unsent:
-            if call(kind, **fields)["type"] == "unknown":
-                pieces = list(plan.shards.pieces())
-                for piece in pieces:
-                    if call("shards", fingerprint=piece.fingerprint)["type"] == "unknown":
-                        call("shards", fingerprint=piece.fingerprint, packed=piece.packed)
-                if call(kind, **fields | {"shards": [each.fingerprint for each in pieces]})["type"] == "unknown":
-                    raise errors.CapacityError("the daemon forgets the shards", remedy="raise its --plan-memory")
-            sent += len(fields["order"])
-            if sent > furthest:
-                break
+        send_until(furthest - self._start, plan, self._unsent, call)
         for lease in leases:
             self._ask(connection, lease)
-
-    def _silence_ends_s(self) -> float:
-        """Return the deadline after which a daemon that has not accepted a piece of the plan counts as lost."""
-        limit_s = self._patience.limit_s
-        return time.monotonic() + (min(limit_s, _OPEN_TIMEOUT_S) if self._can_leave else limit_s)
 
     def _ask(self, connection: DaemonConnection, lease: LeaseRequest) -> None:
         lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
-        options: Json = {"partial": lease.partial}
-        if lease.unpublished:
-            options["unpublished"] = True
-        if lease.first is not None:
-            options |= {"start": lease.first[0], "beyond": lease.first[1] - 1}
-        if lease.latest:
-            options["latest"] = True
-        if lease.named:
-            options["named"] = True
-        lease.number = lease.request = connection.request("lease", position=place, **options)
+        lease.request = connection.request("lease", position=place, **lease.options())
+        lease.number = lease.request
         if lease.needed:
             connection.tell("need", of=lease.request)
 

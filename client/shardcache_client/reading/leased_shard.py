@@ -15,7 +15,8 @@ from weakref import WeakMethod
 from shardcache import errors
 from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex.tables import keys_of
-from shardcache_client.daemon.session import Grant, LeaseRequest, Session
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
 from shardcache_client.files import WHOLE, Adder, Run, Sample, View, damage_of, joined
 from shardcache_client.order.manifest import Plan
 from shardcache_client.reading.shards import ArrivingShard, MappedShard

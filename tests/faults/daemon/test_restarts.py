@@ -112,7 +112,7 @@ def test_a_daemon_too_small_for_this_says_so(folder: Path) -> None:
 
 def test_readers_come_back_spread_out() -> None:
     """Readers that lose one daemon at one moment do not try again at one moment, and none pauses over two seconds."""
-    outages = [Outage(NoDaemonError("gone", url="s.sock")) for _ in range(256)]
+    outages = [Outage(NoDaemonError("gone", url="s.sock"), begun_s=0.0) for _ in range(256)]
     for bound_s in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0):
         pauses = sorted(outage.draw_s() for outage in outages)
         assert pauses[0] >= 0 and pauses[-1] <= bound_s

@@ -1,5 +1,6 @@
 """A client and a daemon of different releases work together, or say clearly why they cannot."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_a_daemon_that_welcomes_in_another_version(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script), pytest.raises(VersionMismatchError, match=r"0\.0\.9") as caught:
-        DaemonConnection(path, READER)
+        DaemonConnection(path, READER, time.monotonic() + GUARD_S)
     assert f"shardcache {__version__} on the node" in caught.value.remedy
 
 

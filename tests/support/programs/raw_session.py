@@ -20,7 +20,7 @@ from support.programs.guard import GUARD_S
 class RawSession:
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
         path = daemon if isinstance(daemon, Path) else daemon.socket
-        self._socket = WebSocket(path, SESSION_PATH, GUARD_S)
+        self._socket = WebSocket(path, SESSION_PATH, time.monotonic() + GUARD_S)
         first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
         self.send(**{**first, **hello})
         self.welcome = self.receive()
@@ -40,10 +40,11 @@ class RawSession:
         self._socket._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, **message: Any) -> None:
+        deadline_s = time.monotonic() + GUARD_S
         if "packed" in message:
-            self._socket.send(written(message), binary=True)
+            self._socket.send(written(message), deadline_s, binary=True)
         else:
-            self._socket.send(json.dumps(message).encode())
+            self._socket.send(json.dumps(message).encode(), deadline_s)
 
     def receive(self) -> dict[str, Any]:
         return parse(self.receive_text())

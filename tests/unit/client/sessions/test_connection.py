@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_hello_identifies_the_reader(path: Path) -> None:
     """The daemon learns job, rank, worker and process of the reader."""
     with scripted(path, welcomed()) as heard:
-        DaemonConnection(path, READER).close()
+        DaemonConnection(path, READER, soon()).close()
     (hello,) = heard
     assert hello.pop("client_version")
     assert hello == {
@@ -57,7 +57,7 @@ def test_hello_identifies_the_reader(path: Path) -> None:
 def test_missing_socket_is_named_with_the_command(path: Path) -> None:
     """Whoever forgot to start the daemon reads how to."""
     with pytest.raises(NoDaemonError) as caught:
-        DaemonConnection(path, READER)
+        DaemonConnection(path, READER, soon())
     assert str(path) in str(caught.value)
     assert f"shardcache serve --socket {path}" in str(caught.value)
 
@@ -69,7 +69,7 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
         listener.listen(0)
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
         with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(WebSocket, path, "/", 30)
+            opening = pool.submit(WebSocket, path, "/", soon())
             with pytest.raises(TimeoutError):
                 opening.result(0.1)
             listener.accept()[0].close()
@@ -78,13 +78,13 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
             assert isinstance(opening.exception(), ConnectionError)
         with pytest.raises(NoDaemonError, match="temporarily"):
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
-            DaemonConnection(path, READER, 0.01)
+            DaemonConnection(path, READER, time.monotonic() + 0.01)
 
 
 def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
     """A path beyond the kernel's limit is a mistake in the configuration, not an absent daemon."""
     with pytest.raises(ConfigError, match="107 bytes"):
-        DaemonConnection(tmp_path / ("x" * 200), READER)
+        DaemonConnection(tmp_path / ("x" * 200), READER, soon())
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
         listening.listen()
         path.chmod(0)
         with unprivileged(), pytest.raises(DaemonError, match="group") as caught:
-            DaemonConnection(path, READER)
+            DaemonConnection(path, READER, soon())
     assert not isinstance(caught.value, NoDaemonError)
 
 
@@ -122,7 +122,7 @@ def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
         left.set()
 
     with scripted(path, script):
-        websocket = WebSocket(path, "/v1/session", 30.0)
+        websocket = WebSocket(path, "/v1/session", soon())
         assert left.wait(30)
         message = websocket.receive(soon())
         assert message is not None and json.loads(message) == {"type": "last"}
@@ -138,7 +138,7 @@ def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
         peer.say(type="error", id=None, error=VersionMismatchError("too old").to_json())
 
     with scripted(path, script), pytest.raises(VersionMismatchError, match="too old"):
-        DaemonConnection(path, READER)
+        DaemonConnection(path, READER, soon())
 
 
 @contextmanager
@@ -160,14 +160,14 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
 def test_another_server_at_the_socket_is_no_daemon(path: Path) -> None:
     """A server that knows no sessions is not taken for a daemon."""
     with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
-        DaemonConnection(path, READER)
+        DaemonConnection(path, READER, soon())
 
 
 def test_a_refusal_keeps_its_type(path: Path) -> None:
     """An error that comes with the HTTP answer is raised as what it is."""
     body = json.dumps({"error": DaemonError("draining", remedy="wait").to_json()}).encode()
     with http_server(path, 503, body), pytest.raises(DaemonError, match="draining"):
-        DaemonConnection(path, READER)
+        DaemonConnection(path, READER, soon())
 
 
 def test_an_answer_that_does_not_come(path: Path) -> None:
@@ -185,7 +185,7 @@ def test_answers_are_distinguished_by_id(path: Path) -> None:
         peer.lend(first, 11)
 
     with scripted(path, welcomed(in_reverse)):
-        connection = DaemonConnection(path, READER)
+        connection = DaemonConnection(path, READER, soon())
         first, second = connection.request("lease", position=0), connection.request("lease", position=1)
         assert (connection.answer(first, soon()) or {})["lease"] == 11
         assert (connection.answer(second, soon()) or {})["lease"] == 22
@@ -205,7 +205,7 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
             ponged.set()
 
     with scripted(path, welcomed(in_pieces)):
-        connection = DaemonConnection(path, READER)
+        connection = DaemonConnection(path, READER, soon())
         answer = connection.call("resolve", soon(), urls=[])
         assert answer["packed"] == b"x" * 3_000_000
         connection.close()
@@ -217,7 +217,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
     dying = welcomed(lambda peer: peer.websocket.socket.shutdown(socket.SHUT_RDWR), stays=False)
     for leaving in (Peer.welcome, dying):
         with scripted(path, leaving):
-            connection = DaemonConnection(path, READER)
+            connection = DaemonConnection(path, READER, soon())
             with pytest.raises(NoDaemonError, match="broke"):
                 connection.call("resolve", soon(), urls=[])
             with pytest.raises(NoDaemonError, match="broke"):
@@ -231,7 +231,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
 def test_noise_is_a_protocol_error(path: Path, message: str, said: str) -> None:
     """A message that is no JSON, or whose id is no number, is named as such, not taken for a lost connection."""
     with scripted(path, welcomed(lambda peer: peer.websocket.send(message))):
-        connection = DaemonConnection(path, READER)
+        connection = DaemonConnection(path, READER, soon())
         with pytest.raises(ProtocolError, match=said):
             connection.call("resolve", soon(), urls=[])
         connection.close()
@@ -241,7 +241,7 @@ def test_a_connection_costs_one_descriptor_and_no_thread(path: Path) -> None:
     """A connection that nobody closes goes with its object, and leaves no thread to fork over."""
     with scripted(path, welcomed()):
         before = _sockets_to(path)
-        connection = DaemonConnection(path, READER)
+        connection = DaemonConnection(path, READER, soon())
         assert _sockets_to(path) == before + 1
         assert sum("recv_events" in thread.name for thread in threading.enumerate()) == 1, "the server's own, no other"
         del connection

@@ -1,0 +1,126 @@
+"""A wait for a daemon that does not answer ends at its limit, wherever the daemon stopped, and says how long it was.
+
+Steps that had limits of their own took 5, 10 or 60 seconds on top. The bounds here are far above the limits that the
+waits are given, and below what these steps took.
+"""
+
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import NoDaemonError, ShardTimeoutError
+from shardcache.protocol import ShardRef
+from shardcache_client import ShardDataset, cached_paths
+from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.manifest import Manifest, Plan
+from support.network.peer import Heard, Peer, Script, begun, scripted, welcomed
+from support.programs.daemon import Daemon
+from support.shards.tars import write_shards
+
+LIMIT_S = 0.5
+PLAN = Plan.of(Manifest.of([ShardRef("s3://bucket/0.tar")]), 0, [0])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-t-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def lasts_less_than(bound_s: float) -> Iterator[None]:
+    """Check that the block does not last as long as a step that ignores the limit."""
+    begun_s = time.monotonic()
+    yield
+    assert time.monotonic() - begun_s < bound_s
+
+
+@contextmanager
+def session_at(path: Path, *scripts: Script) -> Iterator[tuple[Session, Heard]]:
+    """Serve by scripts; yield a session that has declared its plan and is not patient."""
+    with scripted(path, *scripts) as heard:
+        session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(LIMIT_S))
+        session.declare(PLAN)
+        yield session, heard
+        session.close()
+
+
+def silent(peer: Peer) -> None:
+    """Shake hands, and say nothing."""
+    peer.stay()
+
+
+def test_unanswered_question_for_the_reason_ends_with_the_wait(folder: Path) -> None:
+    """A daemon that answers neither the request nor why it does not is given up at the limit, and named."""
+    with session_at(folder / "s.sock", begun()) as (session, heard):
+        lease = session.lease(0)
+        late = r"did not arrive within 0\.5 s: the daemon does not answer"
+        with lasts_less_than(5.0), pytest.raises(ShardTimeoutError, match=late):
+            session.wait(lease)
+    assert heard[-1]["type"] == "explain"
+
+
+@pytest.mark.parametrize("next_daemon", [silent, welcomed()])
+def test_reconnect_ends_with_the_wait(folder: Path, next_daemon: Script) -> None:
+    """The next daemon is silent after the handshake, or after its welcome: neither gets a limit of its own."""
+    lost = begun(Peer.hear, stays=False)
+    with session_at(folder / "s.sock", lost, *[next_daemon] * 20) as (session, _):
+        lease = session.lease(0)
+        silence = r"did not answer '(hello|plan)' in time; gave up after \d"
+        with lasts_less_than(9.0), pytest.raises(NoDaemonError, match=silence):
+            session.wait(lease)
+
+
+def test_handshake_of_a_reconnect_ends_with_the_wait(folder: Path) -> None:
+    """The next daemon accepts connections and does not answer the handshake."""
+    path = folder / "s.sock"
+    session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience(LIMIT_S))
+    with scripted(path, begun(stays=False)):
+        session.declare(PLAN)
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        lease = session.lease(0)
+        with lasts_less_than(9.0), pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"):
+            session.wait(lease)
+
+
+def test_full_socket_does_not_outlast_the_wait(folder: Path) -> None:
+    """A daemon that stops in the middle of a session takes no more bytes than a socket's buffer holds."""
+    (path,) = write_shards(folder, 1, 3)
+    urls = [f"s3://bucket/{number:060d}.tar" for number in range(20_000)]
+    with Daemon(folder) as daemon:
+        session = Session(DaemonChoice(daemon.socket), ReaderIdentity("job"), Patience(LIMIT_S))
+        with closing(session):
+            session.resolve([f"file://{path}"])
+            daemon.pause()
+            with lasts_less_than(30.0), pytest.raises(NoDaemonError, match=r"gave up after \d"):
+                session.resolve(urls)
+
+
+def test_stopped_daemon_ends_every_wait_at_its_limit(folder: Path) -> None:
+    """Readers of samples, new readers and readers of files each get the error of a frozen daemon in time."""
+    urls = [f"file://{path}" for path in write_shards(folder, 8, 3)]
+    with Daemon(folder) as daemon:
+        dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=1.0)
+        samples = iter(dataset)
+        next(samples)
+        daemon.pause()
+        with lasts_less_than(30.0):
+            with pytest.raises(ShardTimeoutError, match="did not arrive within 1 s: the daemon does not answer"):
+                list(samples)
+            with pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"):
+                ShardDataset(urls, socket=daemon.socket, timeout_s=1.0)
+            with (
+                pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"),
+                cached_paths(urls[0], socket=daemon.socket, timeout_s=1.0),
+            ):
+                pass
