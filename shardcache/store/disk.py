@@ -3,14 +3,17 @@
 import contextlib
 import errno
 import fcntl
+import grp
 import os
 import re
 import signal
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from shardcache import errors
+from shardcache.units import group_name, user_name
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is gone.
@@ -206,3 +209,31 @@ def _parse(line: str) -> Mount:
     before, _, after = line.partition(" - ")
     folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
     return Mount(Path(folder), after.split(" ", 1)[0])
+
+
+def other_writers(path: Path, uid: int) -> str:
+    """Return who besides a user and root may write to a folder; an empty string if nobody may.
+
+    A group that is this user's alone, as distributions make one for each user, does not count. Nor
+    does a folder with the sticky bit: others may add files there, but neither remove nor replace
+    those of this user. May ask a directory server. Raises OSError.
+    """
+    found = path.stat()
+    if found.st_uid not in (0, uid):
+        return f"user {user_name(found.st_uid)}, its owner,"
+    if found.st_mode & stat.S_ISVTX:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "every user"
+    if found.st_mode & stat.S_IWGRP and not _is_group_of_one(found.st_gid, uid):
+        return f"group {group_name(found.st_gid)}"
+    return ""
+
+
+def _is_group_of_one(gid: int, uid: int) -> bool:
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:  # as in a container, which has no names
+        return gid == os.getegid()
+    names = {user_name(uid), user_name(0)}
+    return group.gr_name in names and names.issuperset(group.gr_mem)

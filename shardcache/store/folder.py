@@ -23,6 +23,7 @@ import grp
 import hashlib
 import os
 import re
+import shlex
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from shardcache.store.disk import (
     ask_openness,
     disk_errors,
     is_open_elsewhere,
+    other_writers,
     replace_file,
     size_or_zero,
     unlink_quietly,
@@ -162,7 +164,7 @@ class CacheFolder:
     def take(cls, layout: Layout, group: str | None) -> Self:
         """Create the folder if necessary, and lock it. Raises CacheDirError, CacheFormatError, DiskError."""
         with disk_errors(layout.root):
-            _check_links(layout)
+            _check_writers(layout)
             layout.check_format()
             _make_folders(layout, group)
             folder = cls(layout, group, _lock(layout.root))
@@ -214,7 +216,7 @@ class CacheFolder:
         if not is_held:
             self._check_place()
             self._layout.check_format()
-        _check_links(self._layout)
+        _check_writers(self._layout)
         _make_folders(self._layout, self._group)
         if not is_held:
             held, self._fd = self._fd, _lock(self._layout.root)
@@ -251,18 +253,47 @@ def _mount_point(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
 
 
-def _check_links(layout: Layout) -> None:
-    """Raise CacheDirError if another user has planted a link where the daemon writes: it would be followed."""
-    _, *folders = layout.folders()
-    for path in (*folders, layout.catalogue, layout.pins, layout.format, layout.probe):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = path.lstat()
-            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-                raise CacheDirError(
-                    f"{path} is a link of another user, who can write to the cache folder",
-                    remedy=f"remove the link, and let nobody else write there (chmod go-w {layout.root}), or choose "
-                    "another --cache-dir",
-                )
+def _check_writers(layout: Layout) -> None:
+    """Raise CacheDirError if another user can write where the daemon does, or has planted a file.
+
+    A link would be followed, and in a folder of theirs they could swap a file at any time.
+    """
+    root, *folders = layout.folders()
+    folders.append(layout.catalogue)
+    for path in (*folders, layout.pins, layout.format, layout.probe):
+        _check_planted(path, root)
+    for folder in (root, *folders):
+        _check_open(folder, root)
+
+
+def _check_open(folder: Path, root: Path) -> None:
+    try:
+        who = other_writers(folder, os.geteuid())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if who:
+        own = shlex.quote(str(root / "shardcache"))
+        raise CacheDirError(
+            f"{who} can write to {folder}, and replace what the daemon reads and writes there",
+            remedy=f"let nobody else write there (chmod go-w {shlex.quote(str(folder))}, and chown if "
+            "it is not this user's), or choose a folder that the daemon creates for itself: "
+            f"--cache-dir {own}",
+        )
+
+
+def _check_planted(path: Path, root: Path) -> None:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        kind = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
+        raise CacheDirError(
+            f"{path} {kind} another user, who can write to the cache folder",
+            remedy="remove it, or change its owner if it is the daemon's own "
+            f"(chown -R {os.geteuid()}), and let nobody else write there "
+            f"(chmod go-w {shlex.quote(str(root))}); or choose another --cache-dir",
+        )
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:

@@ -18,7 +18,7 @@ from shardcache.errors import DaemonError
 from shardcache.private import tool_socket
 from shardcache.protocol import SOCKET_ENV
 from shardcache.server.connections import own_files
-from shardcache.store.disk import mount_of
+from shardcache.store.disk import mount_of, other_writers
 from shardcache.store.folder import Layout
 from shardcache.units import duration, group_name, size, user_name
 from shardcache.unix_socket import MAX_SOCKET_BYTES
@@ -180,9 +180,10 @@ def _owned(context: Context, place: Path) -> Finding:
         cause = f"{alien} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
         judge = warning if context.uid is None and uid == 0 else failed
         return judge(f"{place} belongs to another user", cause, f"chown -R {user_name(uid)} {place}   # as root")
-    if place.stat().st_mode & 0o002:
-        cause = f"every user of this node may write to it ({_who_may(place)})"
-        return warning(f"{place} is world-writable", cause, f"chmod o-w {place}")
+    who = other_writers(place, uid)
+    if who:
+        cause = f"{who} may write to it ({_who_may(place)}), so the daemon does not start with it"
+        return failed(f"{place} is open to other users", cause, f"chmod go-w {shlex.quote(str(place))}")
     return ok(f"{place} ({_who_may(place)})")
 
 

@@ -49,6 +49,61 @@ def test_link_that_another_user_planted_in_the_cache_folder_is_refused(name: str
     assert not list(target.iterdir())
 
 
+@pytest.mark.parametrize("name", [".", "partial", "shards/00", "catalogue"])
+def test_cache_folder_that_every_user_can_write_to_is_refused(name: str, tmp_path: Path) -> None:
+    """Also one of its own folders: the error names it and what to do, and nothing is written there."""
+    folder = tmp_path / "cache" / name
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", "--capacity", "1GB")
+    assert ran.code == 1
+    assert f"every user can write to {folder}," in ran.err
+    assert f"chmod go-w {folder}" in ran.err
+    assert not (tmp_path / "cache" / "format").exists()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "who"),
+    [(0, 100, 0o770, "group users"), (65534, 0, 0o755, "user nobody, its owner,"), (0, 54321, 0o770, "group 54321")],
+)
+def test_cache_folder_that_other_users_can_write_to_is_refused(
+    uid: int, gid: int, mode: int, who: str, tmp_path: Path
+) -> None:
+    """A group's members and another owner are named."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    os.chown(folder, uid, gid)
+    folder.chmod(mode)
+    ran = refused(tmp_path, "--cache-dir", folder, "--capacity", "1GB")
+    assert ran.code == 1
+    assert f"{who} can write to {folder}," in ran.err
+    assert f"--cache-dir {folder}/shardcache" in ran.err
+
+
+@needs_root
+def test_file_that_another_user_planted_in_the_cache_folder_is_refused(tmp_path: Path) -> None:
+    """The pins of somebody else, in a folder that has been closed since: the error names the file."""
+    pins = tmp_path / "cache" / "pins"
+    pins.parent.mkdir()
+    pins.touch()
+    os.chown(pins, 65534, 65534)
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", "--capacity", "1GB")
+    assert ran.code == 1
+    assert f"{pins} belongs to another user" in ran.err
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o775])
+def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(mode: int, tmp_path: Path) -> None:
+    """The sticky bit keeps others from it; the user's own group has no other members."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(mode)
+    with Daemon(tmp_path) as daemon:
+        assert daemon.cache_dir == folder
+        assert (folder / "format").exists()
+
+
 @pytest.mark.slow
 def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
     """The modules that S3 needs are imported in the background, before a reader asks for them."""

@@ -80,6 +80,17 @@ def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_doctor_fails_a_cache_folder_that_others_can_write_to(tmp_path: Path) -> None:
+    """It says what the daemon would say that refuses it, and the command that closes the folder."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    found = (await look(cache_dir=cache, socket=tmp_path / "s.sock"))["cache.folder"]
+    assert found.state == "failed"
+    assert "every user may write to it" in found.cause
+    assert found.remedy == f"chmod go-w {cache}"
+
+
 @needs_root
 @pytest.mark.slow
 def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon: Daemon) -> None:

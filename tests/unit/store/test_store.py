@@ -192,15 +192,16 @@ def test_another_users_file_may_be_open(readable_by_all: Path) -> None:
 @needs_root
 async def test_a_cache_of_another_users_shards_is_refused(readable_by_all: Path) -> None:
     """None of them could ever be evicted: the error says so at the start, and what to do."""
-    store = open_store(readable_by_all)
+    root = readable_by_all / "cache"
+    store = open_store(root)
     await publish(store, URL)
     store.close()
-    for path in (readable_by_all, *readable_by_all.rglob("*")):
+    for path in (root, *root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o444)
 
     def is_refused() -> bool:
         with pytest.raises(CacheDirError, match="another user") as caught:
-            find_shards(Layout(readable_by_all))
+            find_shards(Layout(root))
         return "chown -R 65534" in caught.value.remedy
 
     assert as_nobody(is_refused)
