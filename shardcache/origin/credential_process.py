@@ -1,7 +1,8 @@
 """Programs that print AWS credentials, `credential_process` in the user's config, on a leash.
 
-Such a program ends with the request that waits for it, and with the daemon. What it prints to its standard error may
-hold a secret and is dropped; what it prints instead of credentials is never quoted.
+Such a program, of a profile or of a role's source profile, ends with the request that waits for it,
+and with the daemon. What it prints to its standard error may hold a secret and is dropped; what it
+prints instead of credentials is never quoted.
 """
 
 import asyncio
@@ -13,7 +14,13 @@ import signal
 from functools import partial
 from typing import Any
 
-from aiobotocore.credentials import AioCredentialResolver, AioProcessProvider, create_credential_resolver
+from aiobotocore.credentials import (
+    AioAssumeRoleProvider,
+    AioCredentialResolver,
+    AioProcessProvider,
+    AioProfileProviderBuilder,
+    create_credential_resolver,
+)
 from aiobotocore.session import AioSession
 from botocore.exceptions import CredentialRetrievalError
 
@@ -23,11 +30,34 @@ _PR_SET_PDEATHSIG = 1
 _TEXTS = ("AccessKeyId", "SecretAccessKey")
 
 
+class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
+    """The SDK's providers for a profile's credentials; the one that runs a program has it on a leash."""
+
+    def __init__(self, session: AioSession, region: str | None) -> None:
+        super().__init__(session, cache={}, region_name=region)
+        self._load_config = lambda: session.full_config
+
+    def providers(self, profile_name: str, disable_env_vars: bool = False) -> list[Any]:
+        """Return the providers in the order of the SDK."""
+        usual = super().providers(profile_name, disable_env_vars)
+        leashed = self.process_provider(profile_name)
+        return [leashed if isinstance(each, AioProcessProvider) else each for each in usual]
+
+    def process_provider(self, profile_name: str) -> AioProcessProvider:
+        """Return the provider that runs a profile's program."""
+        return AioProcessProvider(profile_name=profile_name, load_config=self._load_config, popen=start)
+
+
 def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolver:
-    """Return the SDK's chain of credentials, in which `credential_process` is on a leash."""
+    """Return the SDK's chain of credentials, in which every `credential_process` is on a leash."""
     resolver = create_credential_resolver(session, region_name=region)
+    profiles = LeashedProfiles(session, region)
+    for role in resolver.providers:
+        if isinstance(role, AioAssumeRoleProvider):
+            # It has no public name. The provider asks it for the credentials of a role's source.
+            role._profile_provider_builder = profiles
     profile = session.get_config_variable("profile") or "default"
-    leashed = AioProcessProvider(profile_name=profile, load_config=lambda: session.full_config, popen=start)
+    leashed = profiles.process_provider(profile)
     resolver.providers = [leashed if isinstance(each, AioProcessProvider) else each for each in resolver.providers]
     return resolver
 

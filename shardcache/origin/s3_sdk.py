@@ -297,9 +297,6 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
         raise cause
     if isinstance(cause, _STILL_EXPIRED):
         return _expired(f"the credentials cannot be renewed: {cause}", url), True
-    if isinstance(cause, boto.CredentialRetrievalError) and cause.kwargs.get("provider") == "custom-process":
-        # Of a role's source profile, which the SDK itself runs: its message is what the program printed.
-        return errors.AccessDeniedError("there are no usable credentials (credential_process failed)", url=url), True
     if isinstance(cause, _NO_CREDENTIALS):
         return errors.AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True
     if isinstance(cause, boto.ClientError):

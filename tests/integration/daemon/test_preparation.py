@@ -112,11 +112,15 @@ def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
         assert daemon.stop() == 0
 
 
+ROLE = "[default]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = base\nregion = us-east-1\n"
+
+
+@pytest.mark.parametrize("profile", ["[default]\n", f"{ROLE}[profile base]\n"], ids=["profile", "source of a role"])
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_hanging_credential_process_ends_with_the_daemon(end: signal.Signals, root: Path) -> None:
+def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: signal.Signals, root: Path) -> None:
     """However the daemon ends, the program that it waits for does not stay."""
     os.mkfifo(root / "silent")
-    config = f"[default]\ncredential_process = cat {root}/silent\n"
+    config = f"{profile}credential_process = cat {root}/silent\n"
     with Daemon(root / "d", env=aws(root, config), spawn=spawn) as daemon:
         eventually(lambda: bool(running(daemon.pid, f"{root}/silent")))
         (program,) = running(daemon.pid, f"{root}/silent")
@@ -135,10 +139,13 @@ def test_hanging_credential_process_ends_with_the_daemon(end: signal.Signals, ro
     ],
     ids=["failure", "garbage", "list", "half"],
 )
-def test_output_of_a_credential_process_is_in_no_error_or_log(program: str, cause: str, root: Path) -> None:
+@pytest.mark.parametrize("profile", ["[default]\n", f"{ROLE}[profile base]\n"], ids=["profile", "source of a role"])
+def test_output_of_a_credential_process_is_in_no_error_or_log(
+    profile: str, program: str, cause: str, root: Path
+) -> None:
     """The error says how the program failed, and what to do; nothing that it printed, which may be a secret."""
     (root / "program").write_text(program)
-    config = f"[default]\ncredential_process = sh {root}/program\n"
+    config = f"{profile}credential_process = sh {root}/program\n"
     with Daemon(root / "d", "--log-level", "debug", env=aws(root, config), spawn=spawn) as daemon:
         with pytest.raises(AccessDeniedError, match=cause) as told:
             samples("s3://bucket/a.tar", daemon)
