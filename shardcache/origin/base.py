@@ -190,6 +190,13 @@ class Origin(Protocol):
         """Obtain the credentials for a url, and return their kind; empty if unknown. Raises the errors of `stat`."""
         return ""
 
+    async def prepare(self, url: str) -> None:
+        """Obtain what the first requests need: credentials, and connections for a HEAD and a GET.
+
+        Raises the errors of `stat`.
+        """
+        await asyncio.gather(self.stat(url), self.stat(url))
+
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """Store a file under `url`, whole or not at all, and return the object; the file may be moved there.
 

@@ -298,7 +298,7 @@ class Deferred(Origin):
         async def prepare() -> None:
             with contextlib.suppress(errors.ShardcacheError, TimeoutError):
                 async with asyncio.timeout(_EXPECT_S):
-                    await asyncio.gather(self.stat(url), self.stat(url))  # a connection for a HEAD, one for a GET
+                    await (await self._loaded()).prepare(url)
 
         self._expecting = self._expecting or asyncio.create_task(prepare())
 

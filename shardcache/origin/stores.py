@@ -339,6 +339,14 @@ class HubOrigin(StoreOrigin):
         self._located[url] = obj, place
         return obj
 
+    async def prepare(self, url: str) -> None:
+        """As `Origin.prepare`; the credentials alone.
+
+        Each HEAD has the Hub sign another url, and a server may refuse those that were signed
+        before, also the one by which a reader's GET is on its way.
+        """
+        await self.credentials(url)
+
     async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
         known = self._located.get(obj.url)
         if known is None or again or time.monotonic() - known[0].reported_s > _LOCATED_S:
