@@ -132,9 +132,17 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         url = self.url(path)
         (ref,) = self._refs(url, "objects")
         if ref.version is None:
-            self._refs(f"{url}/", "entries")
+            self._check_folder(url)
             ref = ShardRef(f"{url}/")
         return self._details(ref)
+
+    def _check_folder(self, url: str) -> None:
+        """Raise NotFoundError if there is no folder at a url at which there is no file."""
+        try:
+            self._refs(f"{url}/", "entries")
+        except NotFoundError as exn:
+            what = "there is neither a file nor a folder at this path"
+            raise NotFoundError(what, url=url, remedy=exn.remedy) from exn
 
     def _details(self, ref: ShardRef) -> Details:
         if ref.url.endswith("/"):

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests.abstract import AbstractFixtures
 from fsspec.tests.abstract.get import AbstractGetTests
 
-from shardcache.errors import ConfigError, NotAllowedError
+from shardcache.errors import ConfigError, NotAllowedError, NotFoundError
 from shardcache_client.filesystem import ShardcacheFileSystem
 from support.programs.daemon import Daemon, eventually
 from support.stores.buckets import Bucket
@@ -129,6 +129,17 @@ def test_chained_url_is_read_through_the_cache(
         with fsspec.open(fs.unstrip_protocol(f"{path}/a.bin"), **options["shardcache"]) as file:
             assert file.read(5) == BODY[:5], "a path in full is a url of this filesystem"
         assert own.status()["counters"]["origin_bytes"] == len(BODY) + 9
+
+
+@pytest.mark.parametrize("ask", ["info", "ls", "open"])
+def test_error_of_a_missing_path_takes_it_for_neither_a_file_nor_a_folder(
+    ask: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nobody has said which it should be: the error has the path as it was given, and where to look."""
+    fs, path = fsspec.url_to_fs(f"shardcache::file://{tmp_path}", **options)
+    with pytest.raises(NotFoundError, match=f"{path}/missing.bin: there is neither a file nor a folder") as caught:
+        getattr(fs, ask)(f"{path}/missing.bin")
+    assert f"ls {tmp_path}/" in caught.value.remedy
 
 
 def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> None:
