@@ -264,6 +264,11 @@ class Manifest(Sequence[ShardRef]):
         """Return the keys of a shard that come again in another, if tables say so: they have no partner."""
         return frozenset().union(*(column.repeated_in(shard) for column in self.columns))
 
+    def tabled(self, shard: int) -> frozenset[str]:
+        """Return the prefixes of the columns whose shards beside a shard were found by tables."""
+        tabled = (each for each in self.columns if each.pairs is not None)
+        return frozenset(each.prefix for each in tabled if each.has(shard))
+
     def together(self, shard: int) -> list[int]:
         """Return the numbers in `planned` of a shard and those beside it, in the order in which they are read."""
         return [shard, *chain.from_iterable(self.beside(shard).values())]

@@ -32,6 +32,12 @@ Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
 _TRIES = 5
 
 
+_NO_PARTNER = (
+    "rewrite the shards so that each sample has one partner, or give Joined missing='skip', "
+    "or default values of the members"
+)
+
+
 class LeftOutError(errors.UnmatchedKeyError):
     """A sample without a partner, to be left out."""
 
@@ -65,6 +71,7 @@ class LeasedShard:
     view: View = WHOLE
     beside: Sequence[Beside] = ()
     repeated: frozenset[bytes] = frozenset()  # keys that come again in another shard: these have no partner
+    tabled: frozenset[str] = frozenset()  # prefixes of those beside it that tables have found
     replaceable: bool = False  # True if another version may be read: none of the shard was handed out in this epoch
 
     def __post_init__(self) -> None:
@@ -184,20 +191,27 @@ class LeasedShard:
             example = min(self.repeated).decode(errors="replace")
             fault += f"; {example!r} comes again in another shard of the first source"
 
+        # With tables, a partner would have been found in any shard.
+        remedy = _NO_PARTNER if view.prefix in self.tabled else None
+
         def add(number: int, sample: Sample) -> None:
             if (place := places[number]) is not None:
                 cut, other = cuts[place]
                 added = cut(other, {})
                 if twice := added.keys() & sample:
                     reason = f"the sample {sample['__key__']!r} has two members {min(twice)!r}"
-                    remedy = "give the source of one of them another prefix, or leave one out by members="
-                    raise errors.SampleError(f"{reason}, of shards that are joined", url=url, remedy=remedy)
+                    raise errors.SampleError(
+                        f"{reason}, of shards that are joined",
+                        url=url,
+                        remedy="give the source of one of them another prefix, or leave one out by members=",
+                    )
                 sample |= added
                 return
             lease.unmatched += 1
             if view.unmatched != "fill":
                 kind = LeftOutError if view.unmatched == "skip" else errors.UnmatchedKeyError
-                raise kind(f"the sample {sample['__key__']!r} cannot be joined: {fault}", url=url)
+                reason = f"the sample {sample['__key__']!r} cannot be joined: {fault}"
+                raise kind(reason, url=url, remedy=remedy)
 
         return add
 
@@ -409,6 +423,7 @@ class ShardWindow:
         beside = self._beside(number, iter(others))
         options: dict[str, Any] = {"handover": self.handover, "view": self.view_of(number, None), "beside": beside}
         options["repeated"] = self._plan.manifest.repeated_in(number)
+        options["tabled"] = self._plan.manifest.tabled(number)
         options["replaceable"] = is_fresh and self._plan.manifest.is_replaceable
         leased_shard = LeasedShard(self._session, lease, count=count, span=span, **options)
         if lease.position:  # after the request for the shard, and not for the first: neither is delayed

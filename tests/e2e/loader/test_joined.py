@@ -414,8 +414,10 @@ def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(daemon: Da
         assert members(joined) == EXPECTED
         with joined.indexed() as numbered:
             assert members([numbered[22]]) == [EXPECTED[22]]
-        with pytest.raises(UnmatchedKeyError, match=r"1 of 1 keys .* in any shard of 'cap\.', .*: '000030'"):
+        with pytest.raises(UnmatchedKeyError, match=r"1 of 1 keys .* in any shard of 'cap\.', .*: '000030'") as lost:
             list(Joined({"": one, "cap": part}).subset([30]))
+        assert "rewrite the shards" in lost.value.remedy
+        assert "shardcache index" not in lost.value.remedy, "the tables are there"
         if "even" in options:
             assert keys_of(Joined({"": one, "cap": part}, missing="skip")) == KEYS[:25]
     bare = ShardDataset(write(tmp_path / "bare", "jpg"), socket=daemon.socket)
