@@ -137,6 +137,7 @@ class ShardLoader(Generic[B_co]):
         bookmark = self._follow()._bookmark
         self._reader._group.refuse_resharding()
         bookmark.begin(iteration)
+        self._reader._check()
         iteration.place = position = self._position_of(iteration)
         times = EpochTimes(iteration.epoch)
         source = self._source_for(iteration)
@@ -169,7 +170,7 @@ class ShardLoader(Generic[B_co]):
         is_numbered = isinstance(iteration.place, BatchPosition)
         is_taken = self._owner is not None and self._owner.live
         source = self._kept
-        if is_taken or source is None or not _is_usable(source, iteration, is_numbered=is_numbered):
+        if is_taken or source is None or not self._is_usable(source, iteration, is_numbered=is_numbered):
             source = self._numbered() if is_numbered else self._streamed()
         self._keep(source, iteration)
         return source
@@ -191,15 +192,25 @@ class ShardLoader(Generic[B_co]):
     def _form(self) -> BatchForm:
         return BatchForm(self.batch_size, self._template.drop_last, self.collate_fn)
 
+    def _is_usable(self, source: Source, iteration: Iteration, *, is_numbered: bool) -> bool:
+        """Return True if an iteration can have its batches from a source that another one has read."""
+        if isinstance(source, NumberedBatches):
+            # A state may have brought another seed than the workers know.
+            return is_numbered and source.is_of_this_process() and source.deal is self._reader._deal()
+        return not is_numbered and not source.bound_to_others(iteration)
+
     def _numbered(self) -> NumberedBatches:
-        self._reader._check()
         rank = self._reader._group.ranks
         name = f"{os.getpid()}-{id(self)}"
         return NumberedBatches(self._reader._reading(rank), self._form(), name, self._options)
 
     def _streamed(self) -> StreamedBatches:
-        options = {name: value for name, value in self._options.items() if name != "workers"}
-        return StreamedBatches(self._reader, self.collate_fn, options)
+        if self._options["workers"] == "threads" and self._options["num_workers"]:
+            log.warning(
+                "the batches are made by the training process itself: threads make batches that have numbers, and this "
+                "dataset is filtered, or its shards are not counted; write workers='processes'"
+            )
+        return self._new_template()
 
     def _new_template(self) -> StreamedBatches:
         """Return a DataLoader of the same options: it checks them, and has the attributes that frameworks look at."""
@@ -355,13 +366,6 @@ def _begun(source: Source, iteration: Iteration) -> Iterator[tuple[Any, Any, Any
     if isinstance(source, NumberedBatches):
         return source.read(iteration.place)
     return source.read(iteration)
-
-
-def _is_usable(source: Source, iteration: Iteration, *, is_numbered: bool) -> bool:
-    """Return True if an iteration can have its batches from a source that another one has read."""
-    if isinstance(source, NumberedBatches):
-        return is_numbered and source.is_of_this_process()
-    return not is_numbered and not source.bound_to_others(iteration)
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

@@ -81,10 +81,13 @@ class NumberedBatches:
         form: of the batches.
         loader: name of the loader.
         options: those of `ShardDataset.loader`, all given.
+
+    Attributes:
+        deal: of the samples that they are made of.
     """
 
     def __init__(self, reading: Reading, form: BatchForm, loader: str, options: Mapping[str, Any]) -> None:
-        self._form = form
+        self.deal = reading.deal
         self._threads = options["num_workers"] if options["workers"] == "threads" else 0
         self._ahead = options.get("prefetch_factor") or _PREFETCHED
         self._pins = bool(options["pin_memory"])

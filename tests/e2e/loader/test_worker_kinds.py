@@ -73,6 +73,22 @@ def test_any_workers_resume_from_the_state_of_any(make: Make, before: dict[str, 
     assert taken + list(resumed) == whole
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_seed_of_a_loaded_state_reaches_workers_that_run(make: Make, kind: dict[str, Any]) -> None:
+    """Those that persist have begun in the order of another one."""
+    drawn = load(make(seed=None), num_workers=0)
+    taken = list(islice(drawn, 4))
+    state = saved(drawn)
+    loader = load(make(seed=None), **kind)
+    list(loader)
+    loader.load_state_dict(state)
+    found = list(loader)
+    assert sorted(chain(*taken, *found)) == KEYS
+    again = load(make(seed=None), num_workers=0)
+    again.load_state_dict(state)
+    assert found == list(again)
+
+
 def test_another_batch_size_goes_on_in_the_same_order(make: Make) -> None:
     """With the very next sample."""
     loader = load(make(), num_workers=0)
@@ -126,6 +142,21 @@ def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
 
 
 # Threads
+
+
+def test_threads_make_no_batches_without_numbers(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """The training process does, and says so; a state counts for any workers."""
+    loader = load(make().filter(bool), num_workers=2, workers="threads")
+    taken = list(islice(loader, 5))
+    assert sorted(chain(*taken, *resumed(make, saved(loader)))) == KEYS
+    assert "made by the training process itself" in caplog.text
+
+
+def resumed(make: Make, state: Any) -> Iterator[list[str]]:
+    """Return the batches of a filtered dataset from a state on."""
+    loader = load(make().filter(bool), num_workers=0)
+    loader.load_state_dict(state)
+    return iter(loader)
 
 
 def running() -> set[str]:
