@@ -239,8 +239,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
             pin_memory: default: True if there is a CUDA device.
             persistent_workers: default: True if there are workers.
-            options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `in_order`,
-                `prefetch_factor` or `multiprocessing_context`.
+            options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `prefetch_factor` or
+                `multiprocessing_context`; but not `in_order=False`.
 
         Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option that a dataset of its
         own order cannot have.

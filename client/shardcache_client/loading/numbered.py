@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class BatchPosition:
     size: int  # of batches
     form: StateForm
     next: int = 0  # number of the next batch
+    has_gaps: bool = False  # True if a batch had no good sample, and did not come: other ranks may have come less far
     _ended: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -67,10 +68,14 @@ class BatchPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
         ended = self.is_read
-        over = ended and self.form.ends_together(self.batches.progress, self.rank)
+        is_alike = self.rank.world_size == 1 or not self.has_gaps
+        over = ended and is_alike and self.form.ends_together(self.batches.progress, self.rank)
         progress = self.batches.after(self.next)
         left = max(0, self.batches.samples - self.next * self.size)
-        return self.form.state(progress, self.rank, ended=ended, over=over, left=left).to_json()
+        state = self.form.state(progress, self.rank, ended=ended, over=over, left=left)
+        if self.has_gaps and not over and state.rank is not None:
+            state = replace(state, in_step=False)
+        return state.to_json()
 
 
 class NumberedBatches:
@@ -116,6 +121,7 @@ class NumberedBatches:
                     lost |= each.lost
                     if each.batch is None:
                         position.note(number + 1)
+                        position.has_gaps = True
                     else:
                         yield self._pinned(each.batch), number + 1, each.times
                     is_over = each.is_last

@@ -116,6 +116,8 @@ class Progress:
             dataset = data["dataset"]
             if not _DIGITS.fullmatch(dataset):
                 raise ValueError("the dataset is not 16 hexadecimal digits")
+            if not isinstance(data["phases"], list | tuple):
+                raise TypeError("the phases are no list")
             phases = tuple(_phase(*numbers) for numbers in data["phases"])
             return cls(whole_number(data["epoch"], 0, _MAX_COUNT), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:

@@ -57,11 +57,9 @@ class RankState:
 
     @property
     def moment(self) -> object:
-        """What states of one moment have in common."""
-        *earlier, last = self.progress.phases or (None,)
-        ranks = None if last is None or self.rank is None else last.ranks
-        same = (self.progress.phases, self.part and self.part[1:3]) if self.rank is None else (*earlier, ranks)
-        return "ranks", self.dataset, self.epoch, same
+        """What states of one moment have in common; of ranks that are not in step, see `progress_of`."""
+        same = self.progress.phases if self.rank is None or self.part is not None else ()
+        return "ranks", self.dataset, self.epoch, same, self.part and self.part[1:3]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
@@ -262,8 +260,8 @@ def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> 
     """Return True if states show that nothing is left of their epoch on any rank."""
     ranks = {state.rank for state in states}
     known = states[0].rank
-    if known is not None and len(ranks) == known[1] and all(state.ended for state in states):
-        return True
+    if known is not None and states[0].part is None:
+        return len(ranks) == known[1] and all(state.ended for state in states)
     try:
         progress = progress_of(states, topology)
     except ConfigError:

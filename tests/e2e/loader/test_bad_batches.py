@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import DecodeError, NotFoundError, ShardError
+from shardcache.errors import ConfigError, DecodeError, NotFoundError, ShardError
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
@@ -82,6 +82,30 @@ def test_skipped_samples_and_shards_are_counted_once(
     list(load(dataset, threads))
     assert "skipped 1 shards, and 10 samples of other shards" in caplog.text
     assert Counter(map(type, seen)) == {NotFoundError: 1, DecodeError: 10}
+
+
+def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(daemon: Daemon, tmp_path: Path, threads: int) -> None:
+    """Uneven ranks leave bad samples out: the state of the rank that knows is not enough, those of all are exact."""
+    url = write_indexed(tmp_path, [BATCH] * 6)
+    (tmp_path / "0.tar").unlink()
+
+    def rank(number: int) -> ShardLoader[list[str]]:
+        options: dict[str, Any] = {"even": None, "on_error": ignore_and_continue, "socket": daemon.socket}
+        return load(ShardDataset(url, rank=number, world_size=2, **options), threads)
+
+    loaders = [rank(number) for number in range(2)]
+    taken = [list(islice(loader, 2)) for loader in loaders]
+    states = [loader.state_dict() for loader in loaders]
+    other = rank(1)
+    with pytest.raises(ConfigError, match="the states of some ranks do not tell"):
+        other.load_state_dict(states[0])
+        list(other)
+    read = Counter(key for batches in taken for batch in batches for key in batch)
+    for number in range(2):
+        resumed = rank(number)
+        resumed.load_state_dict(states)
+        read.update(key for batch in resumed for key in batch)
+    assert read == dict.fromkeys([f"{number:06d}" for number in range(BATCH, 6 * BATCH)], 1)
 
 
 def test_errors_come_in_the_place_of_their_batch(daemon: Daemon, tmp_path: Path, threads: int) -> None:

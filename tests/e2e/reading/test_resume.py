@@ -194,6 +194,25 @@ def test_end_states_of_all_ranks_resume_with_the_next_epoch(
         assert len(list(loader)) == len(loader)
 
 
+def test_end_states_of_ranks_of_which_some_had_nothing_left(make: Make) -> None:
+    """Of four ranks that share the last three samples of another's epoch, one gets none."""
+
+    def rank(number: int, ranks: int) -> Any:
+        return own(make(rank=number, world_size=ranks, even=None, batch_size=BATCH), 0)
+
+    first = rank(0, 1)
+    list(islice(iter(first), len(KEYS) // BATCH))
+    states = []
+    for number in range(4):
+        resumed = rank(number, 4)
+        resumed.load_state_dict(first.state_dict())
+        list(resumed)
+        states.append(through_json(resumed.state_dict()))
+    after = rank(0, 4)
+    after.load_state_dict(states)
+    assert after.epoch == 1
+
+
 def test_end_states_of_all_ranks_resume_without_counts(tmp_path: Path, folder: Path) -> None:
     """Each rank knows of its own end alone, and all states together say that the epoch is over."""
     write_shards(tmp_path, 4, 5)

@@ -151,6 +151,7 @@ def test_no_batches_leave_no_trace() -> None:
         {"phases": [[1, 1, "1"]]},
         {"phases": [[1, 1.5, 1]]},
         {"phases": 7},
+        {"phases": {}},
         {"phases": [None]},
     ],
 )
