@@ -20,38 +20,51 @@ from shardcache.units import duration, size
 
 POLICIES = ("shardcache", "MIN", "LRU", "none")
 _PART_BYTES, _COUNT = 8 * 1024 * 1024, click.IntRange(1)
+_WORKERS_HELP = "Worker processes of each rank, which visit the same shards; 1 for threads."
 _UNITS: dict[str, Any] = {"hits": "{:.1%}".format, "requests": "{:,}".format, "cost": "{:,.2f}".format}
 
 
 class Run(SimpleNamespace):
-    """A training run, by its options. A sample takes each reader a second; jobs begin evenly staggered."""
+    """A training run, by its options.
+
+    A sample takes each rank a second; jobs begin evenly staggered.
+    """
 
     def size_bytes(self, shard: str) -> int:
         """Return the size of a shard, whose name is its number."""
         return int(self.manifest.shards.sizes[int(shard)])
 
     def reads(self, node: int) -> list[Read]:
-        """Return the reads of all readers of a node, in order."""
+        """Return the visits of all ranks of a node to shards, in order.
+
+        The worker processes of a rank visit the same shards, at nearly the same times.
+        """
         from shardcache_client.order.deal import Assignment
+        from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.rounds import Shuffle, Topology
 
-        orders = list[Assignment]()
+        deals = []
         for seed in range(self.jobs):
             shuffle = Shuffle(seed, self.window, self.canonical_nodes) if self.shuffle else None
-            orders.append(Assignment(shuffle, batch_size=self.batch_size))
-        world_size, found = self.nodes * self.ranks, list[Read]()
-        readers = [*product(range(node * self.ranks, (node + 1) * self.ranks), range(self.workers))]
-        epoch_s = (self.manifest.samples or 0) / world_size / self.workers + self.batch_size
-        for epoch, (job, deal) in product(range(self.epochs), enumerate(order.deal(self.manifest) for order in orders)):
-            for session, (rank, worker) in enumerate(readers, job * len(readers)):
-                at_s, entries = epoch_s * (epoch + job / self.jobs), list[tuple[float, str]]()
-                for part in deal.share(epoch, 0, Topology(rank, world_size, worker, self.workers)).segments:
-                    entries += [(at_s + before, str(shard)) for before, shard in part.entries()]
-                    at_s += part.samples
-                ends_s = [start_s for start_s, _ in entries[max(1, self.window) :]] + [at_s] * len(entries)
-                for position, ((start_s, shard), end_s) in enumerate(zip(entries, ends_s, strict=False)):
-                    found.append(Read(start_s, session, epoch, position, shard, end_s))
+            deals.append(Assignment(shuffle, batch_size=self.batch_size).deal(self.manifest))
+        world_size = self.nodes * self.ranks
+        ranks = range(node * self.ranks, (node + 1) * self.ranks)
+        epoch_s = (self.manifest.samples or 0) / world_size + self.batch_size
+
+        found = list[Read]()
+        for epoch, (job, deal) in product(range(self.epochs), enumerate(deals)):
+            begin_s = epoch_s * (epoch + job / self.jobs)
+            for session, rank in enumerate(ranks, job * self.ranks):
+                share = deal.share(epoch, 0, Topology(rank, world_size))
+                for position, visit in enumerate(RankEpoch(share, self.manifest).visits()):
+                    start_s = begin_s + visit.first
+                    end_s = begin_s + visit.end
+                    found.append(Read(start_s, session, epoch, position, str(visit.shard), end_s))
         return sorted(found)
+
+    def process_reads(self, reads: Sequence[Read]) -> int:
+        """Return the number of reads by all processes, of which each visits all shards of its rank."""
+        return len(reads) * int(self.workers)
 
     def cached_bytes(self, shard: str) -> int:
         """Return the space that a shard takes in the cache, with its sidecar, of which the index says too little."""
@@ -76,7 +89,7 @@ class Run(SimpleNamespace):
             "shardcache": ours.fetched,
             "MIN": [*misses(reads, furthest_next(reads), disk_bytes, sizes)],
             "LRU": [*misses(reads, least_recent, disk_bytes, sizes)],
-            "none": [read.shard for read in reads],
+            "none": [read.shard for read in reads] * self.workers,
         }
         return fetched, ours.peak_bytes
 
@@ -94,11 +107,14 @@ class Run(SimpleNamespace):
             )
 
     def first_batch_bytes(self, reads: Sequence[Read]) -> float:
-        """Return what a node receives until each reader of the first job has a batch: all of them receive alike."""
-        readers = self.ranks * self.workers
+        """Return what a node receives until each rank of the first job has a batch.
+
+        All ranks receive alike.
+        """
         if not self.window:  # from the beginning of a shard that is still arriving
-            return float(readers * self.batch_size * sum(self.manifest.shards.sizes) / self.manifest.samples)
-        first = {read.shard for read in reads if read.session < readers and read.start_s < self.batch_size}
+            sample_bytes = sum(self.manifest.shards.sizes) / self.manifest.samples
+            return float(self.ranks * self.batch_size * sample_bytes)
+        first = {read.shard for read in reads if read.session < self.ranks and read.start_s < self.batch_size}
         return sum(map(self.size_bytes, first))
 
     def figures(self, name: str, fetched: Counter[str], reads: int) -> Json:
@@ -137,7 +153,8 @@ class Run(SimpleNamespace):
         for step in range(1, 9):
             with suppress(CapacityError):
                 for name, fetched in self.fetches(reads, int(whole_bytes * step / 8))[0].items():
-                    points[name] += f"{60 + 600 * step / 8:.0f},{50 + 300 * len(fetched) / len(reads):.1f} "
+                    missed = len(fetched) / self.process_reads(reads)
+                    points[name] += f"{60 + 600 * step / 8:.0f},{50 + 300 * missed:.1f} "
         sizes = {f"quarter{number}": size(whole_bytes * number / 4) for number in (1, 2, 4)}
         return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
 
@@ -188,7 +205,7 @@ def _draw(run: Run, picture: Path) -> None:
 @click.option("--disk", type=common.parse_size, required=True, metavar="SIZE", help="Capacity of each node's cache.")
 @click.option("--nodes", type=_COUNT, default=1, help="Nodes, each with a daemon.")
 @click.option("--ranks", type=_COUNT, default=8, help="Ranks of each node.")
-@click.option("--workers", type=_COUNT, default=4, help="Loader workers of each rank.")
+@click.option("--workers", type=_COUNT, default=4, help=_WORKERS_HELP)
 @click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
 @click.option("--jobs", type=_COUNT, default=1, help="Jobs on the same nodes, with different seeds.")
 @click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
@@ -221,7 +238,8 @@ def simulate(
 
     The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN knows the future and
     evicts the shard that is read again last, which is the best possible for shards of one size; of several sizes,
-    something else may do better. LRU evicts the least recently read shard; with none, each reader fetches for itself.
+    something else may do better. LRU evicts the least recently read shard; with none, each process fetches for
+    itself. A hit is a visit of a process to a shard that is not fetched for it.
     """
     run = Run(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
     all_reads, disk_bytes, first_batch_s = 0, 0, 0.0
@@ -229,7 +247,8 @@ def simulate(
     for node in range(run.nodes):
         found, used_bytes = run.fetches(reads := run.reads(node), run.disk)
         fetched = {name: fetched[name] + Counter(shards) for name, shards in found.items()}
-        all_reads, disk_bytes = all_reads + len(reads), max(disk_bytes, used_bytes)
+        all_reads += run.process_reads(reads)
+        disk_bytes = max(disk_bytes, used_bytes)
         first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line)
     policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
     tier_bytes = sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0
