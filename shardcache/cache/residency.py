@@ -346,8 +346,8 @@ def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collec
         + f", the next shard needs {needed}, and all {len(readers)} reader(s) with leases wait for that space or for "
         "each other",
         url=claim.transfers[0].ref.url,
-        remedy="the cache must hold readers x (shuffle_window + 1) shards, each compressed one also in its inflated "
-        f"form: {space.remedy}, or lower shuffle_window or the number of workers"
+        remedy="the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its inflated "
+        f"form: {space.remedy}, or lower shuffle_window or the number of ranks"
         f"{', or unpin shards' if space.pinned_bytes else ''}",
     )
 

@@ -184,7 +184,7 @@ class Overview:
         """Return a human-readable reason why a transfer has not finished yet."""
         stage, remedy = transfer.stages.present, self._store.space.remedy
         if stage is Stage.SPACE:
-            needs = "each reader needs space for shuffle_window + 1 shards, two without shuffling"
+            needs = "each rank needs space for shuffle_window + 1 shards, two without shuffling"
             return f"{stage.value}: {self._space()}; {needs} ({remedy})"
         failed = self._downloader.failing.get(transfer.ref.url)
         return f"{stage.value}; {failed}" if failed else self._limited(stage, transfer.ref.url)

@@ -211,7 +211,7 @@ async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None
     claims = [waiting(1), waiting(2)]
     with pytest.raises(CapacityError, match=r"the cache's capacity is 35\.0 MB, 30\.0 MB of it .* 2 reader") as caught:
         check_progress(claims[1], claims, held(1, 1, 1), Space(35 * MB))
-    assert "readers x (shuffle_window + 1)" in caught.value.remedy and "--capacity" in caught.value.remedy
+    assert "ranks x (shuffle_window + 1)" in caught.value.remedy and "--capacity" in caught.value.remedy
     assert caught.value.url == "s3://bucket/a.tar"
 
 
