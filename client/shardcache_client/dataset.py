@@ -89,7 +89,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             same, sample by sample, for any number of ranks that divides it and any number of workers: a run may
             continue on other GPUs without a change to its training. The last one of an epoch is filled with the samples
             that come next (`even="pad"`) or left out (`"drop"`). Each has equal parts from `canonical_nodes` spans of
-            the epoch: set that to the number of nodes. Default: each reader has its own span.
+            the epoch: set that to the number of nodes. Default: each rank has its own span.
         tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs an index with the
             numbers of tokens, made by `shardcache index --tokens`.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their

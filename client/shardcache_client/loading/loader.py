@@ -297,7 +297,7 @@ class ShardLoader(Generic[B_co]):
         self._follow().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch taken: a few numbers per worker.
+        """Return the position after the last batch taken: a few numbers, however many workers there are.
 
         One rank's state suffices to resume all ranks, on any number of ranks and workers; see
         `ShardDataset.load_state_dict`.
