@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -189,7 +190,7 @@ async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faul
     refused = json.loads(await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]}))
     assert isinstance(from_json(refused["error"]), StoppingError) and refused["error"]["remedy"]
     with pytest.raises(StoppingError, match="stopping"):
-        await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"))
+        await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"), time.monotonic() + GUARD_S)
     assert await aside(daemon.wait) == 0
     assert (await warming).code == 3
 
