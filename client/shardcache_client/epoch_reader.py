@@ -180,15 +180,15 @@ class EpochReader(Generic[T_co]):
         else:
             progress = self._progress(epoch, rank, states)
             part = None
+        # Of the class, not bound to this object: that would be a cycle, and keep the session of a reader that is gone.
+        asked_size = type(self)._asked_size
         return SampleRun(
             self._reading(topology),
             progress,
             topology,
             self._state_form(self.batch_size, drop_last=None),
             self.batch_size,
-            type(
-                self
-            )._asked_size,  # not a bound one: that would be a cycle, and keep the session of a reader that is gone
+            asked_size,
             part,
             is_read=_are_over(states),
         )
@@ -232,9 +232,8 @@ class EpochReader(Generic[T_co]):
         return StateForm(self._settings.datasets[True], deal, batch_size, drop_last, self._settings.seeds)
 
     def _rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
-        """Return the batches of this rank in an epoch, from states if there are any of it."""
+        """Return the batches of this rank in an epoch, from states of that epoch if there are any."""
         rank = self._group.ranks
-        states = states if states and states[0].epoch == epoch else ()
         progress = self._progress(epoch, rank, states)
         return RankBatches(self._reading(rank), progress, rank, form, is_read=_are_over(states))
 

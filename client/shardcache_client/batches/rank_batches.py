@@ -213,9 +213,7 @@ class RankBatches:
 
     def after_samples(self, samples: int, batch_size: int) -> Progress:
         """Return the progress once each rank has passed so many places; in batches, if they are whole ones."""
-        if samples % batch_size:
-            return self.progress.after(self._topology.world_size, 1, samples)
-        return self.progress.after(self._topology.world_size, batch_size, samples // batch_size)
+        return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
     def items(self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False) -> Generator[Any]:
         """Yield the items of some places, one by one, and note the bad ones; `is_shared` as for `PlaceReader`.

@@ -37,10 +37,10 @@ class ShardLoader(Generic[B_co]):
 
     Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An iterator counts as one from its
     second batch on, or from its last if that is the first; before that (`next(iter(loader))`), it is a look, and
-    changes nothing. If an older iterator is read
-    on, those begun since were nested in it, and count no longer. State and epoch are those of the iterator that took
-    the last batch: dropping a nested one gives the position back. Each has workers of its own, while those of the
-    others persist. An iterator under which a state is loaded raises a ConfigError at its next batch.
+    changes nothing. If an older iterator is read on, those begun since were nested in it, and count no longer. State
+    and epoch are those of the iterator that took the last batch: dropping a nested one gives the position back. Each
+    has workers of its own, while those of the others persist. An iterator under which a state is loaded raises a
+    ConfigError at its next batch.
 
     It is not a torch DataLoader but has some, so that frameworks which would shard a DataLoader's samples a second time
     take it as it is.

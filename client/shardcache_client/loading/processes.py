@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
@@ -16,7 +15,7 @@ from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Readi
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
-from shardcache_client.loading.worker_process import prepare
+from shardcache_client.loading.worker_process import end_workers, hold_queues, prepare
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.reading.place_reader import PlaceReader
@@ -32,7 +31,7 @@ class Order(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """What a worker holds for the order that it works on."""
+    """The order that a worker works on, with all that it holds for it."""
 
     order: Order
     batches: RankBatches
@@ -43,7 +42,7 @@ class _Open:
     next: int = 0  # the number after that of the last batch
 
 
-class NumberedBatches(Dataset[MadeBatch]):
+class BatchesByOrder(Dataset[MadeBatch]):
     """The batches of a rank by order and number, each made by the worker that is asked for it.
 
     A worker reads on from the last number that it was asked for, so that numbers are to ascend.
@@ -120,11 +119,6 @@ class _Numbers(Sampler[tuple[Order, int]]):
         return len(self.numbers)
 
 
-# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
-# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
-_queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
-
-
 class ProcessPool:
     """Worker processes that make batches, of one iteration after another if they persist."""
 
@@ -132,7 +126,7 @@ class ProcessPool:
         self._numbers = _Numbers()
         self._serial = 0
         self._pid = os.getpid()
-        dataset = NumberedBatches(reading, batches, loader)
+        dataset = BatchesByOrder(reading, batches, loader)
         self.loader: DataLoader[MadeBatch] = DataLoader(
             dataset, batch_size=None, sampler=self._numbers, collate_fn=_as_it_is, **options
         )
@@ -148,16 +142,13 @@ class ProcessPool:
         self._numbers.order = Order(self._serial, progress, topology)
         self._numbers.numbers = numbers
         batches = iter(self.loader)
-        if (queues := getattr(batches, "_index_queues", None)) is not None:
-            _queues_of_workers[batches] = queues
+        hold_queues(batches)
         try:
             yield from batches
         except GeneratorExit:
             raise
         except BaseException:
-            # The error holds the workers, and a collector would wait for each.
-            self.loader._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
-            batches._shutdown_workers()  # type: ignore[attr-defined]  # torch's, for its own use
+            end_workers(self.loader, batches)
             raise
 
 

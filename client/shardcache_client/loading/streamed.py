@@ -6,11 +6,11 @@ from itertools import count, islice
 from multiprocessing.sharedctypes import RawValue
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from shardcache_client.batches.maker import Collate, collated
+from shardcache_client.loading.worker_process import end_workers, hold_queues
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.position.state import ReaderState, Saved
 from shardcache_client.ranks.torch_group import in_worker
@@ -20,10 +20,6 @@ from shardcache_client.reading.stream import EpochStream
 
 # Reading the clock twice takes 0.1 us. Where decoding a sample takes less than this, one batch in so many is timed.
 _CHEAP_S, _TIMED_EVERY = 20e-6, 16
-
-# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
-# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
-_queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
 class StreamedBatches(DataLoader[Any]):
@@ -38,8 +34,7 @@ class StreamedBatches(DataLoader[Any]):
         """Begin an iteration."""
         self._share.begin(iteration)
         batches = iter(self)
-        if (queues := getattr(batches, "_index_queues", None)) is not None:  # else they are made in this process
-            _queues_of_workers[batches] = queues
+        hold_queues(batches)
         return batches
 
     def read(self, iteration: Iteration) -> Generator[tuple[Any, ReaderState, Made]]:
@@ -52,18 +47,12 @@ class StreamedBatches(DataLoader[Any]):
         except GeneratorExit:
             raise
         except BaseException:
-            self.end(batches)
+            end_workers(self, batches)
             raise
 
     def bound_to_others(self, iteration: Iteration) -> bool:
         """Return True if they belong to the process that forked this one, or have workers that cannot take states."""
         return self._pid != os.getpid() or (self._iterator is not None and bool(iteration.states))
-
-    def end(self, batches: Iterator[Any] | None) -> None:
-        """End the workers of an iteration that failed: its error holds them, and a collector would wait for each."""
-        self._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
-        if (shut_down := getattr(batches, "_shutdown_workers", None)) is not None:  # else they are made in this process
-            shut_down()
 
 
 class _WorkerSamples(IterableDataset[Any]):

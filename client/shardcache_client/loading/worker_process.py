@@ -1,15 +1,17 @@
-"""The process of a DataLoader's worker: its end with the trainer, and the allocator that it keeps memory with."""
+"""The process of a DataLoader's worker: its end, with the trainer or at its command, and the memory that it keeps."""
 
 import ctypes
 import os
 import platform
 import select
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from multiprocessing import parent_process
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache_client.ranks.torch_group import in_worker
@@ -93,3 +95,23 @@ def is_wanted(env: Mapping[str, str]) -> bool:
     """Return True unless the environment disables tuning or sets the allocator's parameters itself."""
     tuned = "glibc.malloc." in env.get("GLIBC_TUNABLES", "") or any(name in env for name in _GLIBCS_OWN)
     return env.get(TUNE_MALLOC_ENV) != "0" and not tuned
+
+
+# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
+# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
+_queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
+
+
+def hold_queues(batches: Iterator[Any]) -> None:
+    """Hold the queues to the workers of a DataLoader's iteration, if it has any."""
+    queues = getattr(batches, "_index_queues", None)
+    if queues is not None:
+        _queues_of_workers[batches] = queues
+
+
+def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
+    """End the workers of an iteration that failed: its error holds them, and a collector would wait for each."""
+    loader._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if shut_down is not None:  # else the batches are made in this process
+        shut_down()

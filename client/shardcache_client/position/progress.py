@@ -53,6 +53,12 @@ class Progress:
             return replace(self, phases=(*self.phases, phase))
         return replace(self, phases=(*self.phases[:-1], _continued(self.phases[-1], phase)))
 
+    def after_samples(self, ranks: int, batch_size: int, samples: int) -> Self:
+        """Return the progress after each rank has passed further places: in batches, if they are whole ones."""
+        if samples % batch_size:
+            return self.after(ranks, 1, samples)
+        return self.after(ranks, batch_size, samples // batch_size)
+
     def of_rank(self, rank: int) -> Self:
         """Return the progress with what this rank has taken of the last phase, in which ranks were not in step."""
         if not self.phases or isinstance(self.phases[-1].batches, int):

@@ -57,7 +57,7 @@ class RankState:
 
     @property
     def moment(self) -> object:
-        """What states of one moment have in common; of ranks that are not in step, see `progress_of`."""
+        """The same for all states of one moment; of ranks that are not in step, see `progress_of`."""
         same = self.progress.phases if self.rank is None or self.part is not None else ()
         return "ranks", self.dataset, self.epoch, same, self.part and self.part[1:3]
 
@@ -80,16 +80,16 @@ class RankState:
             return cls(
                 dataset,
                 progress,
-                over=_flag(data.get("over", False)),
+                over=flag(data.get("over", False)),
                 rank=_rank(data.get("rank")),
-                ended=_flag(data.get("ended", False)),
-                in_step=_flag(data.get("in_step", True)),
+                ended=flag(data.get("ended", False)),
+                in_step=flag(data.get("in_step", True)),
                 part=_part(data.get("part")),
                 sources={
-                    _text(name): {_text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
+                    text(name): {text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
                     for name, numbers in data.get("sources", {}).items()
                 },
-                seeds={_text(name): whole_number(seed, 0, _MAX_COUNT) for name, seed in data.get("seeds", {}).items()},
+                seeds={text(name): whole_number(seed, 0, _MAX_COUNT) for name, seed in data.get("seeds", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(
@@ -99,7 +99,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """What states of a dataset have in common.
+    """The facts that all states of a dataset share.
 
     Attributes:
         dataset: its identifier.
@@ -153,13 +153,15 @@ class StateForm:
 # States come from files that anyone may have written, and their values are used without any check but these.
 
 
-def _flag(value: object) -> bool:
+def flag(value: object) -> bool:
+    """Return a truth value of a state. Raises TypeError for anything else."""
     if not isinstance(value, bool):
         raise TypeError("not a boolean")
     return value
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Return a string of a state. Raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError("not a string")
     return value
@@ -242,12 +244,9 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
         )
     samples = sum(part.samples for part in parts.values())
     ranks = first.rank[1] if first.rank else None
-    size = first.part.batch_size
     if ranks is None:
         raise ConfigError("the state of a worker names no ranks", remedy="load what state_dict() has returned")
-    if samples % size:
-        return first.progress.after(ranks, 1, samples)
-    return first.progress.after(ranks, size, samples // size)
+    return first.progress.after_samples(ranks, first.part.batch_size, samples)
 
 
 def _not_of_one_moment() -> ConfigError:

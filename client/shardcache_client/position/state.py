@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.rounds import Partition, Phase, Topology, what_is_left
-from shardcache_client.position.rank_state import RankState
+from shardcache_client.position.rank_state import RankState, flag, text
 
 _FORMAT = 2
 _MARK = "shardcache"
@@ -104,20 +104,20 @@ class ReaderState:
             place = {name: _count(value) for name, value in data["place"].items()}
             place["before"] = place["taken"] - place.pop("nth")
             return cls(
-                dataset=_text(data["dataset"]),
+                dataset=text(data["dataset"]),
                 position=Position(_count(data["epoch"]), tuple(map(_phase, data["phases"])), **place),
                 cut=_cut(data["cut"]),
-                counted=_flag(data["counted"]),
+                counted=flag(data["counted"]),
                 reader=_count(data["reader"]),
                 beyond=_bits(data["beyond"]),
-                over=_flag(data.get("over", False)),
+                over=flag(data.get("over", False)),
                 sources={
-                    _text(name): {_text(key): _count(number) for key, number in numbers.items()}
+                    text(name): {text(key): _count(number) for key, number in numbers.items()}
                     for name, numbers in data.get("sources", {}).items()
                 },
-                seeds={_text(name): _count(seed) for name, seed in data.get("seeds", {}).items()},
-                in_step=_flag(data.get("in_step", True)),
-                ended=_flag(data.get("ended", False)),
+                seeds={text(name): _count(seed) for name, seed in data.get("seeds", {}).items()},
+                in_step=flag(data.get("in_step", True)),
+                ended=flag(data.get("ended", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn
@@ -132,23 +132,11 @@ def _count(value: object, least: int = 0, most: int = 1 << 62) -> int:
     return value
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("not a boolean")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a string")
-    return value
-
-
 def _bits(value: object) -> str:
     """Return bits in hexadecimal, as in `Phase.beyond`. Checked here, as `int` would also accept a negative number."""
-    if not _BITS.fullmatch(_text(value)):
+    if not _BITS.fullmatch(text(value)):
         raise ValueError("not hexadecimal digits")
-    return _text(value)
+    return text(value)
 
 
 def _cut(data: Mapping[str, Any]) -> Partition:
