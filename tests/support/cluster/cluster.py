@@ -23,8 +23,8 @@ STALL_TIMEOUT_S = 20.0
 
 ONCE = 1.02
 """Copies of a dataset: every byte of it, and the heads of answers and packets."""
-NOTHING = 0.03
-"""Copies of a dataset: answers to HEADs, to the tier's questions about signatures, and the few hedged parts."""
+NOTHING = 0.01
+"""Copies of a dataset: answers to HEADs, and to the tier's questions about signatures."""
 
 _STORE = 100
 
