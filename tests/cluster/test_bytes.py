@@ -44,7 +44,7 @@ def test_evicted_shards_come_from_the_tier_which_survives_kill_9(cluster: Cluste
             tier[node].kill()
         for node in nodes:
             tier[node].start()
-        # A machine under load was seen to fetch 0.022 here; whether by hedges, or since an owner was late, is not known.
+        # On a machine under load it was once 0.022: hedges, or an owner that was late to listen; which, is not known.
         assert cluster.fetch(nodes, dataset) <= 0.03
 
 
