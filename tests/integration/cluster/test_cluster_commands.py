@@ -151,13 +151,13 @@ async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path
     with TierNodes([STORE], tls=_tls(folder / "{node}")) as nodes:
         one, _two, third = nodes.tier.nodes
         reports = await ask(nodes.tier.nodes, nodes.tier.owner_port, nodes.tier.tls_of(one))
-        tried: list[object] = []
-        for start in range(1_000):  # it may be left out for a while after it was first found unreachable
-            part = {"Range": f"bytes={start}-{start}", "If-Match": '"any"'}
+        parts = [{"Range": f"bytes={start}-{start}", "If-Match": '"any"'} for start in range(50)]
+        of_third = [part for part in parts if third.address in await owner_of(nodes, one, part)]
+        # A part of the node in question comes first: once its name has been found wrong three times, also by those who
+        # ask it for a permission, nothing is requested from it for a while.
+        for part in of_third[:1] + parts:
             await asyncio.to_thread(nodes.get, nodes.front(one), f"{STORE}/a.tar", part)
-            tried = [row for row in nodes.log(one) if third.address in str(row["upstream"])]
-            if tried and start >= 50:
-                break
+        tried = [row for row in nodes.log(one) if third.address in str(row["upstream"])]
         served = [row for row in nodes.log(third) if row["port"] == str(nodes.tier.owner_port)]
     assert [report.error is None for report in reports] == [True, True, False]
     assert tried
