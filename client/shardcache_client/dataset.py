@@ -35,7 +35,7 @@ from shardcache_client.position.bookmark import Iteration
 from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
-from shardcache_client.sharing.shared_notes import SharedNotes
+from shardcache_client.sharing.epoch_counter import EpochCounter
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 _OF_A_DATALOADER = inspect.signature(DataLoader).parameters.keys() - {"dataset"}
@@ -142,8 +142,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _ranks_of(self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return TorchRankGroup(given, urls, timeout_s)
 
-    def _new_notes(self) -> SharedNotes:
-        return SharedNotes({}, in_worker)
+    def _new_counter(self) -> EpochCounter:
+        return EpochCounter(None, in_worker)
 
     if TYPE_CHECKING:
 
@@ -252,22 +252,21 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             )
         if batch_size == "dataset":
             batch_size = self.batch_size
-        reader = self._in_batches_of(batch_size, drop_last=bool(options.get("drop_last")))
+        reader = self._in_batches_of(batch_size)
         options |= {"batch_size": batch_size, "num_workers": num_workers, "workers": workers}
         options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}
         return ShardLoader(self, reader, collate_fn, options)
 
-    def _in_batches_of(self, batch_size: int | None, *, drop_last: bool) -> Self:
+    def _in_batches_of(self, batch_size: int | None) -> Self:
         """Return a copy for a loader of batches of this size, with epochs and states of its own."""
         size = self.batch_size if batch_size is None else batch_size
-        if self._elastic and size != self.batch_size:
+        if self.has_global_batches and size != self.batch_size:
             raise ConfigError(
                 f"the loader's batch_size is {size}, each rank's part of a global batch {self.batch_size}",
                 remedy="omit it; another size of batches needs another dataset",
             )
-        dealing = self._dealing if self._elastic else replace(self._dealing, batch_size=size)
-        batching = batch_size or 1, drop_last
-        return self._derived(f"{size}", dealing, deal=dealing.deal(self.manifest), batching=batching)
+        dealing = self._dealing if self.has_global_batches else replace(self._dealing, batch_size=size)
+        return self._derived(f"{size}", dealing, deal=dealing.deal(self.manifest))
 
 
 class Mixture(MixtureReader[T_co], ShardDataset[T_co]):

@@ -4,38 +4,34 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import T_co, checked, whole
-from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
-from shardcache_client.batches.sample_run import SampleRun
+from shardcache_client.batches.rank_batches import RankBatches
+from shardcache_client.batches.rank_work import BatchForm, Reading
+from shardcache_client.batches.sample_run import SampleRun, samples_of_worker
+from shardcache_client.batches.stage_run import StageRun
+from shardcache_client.batches.staged_epoch import StagedForm
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.handlers import Handler
-from shardcache_client.order.deal import Assignment, Deal, ElasticDeal, SpanDeal, batches_before, check
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position import rank_state
+from shardcache_client.order.deal import Assignment, Deal, SpanDeal, check
+from shardcache_client.order.rounds import Partition, Topology
+from shardcache_client.position import rank_state, staged_state
 from shardcache_client.position.bookmark import Bookmark, Iteration
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, progress_of
-from shardcache_client.position.state import (
-    Position,
-    ReaderState,
-    Saved,
-    find_states,
-    have_ended,
-    in_batches,
-    is_read,
-    resume,
-    resume_batches,
-)
+from shardcache_client.position.staged_state import Resume, StagedState
+from shardcache_client.position.state import Saved, find_states
 from shardcache_client.ranks.group import Epochs, RankGroup
 from shardcache_client.reading.place_reader import SampleForm
-from shardcache_client.reading.stream import EpochStream, StreamSettings
-from shardcache_client.sharing.shared_notes import SharedNotes
+from shardcache_client.settings import DatasetSettings
+from shardcache_client.sharing.epoch_counter import EpochCounter
 
 log = logging.getLogger("shardcache")
+
+Run: TypeAlias = SampleRun | StageRun
+"""What one reader is given in an epoch."""
 
 
 def _same(batch_size: int) -> int:
@@ -47,7 +43,7 @@ class EpochReader(Generic[T_co]):
 
     _group: RankGroup
 
-    def _assemble(self, settings: StreamSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
+    def _assemble(self, settings: DatasetSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
         """Set what an iteration needs, besides the ranks."""
         self.seed = seed  # as given, or as drawn
         self.manifest = settings.manifest
@@ -55,11 +51,11 @@ class EpochReader(Generic[T_co]):
         self._job = job
         self._dealing = dealing
         self._settings = settings
-        self._is_streamed = False
         self._bookmark = self._new_bookmark()
+        self._uneven_deal: tuple[Deal, Deal] | None = None  # the dataset's, and the same without evenness
 
     def _new_bookmark(self) -> Bookmark:
-        return Bookmark(self._new_notes(), self._new_epochs())
+        return Bookmark(self._new_counter(), self._new_epochs())
 
     def _new_epochs(self) -> Epochs:
         # With even=None, ranks may read different epochs.
@@ -70,8 +66,8 @@ class EpochReader(Generic[T_co]):
 
     # Differences of a PyTorch dataset
 
-    def _new_notes(self) -> SharedNotes:
-        return SharedNotes()
+    def _new_counter(self) -> EpochCounter:
+        return EpochCounter()
 
     def _loader_name(self) -> str:
         """Return a name for the loader that is unique on this node; empty if there is none."""
@@ -89,10 +85,6 @@ class EpochReader(Generic[T_co]):
 
     # Iterations
 
-    def read_in_spans(self) -> None:
-        """Have each worker read a span of its rank's samples from now on, in place of every so many batches."""
-        self._is_streamed = True
-
     def _begin(self, iteration: Iteration) -> Iterator[Any]:
         """Begin an iteration and return its samples."""
         self._start(iteration)
@@ -102,7 +94,8 @@ class EpochReader(Generic[T_co]):
 
     def _start(self, iteration: Iteration) -> None:
         self._bookmark.begin(iteration)
-        iteration.place = stream = self._stream(iteration.epoch, iteration.states, iteration.turn)
+        self._take_seeds(self._bookmark.seeds)
+        iteration.place = stream = self._stream(iteration.epoch, iteration.states)
         if iteration.states and not (stream.counted and stream.samples_left):
             self._bookmark.count(iteration)  # StatefulDataLoader asks for no sample if it resumes at the end
 
@@ -111,17 +104,12 @@ class EpochReader(Generic[T_co]):
         in_worker = iteration.loader is not None
         if not in_worker and self._bookmark.is_outdated(iteration):
             self._start(iteration)  # a state was loaded before the first sample is read
-        # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
-        ahead = self.batch_size * (1 if not in_worker else 2 if iteration.worker else 3)
 
-        stream: EpochStream | SampleRun = iteration.place
-        samples = stream.samples(partial(self._bookmark.finish, iteration))
+        run: Run = iteration.place
+        samples: Iterator[Any] = run.samples(partial(self._bookmark.finish, iteration))
         if not in_worker:
             samples = self._noted(iteration, samples)
         try:
-            yield from islice(samples, ahead)
-            if not in_worker or not stream.read:
-                self._bookmark.count(iteration)
             yield from samples
         except GeneratorExit:
             self._bookmark.leave(iteration)
@@ -129,36 +117,34 @@ class EpochReader(Generic[T_co]):
         iteration.ended = True
 
     def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
-        """Yield samples, noting of each that it is taken."""
-        for sample in samples:
+        """Yield samples, noting of each that it is taken, and when the first of the second batch is asked for."""
+        first_batch = 1 if self._settings.stage else self.batch_size
+        for number, sample in enumerate(samples):
+            if number == first_batch:
+                self._bookmark.count(iteration)
             self._bookmark.take(iteration)
             yield sample
 
-    def _stream(self, epoch: int, states: Sequence[Saved], turn: int) -> EpochStream | SampleRun:
-        """Return the stream of this process's share of an epoch, from states if there are any."""
+    def _stream(self, epoch: int, states: Sequence[Saved]) -> Run:
+        """Return this process's share of an epoch, from states if there are any."""
         self._check()
         topology = self.topology()
-        if states and isinstance(states[0], ReaderState) and states[0].cut.workers == topology.workers:
-            topology = topology.turned(turn)
         self._explain(topology)
-        return self._stream_of(epoch, topology, states)
+        return self._run_of(epoch, topology, states)
 
-    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> EpochStream | SampleRun:
+    def _run_of(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> Run:
         states = states if states and states[0].epoch == epoch else ()
         if self._is_numbered(states):
             return self._sample_run(epoch, topology, states)
-        deal, position = self._deal(), Position(epoch)
-        if states:
-            former = self._of_readers(states)
-            if former[0].counted != deal.counted:
-                deal = self._dealing.deal(self.manifest, counted=former[0].counted)
-            self._check_states(former)
-            cut = deal.cut(topology)
-            if isinstance(deal, ElasticDeal):
-                position = resume_batches(former, cut, topology)
-            else:
-                position = resume(former, cut, topology, deal.epoch_samples)
-        return EpochStream(replace(self._settings, deal=deal), self._identity(topology), position, self._on_error)
+        form = self._staged_form(states)
+        return StageRun(
+            self._reading(topology, form.deal),
+            form,
+            self._resume(epoch, topology, states, form.deal),
+            topology,
+            self._quota(topology, form.deal),
+            is_over=_are_over(states),
+        )
 
     def _identity(self, topology: Topology) -> ReaderIdentity:
         return ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
@@ -167,7 +153,8 @@ class EpochReader(Generic[T_co]):
 
     def _is_numbered(self, states: Sequence[Saved] = ()) -> bool:
         """Return True if a batch can be found by its number; `states` are those to resume from."""
-        if self._is_streamed or self._settings.pipeline.filters or not self._deal().counted:
+        settings = self._settings
+        if settings.stage is not None or settings.pipeline.filters or not self._deal().counted:
             return False
         return not states or states[0].counted
 
@@ -183,7 +170,7 @@ class EpochReader(Generic[T_co]):
         # Of the class, not bound to this object: that would be a cycle, and keep the session of a reader that is gone.
         asked_size = type(self)._asked_size
         return SampleRun(
-            self._reading(topology),
+            self._reading(topology, self._deal()),
             progress,
             topology,
             self._state_form(self.batch_size, drop_last=None),
@@ -208,23 +195,17 @@ class EpochReader(Generic[T_co]):
         """Return the progress from which a rank resumes an epoch."""
         if not states:
             return Progress(epoch)
-        found = [each for each in states if isinstance(each, RankState)]
-        if len(found) < len(states):
-            raise ConfigError(
-                "the state has a former format, or is that of a filtered dataset",
-                remedy="begin at the start of an epoch: set_epoch(n), without a state",
-            )
-        return progress_of(found, rank)
+        staged = [each for each in states if isinstance(each, StagedState)]
+        if staged:
+            return staged_state.as_progress(staged)
+        return progress_of([each for each in states if isinstance(each, RankState)], rank)
 
-    def _reading(self, topology: Topology) -> Reading:
+    def _reading(self, topology: Topology, deal: Deal) -> Reading:
         settings = self._settings
-        pipeline, manifest = settings.pipeline, settings.manifest
-        deal = self._deal()
-        assert isinstance(deal, SpanDeal)
-        form = SampleForm(manifest, pipeline.view, settings.handover, *pipeline.named_sources)
-        return Reading(
-            deal, form, pipeline, settings.sessions, self._identity(topology), self._on_error, settings.epochs
-        )
+        pipeline = settings.pipeline
+        form = SampleForm(settings.manifest, pipeline.view, settings.handover, *pipeline.named_sources)
+        identity = self._identity(topology)
+        return Reading(deal, form, pipeline, settings.sessions, identity, self._on_error, settings.epochs)
 
     def _state_form(self, batch_size: int, *, drop_last: bool | None) -> StateForm:
         deal = self._deal()
@@ -235,27 +216,39 @@ class EpochReader(Generic[T_co]):
         """Return the batches of this rank in an epoch, from states of that epoch if there are any."""
         rank = self._group.ranks
         progress = self._progress(epoch, rank, states)
-        return RankBatches(self._reading(rank), progress, rank, form, is_read=_are_over(states))
+        return RankBatches(self._reading(rank, self._deal()), progress, rank, form, is_read=_are_over(states))
 
-    def _of_readers(self, states: Sequence[Saved]) -> list[ReaderState]:
-        """Return states as those of readers of spans, by which samples without numbers are read."""
-        former = [each for each in states if isinstance(each, ReaderState)]
-        numbered = [each for each in states if isinstance(each, RankState)]
-        return self._span_states(numbered) if numbered else former
+    # Any others: those of which a filter leaves some out, uncounted ones, and those that a stage regroups
 
-    def _span_states(self, states: Sequence[RankState]) -> list[ReaderState]:
-        progress = progress_of(states, self._group.ranks)
-        deal = self._settings.deal
-        assert isinstance(deal, SpanDeal)
-        ranks = progress.phases[-1].ranks if progress.phases else 1
-        found = []
-        for rank in range(ranks):
-            topology = Topology(rank, ranks)
-            start = progress.start_of(deal, topology)
-            position = Position(progress.epoch, start.phases, taken=start.passed, given=start.passed)
-            cut = replace(deal.cut(topology), batch_size=1)
-            found.append(ReaderState(states[0].dataset, position, cut, reader=rank, over=states[0].over))
-        return found
+    def _staged_form(self, states: Sequence[Saved] = ()) -> StagedForm:
+        """Return the facts of epochs without numbers; `states` are those to resume from."""
+        settings = self._settings
+        deal = self._deal()
+        if states and states[0].counted != deal.counted:
+            deal = self._dealing.deal(self.manifest, counted=states[0].counted)
+        dataset = settings.datasets[deal.counted]
+        return StagedForm(dataset, self._uneven(deal), settings.stage, self.seed, settings.seeds)
+
+    def _uneven(self, deal: Deal) -> Deal:
+        """Return a deal by which each sample comes once. A stage makes ranks equal; after a filter they may differ."""
+        if self._uneven_deal is None or self._uneven_deal[0] is not deal:
+            dealing = replace(self._dealing, even=None, global_batch_size=None)
+            self._uneven_deal = deal, dealing.deal(self.manifest, counted=deal.counted)
+        return self._uneven_deal[1]
+
+    def _resume(self, epoch: int, reader: Topology, states: Sequence[Saved], deal: Deal) -> Resume:
+        """Return from where a rank, or its worker in a plain DataLoader, resumes an epoch."""
+        if not states:
+            return Resume(Progress(epoch))
+        return staged_state.resume(states, reader, counted=deal.counted)
+
+    def _quota(self, reader: Topology, deal: Deal) -> int | None:
+        """Return the number of samples that a reader is to be given; None for all that come."""
+        samples = self._dealing.samples_per_epoch
+        if deal.counted or samples is None:
+            return None
+        of_rank = Partition(reader.world_size, 1, self._dealing.even).rank_size(samples, reader.rank)
+        return samples_of_worker(of_rank, self.batch_size, reader.worker, reader.workers)
 
     # Checks
 
@@ -263,7 +256,6 @@ class EpochReader(Generic[T_co]):
         """Raise an error if this process may not read."""
         self._group.refuse_resharding()
         topology = self.topology()
-        self._take_seeds(self._bookmark.notes.read().get("seeds", {}))
         deal = self._deal()
         check(deal, topology, self._dealing.even)
         self._check_filters(topology)
@@ -271,7 +263,7 @@ class EpochReader(Generic[T_co]):
         self._group.compare_options(self._dealing.options())
 
     def _check_filters(self, topology: Topology) -> None:
-        if self._settings.pipeline.filters and self._elastic:
+        if self._settings.pipeline.filters and self.has_global_batches:
             raise ConfigError(
                 "with a filter, global batches would depend on the number of workers",
                 remedy="omit global_batch_size; or filter when shards are written",
@@ -281,14 +273,6 @@ class EpochReader(Generic[T_co]):
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
                 "together would wait for each other",
                 remedy="pass even=None if ranks may differ, as for inference; else filter when shards are written",
-            )
-
-    def _check_states(self, states: Sequence[ReaderState]) -> None:
-        """Raise ConfigError if states are missing that others do not determine."""
-        if self._settings.pipeline.filters and {state.reader for state in states} != set(range(states[0].cut.readers)):
-            raise ConfigError(
-                "with a filter, one rank's state does not tell how far the others are",
-                remedy="load the states of all ranks",
             )
 
     def _deal(self) -> Deal:
@@ -312,10 +296,10 @@ class EpochReader(Generic[T_co]):
         """Log once that samples are not counted, and how many workers have nothing to read because of it."""
         if self._deal().counted or topology.reader:
             return
-        with self._bookmark.notes.edit() as notes:
-            if notes.setdefault("explained", False):
+        with self._bookmark.counter.change() as count:
+            if count.is_explained:
                 return
-            notes["explained"] = True
+            count.is_explained = True
         idle = max(0, topology.readers - len(self.manifest))
         log.warning(
             "each worker gets whole shards%s, and len() is unknown: %s",
@@ -368,13 +352,13 @@ class EpochReader(Generic[T_co]):
         stream = self._current_stream()
         return stream.state(over=stream.is_over).to_json()
 
-    def _current_stream(self) -> EpochStream | SampleRun:
+    def _current_stream(self) -> Run:
         """Return the stream at whose position this process is, or else the one that it would read."""
         current = self._bookmark.current
         if current is not None:
-            stream: EpochStream | SampleRun = current.place
-            return stream
-        return self._stream_of(self.epoch, self.topology(), self._bookmark.next_states()[0])
+            run: Run = current.place
+            return run
+        return self._run_of(self.epoch, self.topology(), self._bookmark.next_states())
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state, exactly where it was taken, at the next iteration of its epoch.
@@ -398,16 +382,9 @@ class EpochReader(Generic[T_co]):
         self._take_seeds(saved.seeds)
         try:
             self._check_saved(saved)
-            # A loader's worker is loaded into by a loader that knows its turn.
-            if self._elastic and not self._in_worker and isinstance(saved, ReaderState):
-                former = [each for each in find_states(state) if isinstance(each, ReaderState)]
-                state = [each.to_json() for each in in_batches(former)]
         except ConfigError:
             self.seed, self._dealing, self._settings = before
             raise
-        if self._settings.seeds:
-            with self._bookmark.notes.edit() as notes:
-                notes["seeds"] = dict(self._settings.seeds)
         if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
             state = [replace(each, over=True).to_json() for each in states]
         self._bookmark.load(state, worker=self._in_worker)
@@ -427,14 +404,7 @@ class EpochReader(Generic[T_co]):
             assert isinstance(deal, SpanDeal)
             found = [each for each in states if isinstance(each, RankState)]
             return _are_over(states) or rank_state.is_read(found, deal, self._group.ranks)
-        former = [each for each in states if isinstance(each, ReaderState)]
-        if isinstance(deal, ElasticDeal):
-            return batches_before(first.position.phases) >= deal.batches
-        if have_ended(former):
-            return True
-        if not deal.counted or first.dataset != self._settings.datasets.get(True):
-            return False
-        return deal.epoch_samples is not None and is_read(former, deal.epoch_samples)
+        return _are_over(states) or staged_state.have_ended([each for each in states if isinstance(each, StagedState)])
 
     # Ranks and workers
 
@@ -451,9 +421,14 @@ class EpochReader(Generic[T_co]):
         return self._dealing.batch_size_of(self._group.ranks.world_size)
 
     @property
-    def _elastic(self) -> bool:
+    def has_global_batches(self) -> bool:
         """True if global batches do not depend on the number of ranks and workers."""
         return self._dealing.global_batch_size is not None
+
+    def follow(self, other: "EpochReader[Any]") -> None:
+        """Continue where another reader of the same samples does, if its epoch or state was set since."""
+        if self._bookmark.follow(other._bookmark):
+            self._take_seeds(other._settings.seeds)
 
 
 def _are_over(states: Sequence[Saved]) -> bool:

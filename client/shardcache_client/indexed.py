@@ -23,7 +23,7 @@ from shardcache_client.files import Sample
 from shardcache_client.order.manifest import By, Choices, Manifest, Marked, Plan, split, subset
 from shardcache_client.ranks.group import MeshRanks, replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard, ShardWindow
-from shardcache_client.reading.stream import StreamSettings
+from shardcache_client.settings import DatasetSettings
 
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
@@ -220,7 +220,7 @@ class IndexedShards(Divisible, Generic[T_co]):
     """
 
     def __init__(
-        self, settings: StreamSettings, reader: ReaderIdentity, window: int, mesh: MeshRanks | None = None
+        self, settings: DatasetSettings, reader: ReaderIdentity, window: int, mesh: MeshRanks | None = None
     ) -> None:
         self.manifest = settings.manifest
         if settings.pipeline.filters or settings.pipeline.missing == "skip":

@@ -7,6 +7,7 @@ dataset = read_shards("s3://bucket/train-{000000..000999}.tar")
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -23,15 +24,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shardcache.errors import NoDaemonError
 from shardcache.protocol import patterns_from_here
 from shardcache.unix_socket import cached_urls
+from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.rank_chunks import RankChunks
+from shardcache_client.batches.rank_work import Reading
 from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, ensure_started
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import SessionPool, resolve
+from shardcache_client.decoding import Pipeline
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.position.state import Position
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.staged_state import Resume
 from shardcache_client.ranks.environment import job_name
-from shardcache_client.reading.stream import EpochStream, StreamSettings
+from shardcache_client.reading.place_reader import SampleForm
 
 _BLOCK_BYTES = 64 << 20
 _STATUS_TIMEOUT_S = 60.0
@@ -180,8 +187,12 @@ def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
     sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
-    settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
-    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), Position(0), on_error).samples()))
+    deal = Assignment(even=None).deal(manifest, counted=False)
+    identity = ReaderIdentity(job_name())
+    reading = Reading(deal, SampleForm(manifest), Pipeline(), sessions, identity, on_error, epochs=1)
+    chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)
+    samples = (item for _, item in chunks.placed(Bad(), deque()))
+    yield from map(_table, _batches(samples))
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

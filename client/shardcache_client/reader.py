@@ -31,7 +31,8 @@ from shardcache_client.order.rounds import Even, Shuffle, Topology
 from shardcache_client.position.state import Saved
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
-from shardcache_client.reading.stream import StreamSettings
+from shardcache_client.settings import DatasetSettings
+from shardcache_client.stages.stage import Stage
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -164,7 +165,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
             shuffling, even, batch_size, samples_per_epoch, global_batch_size, spans=canonical_nodes, unit=unit
         )
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
-        settings = StreamSettings(
+        settings = DatasetSettings(
             sessions=SessionPool(choice, Patience(timeout_s), partial_reads=partial_reads),
             manifest=manifest,
             deal=dealing.deal(manifest),
@@ -188,6 +189,8 @@ class ShardReader(Selecting, EpochReader[T_co]):
         Raises TypeError, as Python expects of `__len__`, while the number is unknown.
         """
         samples = self._deal().rank_size(self.topology())
+        if self._settings.stage is not None:
+            raise TypeError("len() is unknown until the samples have been read, which a stage regroups")
         if self._settings.pipeline.filters:
             raise TypeError("len() is unknown because of filter()")
         if samples is None:
@@ -246,8 +249,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         datasets = self._dealing.identities(manifest)
         derived = self._derived(manifest=manifest, deal=self._dealing.deal(manifest), datasets=datasets)
         derived.manifest = manifest
-        with derived._bookmark.notes.edit() as notes:
-            notes.pop("loaded", None)  # states to resume from are of the dataset that this one is selected from
+        derived._bookmark.forget_states()  # they are of the dataset that this one is selected from
         return derived
 
     @arguments.checked(window=arguments.whole(1))
@@ -261,6 +263,10 @@ class ShardReader(Selecting, EpochReader[T_co]):
         """
         mesh = self._group.given if isinstance(self._group.given, MeshRanks) else None
         return IndexedShards(self._settings, ReaderIdentity(self._job), window, mesh)
+
+    def regrouped(self, stage: Stage) -> Self:
+        """Return a dataset that yields what a stage makes of the samples, with epochs and states of its own."""
+        return self._derived(stage=stage)
 
     def _derived(self, name: str = "", dealing: Assignment | None = None, **changes: Any) -> Self:
         """Return a copy with changes to its settings, and epochs and states of its own; `name` as for `of_copy`."""
@@ -365,7 +371,7 @@ class MixtureReader(ShardReader[T_co]):
         )
         shards = [len(source.manifest) for source in mixed[:-1]]
         pipelines = {name: reader._settings.pipeline for name, reader in sources.items()}
-        settings = StreamSettings(
+        settings = DatasetSettings(
             sessions=copy(first._settings.sessions),
             manifest=manifest,
             deal=dealing.deal(manifest),
@@ -450,7 +456,7 @@ def shared_options(reader: ShardReader[Any]) -> dict[str, object]:
         "rank and world_size, or in mesh": reader._group.given,
         "batch_size": reader._dealing.batch_size,
         "global_batch_size": reader._dealing.global_batch_size,
-        "canonical_nodes": reader._dealing.spans if reader._elastic else None,
+        "canonical_nodes": reader._dealing.spans if reader.has_global_batches else None,
         "even": reader._dealing.even,
         "epochs": reader._settings.epochs,
         "on_error": reader._on_error,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shardcache.errors import MissingMemberError, SampleError, ShardcacheError, ShardError
 from shardcache_client.decoding import ENDS, Dropped, Pipeline
 from shardcache_client.handlers import Handler
+from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.reading.epoch_times import Made
 from shardcache_client.reading.leased_shard import LeftOutError
 from shardcache_client.reading.place_reader import Read
@@ -26,12 +27,16 @@ class RawBatch(NamedTuple):
         reads: a sample for each place, or the error of reading it.
         reading_s: time that it took to read them.
         waited_s: the part of that time in which shards were waited for.
+        steps: of uncounted shards, from the one that has the first place on.
+        is_last: True if the epoch has no place after these.
     """
 
     first: int
     reads: Sequence[Read]
     reading_s: float = 0.0
     waited_s: float = 0.0
+    steps: tuple[StepPlace, ...] = ()
+    is_last: bool = False
 
 
 class MadeBatch(NamedTuple):
@@ -40,7 +45,7 @@ class MadeBatch(NamedTuple):
     Attributes:
         batch: None if it has no samples.
         samples: number of samples in it.
-        is_last: True if a handler has ended the epoch with it.
+        is_last: True if a handler has ended the epoch with it, or nobody knew that it would be the last.
         skipped: number of its places whose samples were skipped.
         lost: urls of shards, some of whose samples could not be read at its places.
         times: of its making.
@@ -98,7 +103,7 @@ class ItemMaker:
     makes a batch makes the same.
 
     Attributes:
-        pipeline: without filters.
+        pipeline: without filters, if there are substitutes.
         substitutes: yields what is read in place of a bad sample, until every sample has been tried; None to leave bad
             samples out. It may be called by several threads at once.
         rank, epoch: for messages.
@@ -131,7 +136,10 @@ class ItemMaker:
                     if item.__class__ is not Dropped:
                         yield item
                         continue
-                    bad.note(None)
+                    if item is Dropped.FILTERED:
+                        bad.places += 1
+                    else:
+                        bad.note(None)
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
@@ -147,13 +155,7 @@ class ItemMaker:
             item = self._made(read)
             if item is not _NOTHING:
                 return item
-        cause = "the samples lack members that missing='skip' concerns"
-        if self.skips.first:
-            cause = f"the first error that on_error skipped was: {self.skips.first}"
-        raise ShardError(
-            f"rank {self.rank} cannot read any sample in epoch {self.epoch} ({tried} tried); {cause}",
-            remedy="see the errors that on_error skipped",
-        )
+        raise unreadable(self.rank, self.epoch, tried, self.skips.first)
 
     def _made(self, read: Read) -> Any:
         if isinstance(read, Exception):
@@ -165,6 +167,22 @@ class ItemMaker:
         except SampleError:
             return _NOTHING
         return _NOTHING if item.__class__ is Dropped else item
+
+
+def unreadable(rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False) -> ShardError:
+    """Return the error of a rank that has tried so many places since the last one with a good sample."""
+    remedy = "see the errors that on_error skipped"
+    if first_error:
+        cause = f"the first error that on_error skipped was: {first_error}"
+    elif is_filtered:
+        cause = "the filter left out all that it tried"
+        remedy = "see what the filter returns for a sample of the dataset"
+    else:
+        cause = "the samples lack members that missing='skip' concerns"
+    return ShardError(
+        f"rank {rank} cannot read any sample in epoch {epoch} ({tried} tried); {cause}",
+        remedy=remedy,
+    )
 
 
 _NOTHING = object()

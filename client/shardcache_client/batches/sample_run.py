@@ -8,7 +8,8 @@ from contextlib import closing
 from typing import Any
 
 from shardcache_client.batches.maker import Bad
-from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.batches.rank_batches import RankBatches
+from shardcache_client.batches.rank_work import BatchForm, Reading
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart
@@ -76,11 +77,7 @@ class SampleRun:
 
     def _of_worker(self, batches: RankBatches) -> int:
         """Return the number of samples in the worker's batches."""
-        numbers = range(self.topology.worker, batches.count, self.topology.workers)
-        if not numbers:
-            return 0
-        first, end = batches.places_of(numbers[-1])
-        return (len(numbers) - 1) * self._size + end - first
+        return samples_of_worker(batches.samples, self._size, self.topology.worker, self.topology.workers)
 
     @property
     def taken(self) -> int:
@@ -156,6 +153,15 @@ class SampleRun:
 
     def _has_ended(self) -> bool:
         return self.read or self.samples_left < 1
+
+
+def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) -> int:
+    """Return the number of samples in a worker's batches, every `workers`-th of all."""
+    batches = range(worker, -(-samples // batch_size), workers)
+    if not batches:
+        return 0
+    size_of_last = min(batch_size, samples - batches[-1] * batch_size)
+    return (len(batches) - 1) * batch_size + size_of_last
 
 
 def report(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:

@@ -19,7 +19,12 @@ class AbandonedError(Exception):
 
 
 def made_by_threads(
-    read: Callable[[Callable[[], None]], Generator[R]], make: Callable[[R], B], *, threads: int, ahead: int
+    read: Callable[[Callable[[], None]], Generator[R]],
+    make: Callable[[R], B],
+    *,
+    threads: int,
+    ahead: int,
+    begin: Callable[[], object] = bool,
 ) -> Generator[B]:
     """Yield what `make` returns for each item that is read, in their order.
 
@@ -31,11 +36,12 @@ def made_by_threads(
             once nobody wants them, to be called now and then in a long wait.
         make: is called by `threads` threads.
         ahead: maximum number of items that have been read, but not yielded.
+        begin: is called by each of these threads first.
 
     Raises what `read` and `make` raise, where their item would have come.
     """
     line = _Line(ahead)
-    with ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make", initializer=begin) as pool:
         # A daemon thread: at the end of a script that has dropped nothing, Python would wait for any other.
         reader = threading.Thread(
             target=_read, args=(line, read, partial(_submit, pool, make)), name="shardcache-read", daemon=True

@@ -7,15 +7,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Generic, Self, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import B_co, checked, whole
-from shardcache_client.batches.rank_batches import BatchForm
+from shardcache_client.batches.rank_chunks import RankChunks
+from shardcache_client.batches.rank_work import BatchForm
+from shardcache_client.batches.staged_epoch import StagedEpoch
 from shardcache_client.loading.numbered import BatchPosition, NumberedBatches
-from shardcache_client.loading.streamed import StreamedBatches
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position.bookmark import Iteration, RankPosition
+from shardcache_client.loading.staged import Staged, StagedBatches, StagedPosition
+from shardcache_client.loading.workers import Workers
+from shardcache_client.position.bookmark import Iteration
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.epoch_times import EpochTimes
 
@@ -28,8 +30,8 @@ _PROPERTIES = inspect.signature(DataLoader).parameters.keys() - {*OF_ORDER}
 
 _OF_PROCESSES = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 
-Position: TypeAlias = BatchPosition | RankPosition
-Source: TypeAlias = NumberedBatches | StreamedBatches
+Position: TypeAlias = BatchPosition | StagedPosition
+Source: TypeAlias = NumberedBatches | StagedBatches
 
 
 class ShardLoader(Generic[B_co]):
@@ -99,7 +101,7 @@ class ShardLoader(Generic[B_co]):
         if position is None:
             return
         bookmark = self._reader._bookmark
-        chosen = bookmark.notes.read().get("set")
+        chosen = bookmark.chosen
         self._reader.load_state_dict(position)
         if chosen is not None:
             self._reader.set_epoch(chosen)
@@ -142,11 +144,11 @@ class ShardLoader(Generic[B_co]):
         times = EpochTimes(iteration.epoch)
         source = self._source_for(iteration)
         try:
-            for taken, (batch, mark, made) in enumerate(_begun(source, iteration)):
+            for taken, (batch, mark, made) in enumerate(source.read(iteration.place)):
                 if taken == 1:
                     self._count(iteration, source)
                 bookmark.take(iteration)
-                position.note(mark)
+                position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
                 if position.is_read:
                     self._finish(iteration, source)
                 times.received(made)
@@ -167,11 +169,11 @@ class ShardLoader(Generic[B_co]):
 
     def _source_for(self, iteration: Iteration) -> Source:
         """Return a source of batches that no other iteration is reading; the next one may have its workers."""
-        is_numbered = isinstance(iteration.place, BatchPosition)
+        position: Position = iteration.place
         is_taken = self._owner is not None and self._owner.live
         source = self._kept
-        if is_taken or source is None or not self._is_usable(source, iteration, is_numbered=is_numbered):
-            source = self._numbered() if is_numbered else self._streamed()
+        if is_taken or source is None or not self._is_usable(source, position):
+            source = self._new_source(position)
         self._keep(source, iteration)
         return source
 
@@ -192,27 +194,23 @@ class ShardLoader(Generic[B_co]):
     def _form(self) -> BatchForm:
         return BatchForm(self.batch_size, self._template.drop_last, self.collate_fn)
 
-    def _is_usable(self, source: Source, iteration: Iteration, *, is_numbered: bool) -> bool:
+    def _is_usable(self, source: Source, position: Position) -> bool:
         """Return True if an iteration can have its batches from a source that another one has read."""
-        if isinstance(source, NumberedBatches):
-            # A state may have brought another seed than the workers know.
-            return is_numbered and source.is_of_this_process() and source.deal is self._reader._deal()
-        return not is_numbered and not source.bound_to_others(iteration)
+        if isinstance(position, BatchPosition):
+            return isinstance(source, NumberedBatches) and source.is_usable(self._reader._deal())
+        return isinstance(source, StagedBatches) and source.is_usable(position.deal)
 
-    def _numbered(self) -> NumberedBatches:
-        rank = self._reader._group.ranks
+    def _new_source(self, position: Position) -> Source:
         name = f"{os.getpid()}-{id(self)}"
-        return NumberedBatches(self._reader._reading(rank), self._form(), name, self._options)
+        form = self._form()
+        rank = self._reader._group.ranks
+        if isinstance(position, BatchPosition):
+            reading = self._reader._reading(rank, self._reader._deal())
+            return NumberedBatches(Workers(reading, form, name, self._options))
+        reading = self._reader._reading(rank, position.deal)
+        return StagedBatches(Workers(reading, form, name, self._options), form)
 
-    def _streamed(self) -> StreamedBatches:
-        if self._options["workers"] == "threads" and self._options["num_workers"]:
-            log.warning(
-                "the batches are made by the training process itself: threads make batches that have numbers, and this "
-                "dataset is filtered, or its shards are not counted; write workers='processes'"
-            )
-        return self._new_template()
-
-    def _new_template(self) -> StreamedBatches:
+    def _new_template(self) -> DataLoader[Any]:
         """Return a DataLoader of the same options: it checks them, and has the attributes that frameworks look at."""
         options = {name: value for name, value in self._options.items() if name != "workers"}
         if self._options["workers"] == "threads":
@@ -224,37 +222,33 @@ class ShardLoader(Generic[B_co]):
                 )
             options["num_workers"] = 0
             options.pop("prefetch_factor", None)
-        return StreamedBatches(self._reader, self.collate_fn, options)
+        return DataLoader(_Unread(), collate_fn=self.collate_fn, **options)
 
     def _follow(self) -> ShardReader[Any]:
         """Have the copy continue where the dataset does, if its epoch or state were set since; return it."""
-        if self._reader._bookmark.follow(self._source._bookmark):
-            self._reader._take_seeds(self._source._settings.seeds)
+        self._reader.follow(self._source)
         return self._reader
 
     def _position_of(self, begun: Iteration | None) -> Position:
         """Return the position of this rank at the start of an iteration, or else of the next one."""
         reader, bookmark = self._reader, self._reader._bookmark
         epoch = bookmark.next_epoch if begun is None else begun.epoch
-        states, turn = bookmark.next_states() if begun is None else (begun.states, begun.turn)
+        states = bookmark.next_states() if begun is None else begun.states
         states = states if states and states[0].epoch == epoch else ()
+        rank = reader._group.ranks
+        form = self._form()
         if reader._is_numbered(states):
-            form = self._form()
             batches = reader._rank_batches(epoch, states, form)
             state_form = reader._state_form(form.places, drop_last=form.drop_last)
-            return BatchPosition(batches, reader._group.ranks, form.places, state_form)
-        workers = max(1, self._template.num_workers)
-        ranks = reader._group.ranks
-        crew = [Topology(ranks.rank, ranks.world_size, worker, workers) for worker in range(workers)]
-        streams: list[Any] = [reader._stream_of(epoch, topology, states) for topology in crew]
-        former = reader._of_readers(states)
-        return RankPosition(
-            [stream.state() for stream in streams],
-            lambda state: streams[state.reader % workers].left_after(state.position),
-            streams[0].ranks_end_together,
-            turn if former and former[0].cut.workers == workers else 0,
-            (self.batch_size or 1, self._template.drop_last),
-        )
+            return BatchPosition(batches, rank, form.places, state_form)
+        staged_form = reader._staged_form(states)
+        deal = staged_form.deal
+        resume = reader._resume(epoch, rank, states, deal)
+        chunks = RankChunks(reader._reading(rank, deal), resume, rank, form.places)
+        staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, reader._quota(rank, deal))
+        staged = Staged(staged_epoch, chunks, resume, rank)
+        is_over = bool(states) and all(state.over for state in states)
+        return StagedPosition(staged, staged_form, form, is_over=is_over)
 
     @property
     def _position(self) -> Position:
@@ -361,11 +355,11 @@ class _LoadedDataset:
         return getattr(self._dataset, name)
 
 
-def _begun(source: Source, iteration: Iteration) -> Iterator[tuple[Any, Any, Any]]:
-    """Return an iteration's batches, each with the mark of its position and the times of its making."""
-    if isinstance(source, NumberedBatches):
-        return source.read(iteration.place)
-    return source.read(iteration)
+class _Unread(IterableDataset[Any]):
+    """A dataset that nobody reads."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

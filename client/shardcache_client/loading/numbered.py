@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch.utils.data._utils.pin_memory import pin_memory
-
-from shardcache_client.batches.maker import MadeBatch
-from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.sample_run import report
-from shardcache_client.loading.processes import ProcessPool
+from shardcache_client.loading.tasks import BatchTask
+from shardcache_client.loading.workers import Workers
+from shardcache_client.order.deal import Deal
 from shardcache_client.order.rounds import Topology
 from shardcache_client.position.rank_state import StateForm
 from shardcache_client.reading.epoch_times import Made
-
-# Of the options of a DataLoader, those that say what its batches are, and not how worker processes make them.
-_OF_BATCHES = ("batch_size", "drop_last", "workers", "in_order")
-_PREFETCHED = 2  # batches of each worker, as torch's
 
 
 @dataclass(eq=False, repr=False)
@@ -79,31 +73,15 @@ class BatchPosition:
 
 
 class NumberedBatches:
-    """The batches of one iteration after another.
+    """The batches of one iteration after another. Made of parts that `Workers` make."""
 
-    Args:
-        reading: of the dataset.
-        form: of the batches.
-        loader: name of the loader.
-        options: those of `ShardDataset.loader`, all given.
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
-    Attributes:
-        deal: of the samples that they are made of.
-    """
-
-    def __init__(self, reading: Reading, form: BatchForm, loader: str, options: Mapping[str, Any]) -> None:
-        self.deal = reading.deal
-        self._threads = options["num_workers"] if options["workers"] == "threads" else 0
-        self._ahead = options.get("prefetch_factor") or _PREFETCHED
-        self._pins = bool(options["pin_memory"])
-        self._pool: ProcessPool | None = None
-        if options["num_workers"] and not self._threads:
-            further = {name: value for name, value in options.items() if name not in _OF_BATCHES}
-            self._pool = ProcessPool(reading, form, loader, further)
-
-    def is_of_this_process(self) -> bool:
-        """Return False in a process that was forked from the one that made this, if it has worker processes."""
-        return self._pool is None or self._pool.is_of_this_process
+    def is_usable(self, deal: Deal) -> bool:
+        """Return True if an iteration of this process can have its batches of such a deal from here."""
+        # A state may have brought another seed than the workers know.
+        return self._workers.are_of_this_process and self._workers.deal is deal
 
     def read(self, position: BatchPosition) -> Generator[tuple[Any, int, Made]]:
         """Yield each batch with the number of the next one, and the times of its making.
@@ -115,7 +93,8 @@ class NumberedBatches:
         is_over = False
         while not (is_over or position.is_read):
             start = position.next
-            with closing(self._made(position, start)) as made:
+            task = BatchTask(position.batches.progress, position.rank)
+            with closing(self._workers.made(task, position.batches, start)) as made:
                 for number, each in enumerate(made, start):
                     skipped += each.skipped
                     lost |= each.lost
@@ -123,20 +102,8 @@ class NumberedBatches:
                         position.note(number + 1)
                         position.has_gaps = True
                     else:
-                        yield self._pinned(each.batch), number + 1, each.times
+                        yield self._workers.pinned(each.batch), number + 1, each.times
                     is_over = each.is_last
                     if is_over or position.next != number + 1:
                         break
         report(position.epoch, skipped, lost, repeated=position.form.deal.even is not None)
-
-    def _made(self, position: BatchPosition, start: int) -> Generator[MadeBatch]:
-        batches = position.batches
-        if self._pool is not None:
-            return self._pool.made(batches.progress, position.rank, range(start, batches.count))
-        return batches.made(skip=start, threads=self._threads, ahead=self._ahead)
-
-    def _pinned(self, batch: Any) -> Any:
-        # Worker processes' batches are pinned by their DataLoader.
-        if self._pins and self._pool is None and torch.accelerator.is_available():
-            return pin_memory(batch)  # type: ignore[no-untyped-call]
-        return batch

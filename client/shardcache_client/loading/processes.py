@@ -1,4 +1,4 @@
-"""Batches made by worker processes: a DataLoader over their numbers, so that torch has order, memory and deaths."""
+"""Parts of a rank's work made by worker processes: a DataLoader over their numbers, for order, memory and deaths."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from shardcache_client.batches.maker import BatchMaker, MadeBatch, Skips
-from shardcache_client.batches.rank_batches import BatchForm, RankBatches, Reading
+from shardcache_client.batches.maker import MadeBatch, Skips
+from shardcache_client.batches.rank_chunks import Chunk
+from shardcache_client.batches.rank_work import BatchForm, Maker, Places, RankWork, Reading
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
+from shardcache_client.loading.parcel import Parcel
+from shardcache_client.loading.tasks import Task
 from shardcache_client.loading.worker_process import end_workers, hold_queues, prepare
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position.progress import Progress
-from shardcache_client.reading.place_reader import PlaceReader
 
 
 class Order(NamedTuple):
-    """An epoch, or its rest, as workers get it with each number."""
+    """A task as workers get it with each number."""
 
-    serial: int  # of the iteration, as a later one may have the same progress
-    progress: Progress
-    topology: Topology
+    serial: int  # of the iteration, as a later one may have the same task
+    task: Task
 
 
 @dataclass(slots=True, eq=False)
@@ -34,23 +33,23 @@ class _Open:
     """The order that a worker works on, with all that it holds for it."""
 
     order: Order
-    batches: RankBatches
+    work: RankWork
     session: Session
-    places: PlaceReader
-    maker: BatchMaker
+    places: Places
+    maker: Maker
     held: ExitStack
-    next: int = 0  # the number after that of the last batch
+    next: int = 0  # the number after that of the last part
 
 
-class BatchesByOrder(Dataset[MadeBatch]):
-    """The batches of a rank by order and number, each made by the worker that is asked for it.
+class PartsByOrder(Dataset[MadeBatch]):
+    """The parts of a rank's work by order and number, each made by the worker that is asked for it.
 
     A worker reads on from the last number that it was asked for, so that numbers are to ascend.
     """
 
-    def __init__(self, reading: Reading, batches: BatchForm, loader: str) -> None:
+    def __init__(self, reading: Reading, form: BatchForm, loader: str) -> None:
         self._reading = reading
-        self._batches = batches
+        self._form = form
         self._loader = loader  # its name
         self._open: _Open | None = None
 
@@ -65,12 +64,14 @@ class BatchesByOrder(Dataset[MadeBatch]):
             found = self._open = self._opened(order)
         found.next = number + 1
         try:
-            made = found.maker.make(found.batches.raw(number, found.places, found.session))
+            made = found.maker.make(found.work.raw(number, found.places, found.session))
+            if isinstance(made.batch, Chunk):
+                made = made._replace(batch=Parcel.of(made.batch))
         except BaseException:
             self.close()
             raise
         workers = self._workers()
-        if number + workers >= found.batches.count or made.is_last:
+        if number + workers >= found.work.count or made.is_last:
             self.close()
         return made
 
@@ -81,18 +82,18 @@ class BatchesByOrder(Dataset[MadeBatch]):
     def _opened(self, order: Order) -> _Open:
         info = get_worker_info()
         prepare(self._reading.form.handover)
-        topology = order.topology
+        topology = order.task.rank
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
-        identity = ReaderIdentity(self._reading.identity.job, topology, self._loader, self._batches.places)
+        identity = ReaderIdentity(self._reading.identity.job, topology, self._loader, self._form.places)
         reading = replace(self._reading, identity=identity)
-        batches = RankBatches(reading, order.progress, order.topology, self._batches)
+        work = order.task.work(reading, self._form)
         with ExitStack() as held:
-            lone = held.enter_context(closing(batches.lone_reader()))
+            lone = held.enter_context(closing(work.lone_reader()))
             session = held.enter_context(reading.sessions.borrow(identity))
-            places = held.enter_context(closing(batches.place_reader(session, is_shared=self._workers() > 1)))
-            maker = batches.maker(Skips(for_epoch(reading.on_error)), lone)
-            return _Open(order, batches, session, places, maker, held.pop_all())
+            places = held.enter_context(closing(work.place_reader(session, is_shared=self._workers() > 1)))
+            maker = work.maker(Skips(for_epoch(reading.on_error)), lone)
+            return _Open(order, work, session, places, maker, held.pop_all())
         raise AssertionError  # for type checkers: ExitStack may swallow exceptions, and this one has none to
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class BatchesByOrder(Dataset[MadeBatch]):
 
 
 class _Numbers(Sampler[tuple[Order, int]]):
-    """The numbers of an order's batches. Which order comes next is set before each iteration."""
+    """The numbers of an order's parts. Which order comes next is set before each iteration."""
 
     def __init__(self) -> None:
         self.order: Order | None = None
@@ -120,13 +121,13 @@ class _Numbers(Sampler[tuple[Order, int]]):
 
 
 class ProcessPool:
-    """Worker processes that make batches, of one iteration after another if they persist."""
+    """Worker processes that make the parts of one task, and of one after another if they persist."""
 
-    def __init__(self, reading: Reading, batches: BatchForm, loader: str, options: dict[str, Any]) -> None:
+    def __init__(self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]) -> None:
         self._numbers = _Numbers()
         self._serial = 0
         self._pid = os.getpid()
-        dataset = BatchesByOrder(reading, batches, loader)
+        dataset = PartsByOrder(reading, form, loader)
         self.loader: DataLoader[MadeBatch] = DataLoader(
             dataset, batch_size=None, sampler=self._numbers, collate_fn=_as_it_is, **options
         )
@@ -136,19 +137,22 @@ class ProcessPool:
         """False in a process that was forked from the one that made this."""
         return self._pid == os.getpid()
 
-    def made(self, progress: Progress, topology: Topology, numbers: range) -> Generator[MadeBatch]:
-        """Yield the batches of these numbers. Raises what the workers raise, and torch's errors of their deaths."""
+    def made(self, task: Task, numbers: range) -> Generator[MadeBatch]:
+        """Yield the parts of these numbers. Raises what the workers raise, and torch's errors of their deaths."""
         self._serial += 1
-        self._numbers.order = Order(self._serial, progress, topology)
+        self._numbers.order = Order(self._serial, task)
         self._numbers.numbers = numbers
-        batches = iter(self.loader)
-        hold_queues(batches)
+        parts = iter(self.loader)
+        hold_queues(parts)
         try:
-            yield from batches
+            for made in parts:
+                if isinstance(made.batch, Parcel):
+                    made = made._replace(batch=made.batch.value())
+                yield made
         except GeneratorExit:
             raise
         except BaseException:
-            end_workers(self.loader, batches)
+            end_workers(self.loader, parts)
             raise
 
 

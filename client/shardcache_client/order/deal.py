@@ -65,11 +65,6 @@ class SpanDeal(ABC):
         )
         return Share(segments, cut.size(len(rest), reader))
 
-    def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the number of samples that a reader must yield for its own share; None for all that can be read."""
-        # Skipped samples must be replaced, or the ranks would get unequal numbers.
-        return None if self.even is None else share.samples
-
     def ends_together(self, cut: rounds.Partition, phases: Sequence[rounds.Phase], *, drop_last: bool = False) -> bool:
         """Return True if all ranks make the same number of batches of the samples left after the phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
@@ -78,10 +73,6 @@ class SpanDeal(ABC):
     def sources_of(self, epoch: int) -> dict[str, dict[str, int]]:
         """Return the "start" of an epoch in each source of a mixture, and its number of "samples", by name."""
         return {}
-
-    def sources_after(self, epoch: int, share: Share, time: int, taken: int) -> dict[str, dict[str, int]]:
-        """Return `sources_of` an epoch, with the samples "passed" by a reader that has taken some of its share."""
-        return self.sources_of(epoch)
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the number of samples that a rank reads in an epoch."""
@@ -237,11 +228,6 @@ class ShardDeal:
 
     def pass_places(self, epoch: int) -> None:
         """Return None: samples are not counted, and the shares of all readers together are one pass."""
-
-    def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the reader's part of `samples_per_epoch`."""
-        cut, samples = self.cut(topology), self.samples_per_epoch
-        return None if samples is None else cut.size(samples, topology.reader)
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`."""

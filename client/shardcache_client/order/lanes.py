@@ -19,9 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import merge
-from itertools import accumulate, chain, pairwise
-from operator import itemgetter
+from itertools import accumulate, pairwise
 from typing import Self, TypeAlias
 
 from shardcache_client.order.rounds import Pieces, permutation
@@ -251,17 +249,6 @@ class Segment:
         """Return the part from one of these places, counted from 0, to a later one, if samples are counted."""
         return self.mix.between(self.span[0] + start, self.span[0] + stop)
 
-    def after(self, passed: int) -> "Segment":
-        """Return the rest after `passed` samples, fewer than all."""
-        return self.between(passed, self.samples) if passed else self
-
-    def steps(self) -> Iterator[tuple[int, int, int | None]]:
-        """Yield each step with the range of its samples to read: (step, start, stop), where stop None means the end."""
-        begin, skipped = self.first
-        end, stop = (self.mix.steps - 1, None) if self.last is None else self.last
-        for step in range(begin, end + 1):
-            yield step, skipped if step == begin else 0, stop if step == end else None
-
     @property
     def pieces(self) -> range:
         """Pieces that samples come from, in the order in which they enter."""
@@ -269,20 +256,6 @@ class Segment:
         if begin > end:
             return range(0)
         return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
-
-    @property
-    def reads(self) -> int:
-        """Number of shards that are read, each as often as it comes."""
-        return len(self.pieces)
-
-    def shards(self) -> Iterator[int]:
-        """Yield the shards of these pieces, by their numbers in the manifest."""
-        return self.mix.pieces.shards(self.pieces.start, self.pieces.stop)
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
-        for piece, shard in zip(self.pieces, self.shards(), strict=True):
-            yield max(0, self.mix.enters(piece) - self.span[0]), shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,27 +274,10 @@ class Slice(ABC):
         """Return the part from one of these places, counted from 0, to a later one."""
         return replace(self, start=self.start + start, stop=self.start + stop)
 
-    def after(self, passed: int) -> Self:
-        """Return the rest after `passed` samples, fewer than all."""
-        return replace(self, start=self.start + passed)
-
     @property
     @abstractmethod
     def mixed(self) -> bool:
         """True if samples of several shards are mixed, or those of one permuted."""
-
-    @property
-    @abstractmethod
-    def reads(self) -> int:
-        """Number of shards that are read, each as often as it comes."""
-
-    @abstractmethod
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
-
-    def shards(self) -> Iterator[int]:
-        """Yield the shards by their numbers in the manifest, in the order in which they are needed."""
-        return (shard for _, shard in self.entries())
 
 
 Part: TypeAlias = Segment | Slice
@@ -343,15 +299,6 @@ class Interleaved(Slice):
         """True if some lane mixes the samples of several shards."""
         return any(part.mixed for part in self.parts().values())
 
-    @property
-    def reads(self) -> int:
-        """Number of shards that are read, each as often as it comes."""
-        return sum(part.reads for part in self.parts().values())
-
-    def counts(self) -> list[int]:
-        """Return the number of samples of each lane."""
-        return [stop - start for start, stop in self._spans()]
-
     def _spans(self) -> Iterator[tuple[int, int]]:
         for before, start, stop in zip(*map(self.turns.before, (self.origin, self.start, self.stop)), strict=True):
             yield start - before, stop - before
@@ -360,21 +307,6 @@ class Interleaved(Slice):
         """Return the part of each lane that has any."""
         spans = zip(self.lanes, self._spans(), strict=True)
         return {number: lane.between(*span) for number, (lane, span) in enumerate(spans) if span[0] < span[1]}
-
-    def in_turn(self) -> Iterator[int]:
-        """Yield the lane of each place."""
-        return map(self.turns.lane, range(self.start, self.stop))
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
-        before = self.turns.before(self.start)
-        lanes = (self._entries_of(lane, before[lane], part) for lane, part in self.parts().items())
-        # Two lanes never share a place; a lane's own shards keep their order.
-        return merge(*lanes, key=itemgetter(0))
-
-    def _entries_of(self, lane: int, before: int, part: Part) -> Iterator[tuple[int, int]]:
-        for number, shard in part.entries():
-            yield self.turns.place(lane, before + number) - self.start, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,11 +322,6 @@ class Strided(Slice):
     def mixed(self) -> bool:
         """True: samples are read by number, from whole shards."""
         return True
-
-    @property
-    def reads(self) -> int:
-        """Number of shards that are read, each as often as it comes."""
-        return self.passing().reads
 
     def _place(self, number: int) -> int:
         turn, nth = divmod(number, self.width)
@@ -413,16 +340,6 @@ class Strided(Slice):
         """Return all samples of the lane from the first of these to the last."""
         return self.lane.between(self._place(self.start), self._place(self.stop - 1) + 1)
 
-    def places(self) -> Iterator[int]:
-        """Yield the place of each sample in `passing`."""
-        first = self._place(self.start)
-        return (self._place(number) - first for number in range(self.start, self.stop))
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Yield each shard with the number of samples before the first that needs it; see `Slice`."""
-        for passed, shard in self.passing().entries():
-            yield self.reached_by(passed), shard
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -430,45 +347,3 @@ class Share:
 
     segments: tuple[Part, ...]
     samples: int | None
-
-    def shards(self) -> Iterator[int]:
-        """Yield the shards by their numbers in the manifest, in reading order."""
-        return chain.from_iterable(segment.shards() for segment in self.segments)
-
-    def behind(self, taken: int, step: int = 0, nth: int = 0) -> "Share":
-        """Return the rest of this share after `taken` samples, or by step and sample in it, if they are not counted."""
-        if self.samples is None:  # then there are no lanes
-            mixes = [segment for segment in self.segments if isinstance(segment, Segment)]
-            return Share(tuple(Segment(each.mix, (step, nth), each.last) for each in mixes), None)
-        segments, passed = [], taken
-        for segment in self.segments:
-            if passed < segment.samples:
-                segments.append(segment.after(passed))
-            passed = max(0, passed - segment.samples)
-        return Share(tuple(segments), max(0, self.samples - taken))
-
-    def until(self, taken: int) -> "Share":
-        """Return the first `taken` samples of this share, at least 1, if they are counted."""
-        segments, left = [], taken
-        for segment in self.segments:
-            if left > 0:
-                segments.append(segment.between(0, min(left, segment.samples)))
-            left -= segment.samples
-        return Share(tuple(segments), taken)
-
-    def in_parts(self, shards: int) -> Iterator["Share"]:
-        """Yield this share in parts that need about this number of shards each; whole if it needs up to twice as many.
-
-        The next part is made when it is asked for, so that a share of any length takes the time and memory of a part.
-        """
-        left = self
-        while left.samples is not None and left.reads > 2 * shards:
-            taken = max(1, left.samples * shards // left.reads)
-            yield left.until(taken)
-            left = left.behind(taken)
-        yield left
-
-    @property
-    def reads(self) -> int:
-        """Number of shards that are read, each as often as it comes."""
-        return sum(segment.reads for segment in self.segments)

@@ -25,7 +25,7 @@ from typing import Any, Self
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import by_name, plain, whole
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.lanes import Interleaved, Mix, Proportions, Share
+from shardcache_client.order.lanes import Interleaved, Mix, Proportions
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Even, Order, Shuffle
 
@@ -229,17 +229,6 @@ class MixtureDeal(SpanDeal):
         """Return the start of an epoch in each source, and its number of samples; see `SpanDeal`."""
         each = zip(self._names(), self.schedule.starts(epoch), self.schedule.samples(epoch), strict=True)
         return {name: {"start": start, "samples": samples} for name, start, samples in each}
-
-    def sources_after(self, epoch: int, share: Share, time: int, taken: int) -> dict[str, dict[str, int]]:
-        """Return `sources_of` an epoch, with the samples passed by a reader; see `SpanDeal`."""
-        left = Share((), 0) if time else share.behind(taken)
-        passed = map(sub, self._counts(share), self._counts(left))
-        sources = zip(self.sources_of(epoch).items(), passed, strict=True)
-        return {name: numbers | {"passed": each} for (name, numbers), each in sources}
-
-    def _counts(self, share: Share) -> list[int]:
-        counts = [segment.counts() for segment in share.segments if isinstance(segment, Interleaved)]
-        return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * len(self.sources)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -86,10 +86,6 @@ class Topology:
     def reader(self) -> int:
         """Number of this reader in the job, from 0."""
         return self.rank * self.workers + self.worker
-
-    def turned(self, turn: int) -> "Topology":
-        """Return the place that this worker has if worker `turn` is the first whose batch is taken."""
-        return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +392,6 @@ class Partition:
         """Return the number of samples that a reader reads of a sequence of `samples`."""
         rank, worker = divmod(reader, self.workers)
         return self._before(samples, rank, worker + 1) - self._before(samples, rank, worker)
-
-    def worker_sizes(self, samples: int, rank: int) -> list[int]:
-        """Return `size` for each worker of a rank."""
-        return [self.size(samples, rank * self.workers + worker) for worker in range(self.workers)]
 
     def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that a rank makes of a sequence, with the short one unless it is dropped."""

@@ -1,40 +1,50 @@
 """A dataset's position: its iterations, the epoch of the next one, and the states from which it resumes."""
 
+import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.position.state import ReaderState, Saved, find_states, find_turn
+from shardcache_client.position.state import Saved, find_states
 from shardcache_client.ranks.group import Epochs
-from shardcache_client.sharing.shared_notes import Notes, SharedNotes
-
-_MAX_REMEMBERED = 16
-"""Limit on the iterations noted, which abandoned loaders leave behind."""
+from shardcache_client.sharing.epoch_counter import Count, EpochCounter, Pass
 
 
 @dataclass(slots=True, eq=False)
 class Iteration:
-    """One iteration over a dataset, in the process that reads it."""
+    """One iteration over a dataset, in the process that reads it.
 
-    loader: int | None = None  # a number shared by the workers that a DataLoader started together; None elsewhere
+    Attributes:
+        loader: a number shared by the workers that a DataLoader started together; None elsewhere.
+        epoch: that it reads.
+        states: from which it resumes; none if it reads the epoch from its beginning.
+        is_set: True if the epoch was set, not counted.
+        place: tracks its position.
+        done: True if nothing of it is left.
+        ended: True once it was read to its end.
+        counted: True once it was the main one.
+        looks: True if it can be the main one no more, as others have read later epochs.
+        number: of this process's iterations, from 1; of a worker, from its first in this loader.
+        loads: number of states loaded before it began.
+    """
+
+    loader: int | None = None
     worker: int = 0
     workers: int = 1
     epoch: int = 0
-    states: Sequence[Saved] = ()  # from which it resumes; none if it reads the epoch from its beginning
-    turn: int = 0  # number of the worker that has the first turn, if there are as many as there were
-    looks: bool = False  # True if it does not count: it was nested in another, or has been overtaken
-    is_set: bool = False  # True if the epoch was set, not counted
-    place: Any = None  # tracks its position
-    done: bool = False  # True if nothing of it is left
-    ended: bool = False  # True once it was read to its end
-    counted: bool = False  # True once it was the main one
+    states: Sequence[Saved] = ()
+    is_set: bool = False
+    place: Any = None
+    done: bool = False
+    ended: bool = False
+    counted: bool = False
+    looks: bool = False
     number: int = 0
-    pid: int = 0
-    loads: int = 0  # number of states loaded before it began
+    loads: int = 0
     _reader: weakref.ref[Iterator[Any]] | None = None
 
     def read_by(self, reader: Iterator[Any]) -> None:
@@ -49,72 +59,97 @@ class Iteration:
 
 
 class Bookmark:
-    """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
+    """Position of a dataset in this process, and the count of epochs that it shares with DataLoader workers.
 
-    Iterations are counted, until `set_epoch` fixes the epoch. One counts from its second batch, or its last one; until
-    then it may be a look, of which nothing remains. The last one to count is the main one, and the next one reads the
-    epoch after it. If an earlier one is read on, those begun since were nested in it: it is the main one again, as if
-    they had never begun.
+    The main iteration is the one from which the last batch was taken, from its second batch on, or its last. The next
+    one reads the epoch after it. Until then an iteration is a look: whatever else is read, the next one begins where it
+    has begun. The position is that of the main one, or of a look that was read last and is still held.
 
-    The position is that of the iteration of this process from which the last batch was taken, of those that are still
-    held: a nested one that is dropped gives it back. If none is held, it is that of the main one.
+    Of a plain DataLoader, nobody knows which batches were taken. Each of its iterations counts from its beginning: an
+    epoch that is left out costs nothing, one that is read twice does.
     """
 
-    def __init__(self, notes: SharedNotes, epochs: Epochs) -> None:
-        self.notes = notes  # shared by these processes
+    def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
+        self.counter = counter  # shared with workers
         self._epochs = epochs  # decides with the other ranks which epoch follows one that was ended early
-        self._set_here: int | None = None  # epoch set by this process or before it was started
-        self._loaded_here: Sequence[Saved] = ()  # loaded by this worker, for its next iteration
-        self._iterations = 0  # number begun by this worker
-        self._followed = -1  # number of changes of another bookmark that this one has followed
-        self._loads = 0  # number of states loaded
+        self.seeds: Mapping[str, int] = {}  # of the state that was loaded last, as in a state
+        self._states: Sequence[Saved] = ()  # loaded last, in this process or before it was started
+        self._loads = 0  # number of states loaded so far
+        self._is_own = False  # True in a worker that has loaded a state itself, for its next iteration alone
+        self._chosen = -1  # epoch set by this process, or before it was started; -1 if none was
+        self._changes = 0  # number of epochs set and states loaded
+        self._loaded_at = 0  # that of the last load
+        self._followed = -1  # number of another bookmark's changes that this one has followed
+        self._pid = os.getpid()
+        self._iterations = 0  # begun by this process
         self._forget()
 
     def _forget(self) -> None:
         self._main: Iteration | None = None
-        self._begun: list[Iteration] = []  # by this process; last the one that began, or was read, last
+        self._begun: list[Iteration] = []  # last the one that began, or was read, last
+
+    def _enter_process(self) -> None:
+        """Forget the iterations of the process that has forked this one."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._iterations = 0
+            self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_main": None, "_begun": []}
+        return self.__dict__ | {"_main": None, "_begun": [], "_pid": 0}
 
     def __repr__(self) -> str:
-        return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
+        return f"Bookmark(next={self.next_epoch}, loaded={len(self._states)})"
 
     @property
     def next_epoch(self) -> int:
         """The epoch that an iteration would read if it began now."""
-        notes = self.notes.read()
-        if "set" in notes:
-            return int(notes["set"])
-        return self._loaded_here[0].epoch if self._loaded_here else int(notes.get("next", 0))
+        count = self.counter.read()
+        if count.chosen >= 0:
+            return count.chosen
+        return self._states[0].epoch if self._is_own else count.next
+
+    @property
+    def chosen(self) -> int | None:
+        """The epoch that was set, which every iteration reads."""
+        chosen = self.counter.read().chosen
+        return chosen if chosen >= 0 else None
 
     @property
     def workers(self) -> int:
         """Number of workers of the loader that began the last iteration; 0 if it was begun without workers."""
-        return int(self.notes.read().get("workers", 0))
+        return self.counter.read().workers
 
     @property
     def current(self) -> Iteration | None:
         """The iteration of this process whose position is the dataset's; None if that is where the next one begins."""
+        self._enter_process()
         held = self._held()
-        if held:
-            return held[-1]
-        return self._main if self._main is not None and self._main.pid == os.getpid() else None
+        return held[-1] if held else self._main
 
     def _held(self) -> list[Iteration]:
         """Return the iterations of this process that have neither ended nor been dropped, in the order of `_begun`."""
-        return [each for each in self._begun if each.live and each.pid == os.getpid()]
+        return [each for each in self._begun if each.live]
 
-    def next_states(self) -> tuple[Sequence[Saved], int]:
-        """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
-        return (self._loaded_here, 0) if self._loaded_here else _states(self.notes.read(), self.next_epoch)
+    def next_states(self) -> Sequence[Saved]:
+        """Return the states that the next iteration resumes from, if any."""
+        return self._states_for(self.next_epoch, self.counter.read())
+
+    def _states_for(self, epoch: int, count: Count) -> Sequence[Saved]:
+        if not self._states or self._states[0].epoch != epoch:
+            return ()
+        return self._states if self._is_own or not count.is_resumed else ()
+
+    # What users set
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads; one that is held keeps the position."""
-        self._set_here = epoch
         self._begun = self._held()
         self._main = None
-        self._change({"set": epoch})
+        self._changes += 1
+        self._chosen = epoch
+        with self.counter.change() as count:
+            count.chosen = epoch
 
     def load(self, data: object, *, worker: bool) -> None:
         """Resume from a structure of states at the next iteration. Raises ConfigError if there is none.
@@ -122,113 +157,150 @@ class Bookmark:
         A `worker` of a DataLoader loads for itself only, any other process for all future readers.
         """
         states = find_states(data)
-        if worker:
-            self._forget()
-            self._loaded_here = states
-            return
-        epoch, over = states[0].epoch, all(state.over for state in states)
-        loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
-        loaded["turn"] = 0 if over else find_turn(data)
-        self._set_here = None
-        self._loads += 1
         self._forget()
-        self._change({"next": epoch + over, "loaded": loaded, "workers": 0})
+        self._states = states
+        self.seeds = states[0].seeds
+        self._is_own = worker
+        if worker:
+            return
+        self._changes += 1
+        self._loads += 1
+        self._loaded_at = self._changes
+        self._chosen = -1
+        self._hold_states()
+        with self.counter.change() as count:
+            is_over = all(state.over for state in states)
+            count.next = states[0].epoch + is_over
+            count.chosen = -1
+            count.loads = self._loads
+            count.is_resumed = False
+            count.workers = 0
+
+    def _hold_states(self) -> None:
+        self.counter.hold_loaded(json.dumps([state.to_json() for state in self._states]).encode())
+
+    def forget_states(self) -> None:
+        """Resume from no state that was loaded."""
+        self._states = ()
 
     def follow(self, other: "Bookmark") -> bool:
         """Continue where another bookmark does if an epoch was set or a state loaded there since; return True if so."""
-        notes = other.notes.read()
-        before, self._followed = self._followed, notes.get("changes", 0)
+        before = self._followed
+        self._followed = other._changes
         if before == self._followed:
             return False
-        if notes.get("loaded_in", 0) <= before:
-            self.set_epoch(notes["set"])  # the state that was loaded earlier may have been read since
+        chosen = other.chosen
+        if other._loaded_at <= before:
+            assert chosen is not None
+            self.set_epoch(chosen)  # the state that was loaded earlier may have been read since
             return True
-        self._set_here = notes.get("set")
-        self._loads += 1
+        theirs = other.counter.read()
         self._forget()
-        names = ["set", "seeds", "explained"] + ["loaded"] * ("taken" not in notes.get("loaded", {}))
-        self._change({"next": notes.get("next", 0)} | {name: notes[name] for name in names if name in notes})
+        self._states = () if theirs.is_resumed else other._states
+        self._is_own = False
+        self._changes += 1
+        self._loads += 1
+        self._loaded_at = self._changes
+        self._chosen = -1 if chosen is None else chosen
+        self.seeds = other.seeds
+        self._hold_states()
+        with self.counter.change() as count:
+            count.next = theirs.next
+            count.chosen = self._chosen
+            count.loads = self._loads
+            count.is_resumed = False
+            count.is_explained |= theirs.is_explained
         return True
 
-    def _change(self, changes: Notes) -> None:
-        """Set the epoch or load a state; no iteration that has begun counts from now on, but workers may join it."""
-        with self.notes.edit() as notes:
-            notes.pop("main", None)
-            for each in notes.get("iterations", []):
-                each["look"] = True
-            notes["changes"] = notes.get("changes", 0) + 1
-            if "next" in changes:
-                notes.pop("set", None)
-                notes.pop("loaded", None)
-                notes["loaded_in"] = notes["changes"]
-            notes |= changes
+    # Iterations
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration, or join the one that another worker has begun; set its epoch, states and turn."""
-        own, self._loaded_here = self._loaded_here, ()
-        self._iterations += iteration.loader is not None
-        # The number of this worker's iteration, too: a persistent worker that starts late may begin its first one after
-        # the others have begun their second.
-        reader = None if iteration.loader is None else [iteration.loader, self._iterations]
-        with self.notes.turn():  # the first worker may wait for other ranks, the others for the first
-            with self.notes.edit() as notes:
-                begun = _join(notes, reader, iteration.worker)
-            if begun is None:
-                begun = self._begin_first(iteration, reader, own[0].epoch if own else None)
-        iteration.epoch = begun["epoch"]
-        iteration.is_set = begun["set"]
-        iteration.number = begun["number"]
-        iteration.pid = os.getpid()
+        """Begin an iteration: set its epoch and states."""
+        self._enter_process()
+        self._iterations += 1
+        iteration.number = self._iterations
         iteration.loads = self._loads
-        if iteration.loader is not None:
-            self._main = iteration
-        else:
+        if iteration.loader is None:
+            self._begin_here(iteration)
             self._move_last(iteration)
-        if own and own[0].epoch == iteration.epoch:
-            iteration.states = own
         else:
-            with self.notes.edit() as notes:
-                notes["workers"] = 0 if iteration.loader is None else iteration.workers
-                iteration.states, iteration.turn = _states(notes, iteration.epoch, iteration.number)
+            self._begin_in_worker(iteration, iteration.loader)
+            self._main = iteration
+        self._is_own = False
 
-    def _begin_first(self, iteration: Iteration, reader: Any, loaded: int | None) -> Notes:
-        notes = self.notes.read()
-        # For a worker's first iteration, the one set when it was started: the trainer may set another before the last
-        # of a loader's workers begins.
-        chosen = self._set_here if self._iterations == 1 else notes.get("set")
-        epoch = notes.get("next", 0)
-        main = _find(notes, notes.get("main"))
-        is_held = False
-        if loaded is not None and chosen in (None, loaded):
-            epoch = loaded
-        elif chosen is not None:
+    def _begin_here(self, iteration: Iteration) -> None:
+        count = self.counter.read()
+        main = self._main
+        epoch = count.next
+        if count.chosen >= 0:
+            epoch = count.chosen
+            iteration.is_set = True
+        elif main is not None and main.counted and not main.done and not main.is_set:
+            is_held = main.live
+            epoch = self._epochs.follows(epoch, main.epoch, is_held=is_held)
+            if not is_held:
+                with self.counter.change() as count:
+                    count.next = epoch
+        iteration.epoch = epoch
+        iteration.states = self._states_for(epoch, count)
+        with self.counter.change() as count:
+            count.workers = 0
+
+    def _begin_in_worker(self, iteration: Iteration, loader: int) -> None:
+        """Begin a worker's part of an iteration, which others of the same loader may have begun."""
+        nth = iteration.number
+        with self.counter.turn():  # the first worker may wait for other ranks, the others for the first
+            count = self.counter.read()
+            found = _joined(count, loader, nth, iteration.worker)
+            if self._loads != count.loads and not self._is_own:
+                self._hear_of_load(count.loads)
+            if found is None:
+                found = self._begin_pass(iteration, loader, nth, count)
+            else:
+                iteration.is_set = count.chosen == found.epoch
+            with self.counter.change() as count:
+                latest = _find(count, loader, nth)
+                latest.joined |= 1 << iteration.worker
+                count.workers = iteration.workers
+            iteration.epoch = found.epoch
+        if found.is_resuming or (self._is_own and self._states[0].epoch == found.epoch):
+            iteration.states = self._states
+        if self._is_own:
+            self._states = ()
+
+    def _hear_of_load(self, loads: int) -> None:
+        """Take the states that the trainer has loaded since this worker was started."""
+        states = json.loads(self.counter.loaded())
+        self._loads = loads
+        self._states = find_states(states) if states else ()
+        if self._states:
+            self.seeds = self._states[0].seeds
+
+    def _begin_pass(self, iteration: Iteration, loader: int, nth: int, count: Count) -> Pass:
+        """Begin an iteration by its first worker, and count it."""
+        # In a worker's first iteration, the epoch that was set when it was started: the trainer may set another one
+        # before the first worker begins.
+        chosen = self._chosen if nth == 1 else count.chosen
+        last = count.passes[-1] if count.passes else None
+        epoch = count.next
+        if self._is_own and chosen in (-1, self._states[0].epoch):
+            epoch = self._states[0].epoch
+        elif chosen >= 0:
             epoch = chosen
-        elif main is not None and len(main["read"]) < main["workers"]:
-            is_held = self._is_live(main, iteration.loader)
-            epoch = self._epochs.follows(epoch, main["epoch"], is_held=is_held)
-        begun = {"epoch": epoch, "reader": reader, "look": False, "set": chosen is not None, "pid": os.getpid()}
-        begun |= {"workers": iteration.workers, "joined": [iteration.worker], "read": []}
-        with self.notes.edit() as notes:
-            notes["begun"] = begun["number"] = notes.get("begun", 0) + 1
-            if chosen is None and not is_held:
-                notes["next"] = epoch
-            known = notes.get("iterations", [])
-            kept = [each for each in known[:-_MAX_REMEMBERED] if each["number"] == notes.get("main")]
-            notes["iterations"] = [*kept, *known[-_MAX_REMEMBERED:], begun]
+        elif last is not None and last.epoch + 1 == epoch and not last.is_read:
+            is_held = last.loader != loader and _is_running(last.pid)
+            epoch = self._epochs.follows(epoch, last.epoch, is_held=is_held)
+        iteration.is_set = chosen >= 0
+        self._epochs.begin(None if iteration.is_set else epoch)
+        begun = Pass(loader, nth, epoch, iteration.workers, os.getpid())
+        with self.counter.change() as count:
+            if not self._is_own and self._states_for(epoch, count):
+                begun.is_resuming = True
+                count.is_resumed = True
+            if not iteration.is_set:
+                count.next = epoch + 1
+            count.passes = [*count.passes, begun]
         return begun
-
-    def _is_live(self, main: Notes, loader: int | None) -> bool:
-        """Return True if the main iteration is still being read, but for a loader that begins its next one."""
-        if main["reader"] is None:
-            found = self._main
-            return found is not None and (found.number, found.pid) == (main["number"], os.getpid()) and found.live
-        if len(main["read"]) == main["workers"] or main["reader"][0] == loader:
-            return False
-        try:
-            os.kill(main["pid"], 0)
-        except ProcessLookupError:
-            return False
-        return True
 
     def take(self, iteration: Iteration) -> None:
         """Note that a batch is taken from an iteration of this process, whose position is the dataset's from now on.
@@ -255,23 +327,24 @@ class Bookmark:
         self._begun.append(iteration)
 
     def count(self, iteration: Iteration) -> None:
-        """Count an iteration, of which the second batch is requested or the last one was taken, or which is read on.
+        """Make an iteration of this process the main one: its second batch or its last was taken, or a later one.
 
-        It becomes the main one, unless it was nested in another that was read on, or has been overtaken.
+        One that was not before others have read later epochs stays a look.
         """
-        if iteration.looks:
+        main = self._main
+        if iteration.looks or main is iteration or self.is_outdated(iteration):
             return
-        with self.notes.turn():
-            notes = self.notes.read()
-            found = _find(notes, iteration.number)
-            if found is None or found["look"] or (not iteration.counted and _is_overtaken(notes, found)):
-                iteration.looks = True
-                return
-            if notes.get("main") != iteration.number:
-                self._epochs.begin(None if iteration.is_set else iteration.epoch)
-                with self.notes.edit() as notes:
-                    _count(notes, iteration)
-        self._main, iteration.counted = iteration, True
+        if main is not None and not iteration.counted and main.epoch > iteration.epoch and not iteration.is_set:
+            iteration.looks = True
+            return
+        self._epochs.begin(None if iteration.is_set else iteration.epoch)
+        self._main = iteration
+        iteration.counted = True
+        with self.counter.change() as count:
+            if not iteration.is_set:
+                count.next = iteration.epoch + 1
+            if self._states and (self._states[0].epoch == iteration.epoch or self._states[0].over):
+                count.is_resumed = True
 
     def leave(self, iteration: Iteration) -> None:
         """Note that an iteration of this process was dropped before its end."""
@@ -283,107 +356,39 @@ class Bookmark:
     def finish(self, iteration: Iteration) -> None:
         """Note that this process has yielded the last sample of its part."""
         iteration.done = True
-        with self.notes.edit() as notes:
-            found = _find(notes, iteration.number)
-            if found is None:
-                return
-            found["read"] = sorted({*found["read"], iteration.worker})
-            if len(found["read"]) < found["workers"]:
-                return
-        self.count(iteration)  # whichever number its last batch has: a loop that counts takes no other
-        if not iteration.looks and not iteration.is_set:
+        if iteration.loader is None:
+            self.count(iteration)  # whichever number its last batch has: a loop that counts takes no other
+            is_read = not iteration.looks
+        else:
+            with self.counter.change() as count:
+                found = _find(count, iteration.loader, iteration.number)
+                found.read |= 1 << iteration.worker
+                is_read = found.is_read
+        if is_read and not iteration.is_set:
             self._epochs.end(iteration.epoch)
 
 
-def _states(notes: Notes, epoch: int, number: int | None = None) -> tuple[Sequence[Saved], int]:
-    """Return the loaded states for an epoch, unless an iteration of another number has read from there."""
-    loaded = notes.get("loaded")
-    if loaded is None or loaded["epoch"] != epoch or loaded.get("taken", number) != number:
-        return (), 0
-    return find_states(loaded["states"]), loaded["turn"]
-
-
-def _find(notes: Notes, number: int | None) -> Notes | None:
-    return next((each for each in notes.get("iterations", []) if each["number"] == number), None)
-
-
-def _join(notes: Notes, reader: Any, worker: int) -> Notes | None:
-    """Add the worker to the iteration that its loader has begun, and return that; None if there is none."""
-    for each in reversed(notes.get("iterations", [])):  # an abandoned loader may have had the same number as this one
-        if reader is not None and each["reader"] == reader and worker not in each["joined"]:
-            each["joined"].append(worker)
-            found: Notes = each
-            return found
-    return None
-
-
-def _is_overtaken(notes: Notes, found: Notes) -> bool:
-    """Return True if another iteration has read the epoch of this one to its end, or a later epoch."""
-    main = _find(notes, notes.get("main"))
-    if main is None or main["number"] < found["number"] or found["set"]:
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
-    return bool(main["epoch"] > found["epoch"] or len(main["read"]) == main["workers"])
+    except PermissionError:
+        pass
+    return True
 
 
-def _count(notes: Notes, iteration: Iteration) -> None:
-    for each in notes["iterations"]:
-        each["look"] = each["look"] or each["number"] > iteration.number
-    notes["main"] = iteration.number
-    if not iteration.is_set:
-        notes["next"] = iteration.epoch + 1
-    loaded = notes.get("loaded")
-    if loaded and loaded["epoch"] == iteration.epoch:
-        loaded.setdefault("taken", iteration.number)
-    elif loaded and loaded["over"]:
-        del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
+def _find(count: Count, loader: int, nth: int) -> Pass:
+    """Return the latest pass of a loader's workers; an abandoned loader may have had the same number."""
+    for each in reversed(count.passes):
+        if (each.loader, each.nth) == (loader, nth):
+            return each
+    return Pass(loader, nth, 0, 1, 0)  # forgotten, as many others have begun since
 
 
-@dataclass(eq=False, repr=False)
-class RankPosition:
-    """The states of a rank's workers after the batches that the training loop has taken from them."""
-
-    _states: list[ReaderState]  # of all workers, first those at the start of the iteration
-    _left: Callable[[ReaderState], int]  # returns the number of samples that a worker has left after a state
-    _ends_together: Callable[[], bool]  # returns True if all ranks end after the same number of batches
-    _next_worker: int
-    _batching: tuple[int, bool]  # size of the loader's batches, and True if it drops short ones
-    _ended: bool = field(default=False, init=False)
-
-    def __repr__(self) -> str:
-        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being read."""
-        return self._states[0].epoch
-
-    def note(self, state: ReaderState) -> None:
-        """Note the state of the worker that has made the batch just taken."""
-        worker = state.reader % len(self._states)
-        self._states[worker] = state
-        self._next_worker = (worker + 1) % len(self._states)
-
-    def end(self) -> None:
-        """Note that there are no more batches."""
-        self._ended = True
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the states of all workers, and the worker whose turn is next, as a JSON object."""
-        ended = self.is_read
-        over = ended and self._ends_together()
-        workers = []
-        for state in self._states:
-            marked = replace(state, over=over, in_step=state.in_step, ended=ended)
-            workers.append(marked.to_json())
-        return {"workers": workers, "turn": 0 if over else self._next_worker}
-
-    @property
-    def is_read(self) -> bool:
-        """True if there are known to be no more batches."""
-        return self._ended or all(state.ended for state in self._states)
-
-    @property
-    def batches_left(self) -> int:
-        """Number of batches that are left, if the samples are counted; at most so many with a filter."""
-        size, drop_last = self._batching
-        return sum(left // size if drop_last else -(-left // size) for left in map(self._left, self._states))
+def _joined(count: Count, loader: int, nth: int, worker: int) -> Pass | None:
+    """Return the pass that other workers of a loader have begun, and this one has not; None if there is none."""
+    for each in reversed(count.passes):
+        if (each.loader, each.nth) == (loader, nth) and not each.joined >> worker & 1:
+            return each
+    return None

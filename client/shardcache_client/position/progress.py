@@ -19,6 +19,7 @@ _FORMAT = 3
 _MAX_RANKS = 1 << 20
 _MAX_COUNT = 1 << 62
 _DIGITS = re.compile(r"[0-9a-f]{16}")
+_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
 class BatchPhase(NamedTuple):
@@ -27,6 +28,8 @@ class BatchPhase(NamedTuple):
     ranks: int
     batch_size: int  # of each rank
     batches: int | tuple[int, ...]  # that each rank has taken; of each rank, if they were not in step
+    # Of each rank, places after those that it has passed as well: bits, in hexadecimal, with bit n for the nth place.
+    beyond: tuple[str, ...] = ()  # empty if there are none
 
     def samples(self, rank: int) -> int:
         """Return the number of places that a rank has passed, if its share had as many."""
@@ -49,7 +52,8 @@ class Progress:
         if not batches:
             return self
         phase = BatchPhase(ranks, batch_size, batches)
-        if not self.phases or self.phases[-1].ranks != ranks:
+        is_continued = bool(self.phases) and self.phases[-1].ranks == ranks and not self.phases[-1].beyond
+        if not is_continued:
             return replace(self, phases=(*self.phases, phase))
         return replace(self, phases=(*self.phases[:-1], _continued(self.phases[-1], phase)))
 
@@ -73,10 +77,14 @@ class Progress:
             return Start((), self._passed_of_global_batches(deal, topology))
         phases = self.phases
         passed = 0
-        if phases and phases[-1].ranks == topology.world_size:
+        if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
             passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
         return Start(tuple(_divided(phase, deal.even) for phase in phases), passed)
+
+    def past(self, even: rounds.Even) -> tuple[rounds.Phase, ...]:
+        """Return the phases, none of which is continued."""
+        return tuple(_divided(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
         """Return True if no rank has anything left of the epoch."""
@@ -107,7 +115,8 @@ class Progress:
         Args:
             dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
         """
-        return {_MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": [list(each) for each in self.phases]}
+        phases = [list(each if each.beyond else each[:-1]) for each in self.phases]
+        return {_MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> tuple[Self, str]:
@@ -152,21 +161,32 @@ def _divided(phase: BatchPhase, even: rounds.Even) -> rounds.Phase:
     taken: tuple[int, ...] = (phase.samples(0),)
     if not isinstance(phase.batches, int):
         taken = tuple(map(phase.samples, range(phase.ranks)))
-    return rounds.Phase(Partition(phase.ranks, 1, even), taken)
+    return rounds.Phase(Partition(phase.ranks, 1, even), taken, phase.beyond)
 
 
 # States come from files that anyone may have written, and their values are used without any check but these.
 
 
-def _phase(ranks: object, batch_size: object, batches: object) -> BatchPhase:
+def _phase(ranks: object, batch_size: object, batches: object, beyond: object = ()) -> BatchPhase:
     number = whole_number(ranks, 1, _MAX_RANKS)
     size = whole_number(batch_size, 1, _MAX_COUNT)
+    if not isinstance(beyond, list | tuple) or len(beyond) not in (0, number):
+        raise ValueError("a phase has bits of places for other ranks than its own")
+    bits = tuple(map(hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
-        return BatchPhase(number, size, whole_number(batches, 1, _MAX_COUNT))
+        return BatchPhase(number, size, whole_number(batches, 1, _MAX_COUNT), bits)
     each = tuple(whole_number(taken, 0, _MAX_COUNT) for taken in batches)
     if len(each) != number:
         raise ValueError("a phase has numbers of batches for other ranks than its own")
-    return BatchPhase(number, size, each)
+    return BatchPhase(number, size, each, bits)
+
+
+def hexadecimal(value: object) -> str:
+    """Return bits of a state in hexadecimal, or "" for none. Raises ValueError for anything else."""
+    # Checked here, as `int` would also accept a negative number.
+    if not isinstance(value, str) or not _BITS.fullmatch(value):
+        raise ValueError("not hexadecimal digits")
+    return value
 
 
 def whole_number(value: object, least: int, most: int) -> int:

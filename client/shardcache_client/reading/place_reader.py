@@ -30,7 +30,7 @@ Read: TypeAlias = "Sample | Exception"
 PLANNED = 4_000
 
 # Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
-_MAX_AT_ONCE = 8
+MAX_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class PlaceReader:
             new.append(self._next)
             self._next = next(self._visits, None)
         for waiting, visit in zip(range(len(new), 0, -1), new, strict=True):
-            self._window.ask(min(waiting, _MAX_AT_ONCE))
+            self._window.ask(min(waiting, MAX_AT_ONCE))
             self._take(self._window, visit, number)
         self._held_by_shard = {held.visit.shard: held for held in reversed(self._held)}
         ends = (held.visit.end for held in self._held)

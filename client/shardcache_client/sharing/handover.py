@@ -28,7 +28,7 @@ from typing import Any, SupportsIndex
 from shardcache.errors import ConfigError
 from shardcache.tarindex.tables import Tables
 from shardcache_client.files import Column, Slices, as_bytes, map_file, unreadable
-from shardcache_client.sharing.shared_notes import reopened, take
+from shardcache_client.sharing.file_locks import reopened, take
 
 try:
     import numpy as np

@@ -44,14 +44,29 @@ def resumed(make: Make, state: Any, workers: int = 0) -> ShardLoader[Batch]:
     return loader
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
+def plain(ds: ShardDataset, workers: int = 0) -> DataLoader[Any]:
+    """Return torch's own loader, of batches of one."""
+    return DataLoader(ds, batch_size=1, collate_fn=keys_of, num_workers=workers)
+
+
 @pytest.mark.slow
-def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make, options: dict[str, Any]) -> None:
+def test_iterators_of_a_plain_loader_with_workers_count_from_their_beginning(make: Make) -> None:
+    """Nobody knows what is taken of them. An epoch that is left out costs nothing, one that is read twice does."""
+    whole = plain(make(batch_size=1))
+    epochs = [list(whole) for _ in range(4)]
+    loader = plain(make(batch_size=1), workers=2)
+    next(iter(loader))
+    read = []
+    for step, batch in enumerate(loader):
+        read.append(batch)
+        if step == 20:
+            next(iter(loader))
+    assert (read, list(loader)) == (epochs[1], epochs[3])
+
+
+@pytest.mark.slow
+def test_a_look_through_a_plain_loader_leaves_dataset_and_loop(make: Make) -> None:
     """Before the loop and during it: the epoch is whole, and the next one follows."""
-
-    def plain(ds: ShardDataset) -> DataLoader[Any]:
-        return DataLoader(ds, batch_size=1, collate_fn=keys_of, **options)
-
     whole = plain(make(batch_size=1))
     epochs = [list(whole), list(whole)]
     ds = make(batch_size=1)

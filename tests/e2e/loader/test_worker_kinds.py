@@ -144,21 +144,6 @@ def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
 # Threads
 
 
-def test_threads_make_no_batches_without_numbers(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The training process does, and says so; a state counts for any workers."""
-    loader = load(make().filter(bool), num_workers=2, workers="threads")
-    taken = list(islice(loader, 5))
-    assert sorted(chain(*taken, *resumed(make, saved(loader)))) == KEYS
-    assert "made by the training process itself" in caplog.text
-
-
-def resumed(make: Make, state: Any) -> Iterator[list[str]]:
-    """Return the batches of a filtered dataset from a state on."""
-    loader = load(make().filter(bool), num_workers=0)
-    loader.load_state_dict(state)
-    return iter(loader)
-
-
 def running() -> set[str]:
     """Return the names of the threads that read and make batches."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("shardcache-")}

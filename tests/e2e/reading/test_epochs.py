@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from shardcache.protocol import ShardRef
 from shardcache_client import Mixture, ShardDataset
 from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.rounds import Even, Shuffle, Topology
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
@@ -113,8 +116,8 @@ def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
     counts, epoch_samples, taken = [1] * 6, 50_000, 4_500
     index = write_indexed(tmp_path / "single", counts)
     deal = SampleDeal(counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples)
-    share = deal.share(0, 0, Topology()).until(taken + 500)
-    dealt = [f"{shard:06d}" for shard, _ in walk(share, counts)]
+    epoch = RankEpoch(deal.share(0, 0, Topology()), Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)))
+    dealt = [f"{place.shard:06d}" for place in epoch.between(0, taken + 500)]
 
     options: dict[str, Any] = {"samples_per_epoch": epoch_samples, "socket": daemon.socket}
     if window is not None:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client import Mixture, ShardDataset, reraise
+from shardcache_client.order.rounds import Even
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
 from support.shards.tars import make_tar
@@ -164,14 +165,21 @@ def test_a_copy_counts_its_own_epochs(pictures: str, daemon: Daemon) -> None:
 
 def test_a_filter_needs_ranks_that_may_differ(pictures: str, daemon: Daemon) -> None:
     """Ranks that train together would wait for each other; and one rank's state says nothing of the other's."""
-    ranks = {"rank": 0, "world_size": 2, "socket": daemon.socket}
+
+    def reader(rank: int, even: Even = None) -> ShardDataset[Any]:
+        return ShardDataset(pictures, even=even, rank=rank, world_size=2, socket=daemon.socket).filter(bool)
+
     with pytest.raises(ConfigError, match="different numbers of samples"):
-        next(iter(ShardDataset(pictures, **ranks).filter(bool)))
-    uneven = ShardDataset(pictures, even=None, **ranks).filter(bool)
-    assert len(list(uneven)) == SHARDS * SAMPLES // 2
-    uneven.set_epoch(0)
-    next(samples := iter(uneven))
-    uneven.load_state_dict(uneven.state_dict())
+        next(iter(reader(0, even="pad")))
+    assert len(list(reader(0))) == SHARDS * SAMPLES // 2
+    first = reader(0)
+    next(samples := iter(first))
+    state = first.state_dict()
     del samples
+
+    first.load_state_dict(state)
+    assert len(list(first)) == SHARDS * SAMPLES // 2 - 1
+    second = reader(1)
+    second.load_state_dict(state)
     with pytest.raises(ConfigError, match="load the states of all ranks"):
-        next(iter(uneven))
+        next(iter(second))

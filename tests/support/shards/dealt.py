@@ -28,17 +28,17 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
         return _walk_segment(part, counts)
     if isinstance(part, Strided):
         passing = _walk(part.passing(), counts)
-        return [passing[place] for place in part.places()]
+        return [passing[place] for place in _places(part)]
     assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
-    places = [next(lanes[lane]) for lane in part.in_turn()]
+    places = [next(lanes[lane]) for lane in _turns(part)]
     assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"
     return places
 
 
 def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
     mix, places = segment.mix, []
-    for step, first, last in segment.steps():
+    for step, first, last in steps_of(segment):
         pieces = mix.pieces_at(step)
         parts = []
         for piece in pieces:
@@ -49,6 +49,24 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
         step_places = [(mix.pieces[pieces[n]].shard, next(parts[n])) for n in mix.interleaved(step, sizes)]
         places += step_places[first:last]
     return places
+
+
+def steps_of(segment: Segment) -> Iterator[tuple[int, int, int | None]]:
+    """Yield each step with the range of its samples to read; None as its end for all."""
+    begin, skipped = segment.first
+    end, stop = segment.last or (segment.mix.steps - 1, None)
+    for step in range(begin, end + 1):
+        yield step, skipped if step == begin else 0, stop if step == end else None
+
+
+def _places(part: Strided) -> Iterator[int]:
+    """Yield the place of each sample in all that is passed."""
+    return map(part.passed_before, range(part.samples))
+
+
+def _turns(part: Interleaved) -> Iterator[int]:
+    """Yield the lane of each place."""
+    return map(part.turns.lane, range(part.start, part.stop))
 
 
 def crew(cut: Partition) -> list[Topology]:
@@ -64,45 +82,6 @@ def shares(
 ) -> list[list[Place]]:
     """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
     return [walk(deal.share(epoch, 0, reader, phases), counts) for reader in crew(cut)]
-
-
-def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[int]:
-    """Return how much each worker of a rank has given, of so many samples, after so many batches of a DataLoader."""
-    left = list(sizes)
-    while batches > 0 and any(left):
-        for worker in [worker for worker, size in enumerate(left) if size][:batches]:
-            left[worker] -= min(left[worker], batch_size)
-            batches -= 1
-    return [size - rest for size, rest in zip(sizes, left, strict=True)]
-
-
-def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
-    """Yield for each place that reading passes the shards that it opens, and whether its sample is read."""
-    if isinstance(part, Segment):
-        known: set[int] = set()
-        for step, first, last in part.steps():
-            held = part.mix.pieces_at(step)
-            new = [piece for piece in held if piece not in known]
-            known.update(new)
-            size = sum(
-                len(part.mix.part(piece, step, part.mix.pieces[piece].numbers(99, permuted=False))) for piece in held
-            )
-            for nth in range(size)[first:last]:
-                yield [part.mix.pieces[piece].shard for piece in new] if nth == first else [], True
-    elif isinstance(part, Interleaved):
-        lanes = {lane: opened(each) for lane, each in part.parts().items()}
-        for lane in part.in_turn():
-            shards: list[int] = []
-            for more, is_read in lanes[lane]:
-                shards += more
-                if is_read:
-                    break
-            yield shards, True
-    else:
-        assert isinstance(part, Strided)
-        places = set(part.places())
-        for place, (shards, _) in enumerate(opened(part.passing())):
-            yield shards, place in places
 
 
 def source(name: str, counts: Sequence[int], shuffle: Shuffle | None = None) -> MixedSource:

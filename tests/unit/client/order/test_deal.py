@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import Assignment, SampleDeal, ShardDeal, check
 from shardcache_client.order.rounds import Partition, Phase, Shuffle, Topology
-from support.shards.dealt import Dealt, Place, datasets, mixtures, shares, walk
+from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
+from support.shards.dealt import Dealt, Place, datasets, mixtures, shares
 
 # Up to 64 ranks of 16 workers; mostly few, for there are samples enough to count.
 sizes = st.one_of(st.tuples(st.integers(1, 4), st.integers(1, 3)), st.tuples(st.integers(1, 64), st.integers(1, 16)))
@@ -100,9 +101,14 @@ def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
 def test_whole_shards_go_to_one_reader_each() -> None:
     """Where samples are not counted; in another order each epoch."""
     deal = ShardDeal(10, Shuffle(seed=1))
-    shares = [[*deal.share(0, 0, Topology(0, 1, worker, 3)).shards()] for worker in range(3)]
-    assert sorted(shard for share in shares for shard in share) == list(range(10))
-    assert shares != [[*deal.share(1, 0, Topology(0, 1, worker, 3)).shards()] for worker in range(3)]
+    first, second = ([shards_of(deal, epoch, Topology(rank, 3)) for rank in range(3)] for epoch in range(2))
+    assert sorted(shard for share in first for shard in share) == list(range(10))
+    assert first != second
+
+
+def shards_of(deal: ShardDeal, epoch: int, reader: Topology) -> list[int]:
+    """Return the shards that a reader reads, in order."""
+    return list(UncountedEpoch(deal, reader, epoch).shards(StepPlace()))
 
 
 def test_ranks_without_counts_are_refused_at_the_start() -> None:
@@ -115,15 +121,6 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
     check(ShardDeal(10), ranks, None)
     with pytest.raises(ConfigError, match="fewer samples"):
         check(SampleDeal([1], even="drop"), ranks, "drop")
-
-
-def test_share_resumes_after_any_place() -> None:
-    """The shards behind a place are the whole share's, from any place, without reading those before."""
-    counts = [9, 3, 0, 14, 6]
-    share = SampleDeal(counts, Shuffle(seed=5, window=3)).share(0, 0, Topology(1, 2))
-    whole = walk(share, counts)
-    for taken in range(len(whole) + 1):
-        assert walk(share.behind(taken), counts) == whole[taken:]
 
 
 def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:

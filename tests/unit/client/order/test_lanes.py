@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from shardcache_client.order.lanes import Mix
 from shardcache_client.order.rounds import ListedPieces, Piece
+from support.shards.dealt import steps_of
 
 sizes = st.lists(st.integers(0, 50), max_size=12)
 windows = st.integers(0, 10)
@@ -49,7 +50,7 @@ def test_any_stretch_is_read_without_what_comes_before(sizes: list[int], window:
     start = data.draw(st.integers(0, len(mix) - 1))
     stop = data.draw(st.integers(start + 1, len(mix)))
     segment = mix.between(start, stop)
-    picks = [pick for step, first, last in segment.steps() for pick in step_of(mix, step)[first:last]]
+    picks = [pick for step, first, last in steps_of(segment) for pick in step_of(mix, step)[first:last]]
     assert picks == picks_of(mix)[start:stop]
     assert {piece for piece, _ in picks} <= set(segment.pieces)
 

@@ -1,37 +1,47 @@
 """bookmark.py: workers of an iteration read one epoch, from where it was left; a look is followed by the same again."""
 
 import copy
+import os
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shardcache_client.order.rounds import Partition, Topology
 from shardcache_client.position.bookmark import Bookmark, Iteration
-from shardcache_client.position.state import Position, ReaderState, resume
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.staged_state import Reached, StagedState
+from shardcache_client.position.state import Saved
 from shardcache_client.ranks.group import Epochs
-from shardcache_client.sharing.shared_notes import SharedNotes
+from shardcache_client.sharing.epoch_counter import EpochCounter
+from shardcache_client.stages.stage import Mark
 
-CUT = Partition(1, 2)
 EPOCH = 4
 
 
 @pytest.fixture
 def bookmark() -> Bookmark:
     """That of a dataset that was just made."""
-    return Bookmark(SharedNotes(), Epochs())
+    return Bookmark(EpochCounter(), Epochs())
 
 
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
     """Return the state of a worker of two in the middle of an epoch."""
-    position = Position(fields.pop("epoch", EPOCH), taken=10 + reader, given=10 + reader)
-    whole = {"dataset": "train", "position": position, "cut": CUT, "reader": reader} | fields
-    return ReaderState(**whole).to_json()
+    progress = Progress(fields.pop("epoch", EPOCH))
+    state = StagedState("0" * 16, progress, reader, 2, 2, Reached(Mark(10 + reader)), ended=False)
+    return replace(state, **fields).to_json()
 
 
 def forked(bookmark: Bookmark) -> list[Bookmark]:
-    """Return what two workers have of it: their own, but for the shared state."""
-    return [copy.copy(bookmark), copy.copy(bookmark)]
+    """Return what two workers have of it: their own, but for the shared count."""
+    return [spawned(bookmark), spawned(bookmark)]
+
+
+def spawned(bookmark: Bookmark) -> Bookmark:
+    """Return what a worker has of it that is started now."""
+    copied = copy.copy(bookmark)
+    copied.__dict__.update(bookmark.__getstate__())
+    return copied
 
 
 def join(bookmark: Bookmark, *place: int) -> Iteration:
@@ -49,25 +59,35 @@ def begun(bookmark: Bookmark, *place: int) -> Iteration:
     return iteration
 
 
-def begin(workers: list[Bookmark], loader: int) -> list[Position]:
+Start = tuple[int, int]
+"""From where a worker reads: an epoch, and a place in it."""
+
+
+def begin(workers: list[Bookmark], loader: int) -> list[Start]:
     """Have a loader's workers read an iteration; return from where each reads."""
     iterations = [begun(each, loader, worker, len(workers)) for worker, each in enumerate(workers)]
-    return [start(each, CUT, Topology(0, 1, worker, 2)) for worker, each in enumerate(iterations)]
+    return [start(each, worker) for worker, each in enumerate(iterations)]
 
 
-def start(iteration: Iteration, cut: Partition, topology: Topology) -> Position:
-    """Return from where a reader reads its iteration."""
+def start(iteration: Iteration, worker: int) -> Start:
+    """Return from where a worker reads its iteration."""
     assert all(state.epoch == iteration.epoch for state in iteration.states)
-    return resume(iteration.states, cut, topology, 100) if iteration.states else Position(iteration.epoch)
+    return iteration.epoch, place_of(iteration.states, worker)
 
 
-IN_THE_MIDDLE = [Position(EPOCH, taken=10 + reader, given=10 + reader) for reader in range(2)]
+def place_of(states: Any, worker: int) -> int:
+    """Return the place of a worker in some states, 0 if there are none."""
+    found: list[Saved] = [state for state in states if state.reader == worker]
+    return found[0].reached.mark.place if found else 0  # type: ignore[union-attr]
+
+
+IN_THE_MIDDLE = [(EPOCH, 10), (EPOCH, 11)]
 """From where two workers go on whose states are `saved`."""
 
 
-def from_the_beginning(epoch: int) -> list[Position]:
+def from_the_beginning(epoch: int) -> list[Start]:
     """From where two workers read an epoch that nobody has begun."""
-    return [Position(epoch)] * 2
+    return [(epoch, 0)] * 2
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -88,8 +108,8 @@ def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     workers = forked(bookmark)
     begin(workers, 1)
     bookmark.load([saved(0), saved(1)], worker=False)
-    assert [found.taken for found in begin(workers, 1)] == [10, 11]
-    assert [found.taken for found in begin(workers, 1)] == [0, 0]
+    assert begin(workers, 1) == IN_THE_MIDDLE
+    assert begin(workers, 1) == from_the_beginning(EPOCH + 1)
 
 
 def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> None:
@@ -155,7 +175,7 @@ def test_workers_that_begin_at_any_time_read_the_same_epoch(bookmark: Bookmark) 
     assert epochs_of(workers, 17, [0, 1]) == [0, 0]
     assert epochs_of(workers, 17, [1, 0]) == [1, 1]
     first, last = forked(bookmark)
-    first.count(join(first, 31, 0, 2))
+    join(first, 31, 0, 2)
     bookmark.set_epoch(7)
     assert join(last, 31, 1, 2).epoch == 2
 
@@ -164,7 +184,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
     """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
     first, late = forked(bookmark)
     for _ in range(2):
-        first.count(join(first, 17, 0, 2))
+        join(first, 17, 0, 2)
     bookmark.load([saved(0, over=True), saved(1, over=True)], worker=False)
     assert join(first, 17, 0, 2).epoch == EPOCH + 1
     assert [join(late, 17, 1, 2).epoch for _ in range(3)] == [0, 1, EPOCH + 1]
@@ -173,18 +193,16 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
 def test_iteration_begun_while_another_is_held_reads_the_next_epoch(bookmark: Bookmark) -> None:
     """Whether or not the worker of the other one lives: a new iterator may be made before the old one is dropped."""
     with subprocess.Popen(["sleep", "60"]) as worker:
-        bookmark.count(join(bookmark, 17, 0, 1))
-        with bookmark.notes.edit() as notes:
-            notes["iterations"][0]["pid"] = worker.pid
-        second = join(bookmark, 29, 0, 1)
-        assert second.epoch == 1
-        bookmark.count(second)
+        join(spawned(bookmark), 17, 0, 1)
+        with bookmark.counter.change() as count:
+            count.passes[0].pid = worker.pid
+        assert join(spawned(bookmark), 29, 0, 1).epoch == 1
         worker.kill()
-    assert join(bookmark, 31, 0, 1).epoch == 2
+    assert join(spawned(bookmark), 31, 0, 1).epoch == 2
 
 
-def test_iterations_begun_since_count_no_longer_when_an_earlier_one_is_read_on(bookmark: Bookmark) -> None:
-    """They were nested in it, whether they began before its second batch or after."""
+def test_the_iteration_that_was_read_last_is_the_main_one(bookmark: Bookmark) -> None:
+    """Those begun since were nested in it, whether they began before its second batch or after."""
     outer = join(bookmark)
     for epoch in (0, 1):
         nested = join(bookmark)
@@ -192,8 +210,6 @@ def test_iterations_begun_since_count_no_longer_when_an_earlier_one_is_read_on(b
         assert (nested.epoch, bookmark.next_epoch) == (epoch, epoch + 1)
         bookmark.count(outer)
         assert (outer.counted, bookmark.next_epoch) == (True, 1)
-        bookmark.count(nested)
-        assert (nested.looks, bookmark.next_epoch) == (True, 1)
 
 
 def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Bookmark) -> None:
@@ -214,7 +230,7 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
             asked.append((epoch, left))
             return left
 
-    bookmark = Bookmark(SharedNotes(), Again())
+    bookmark = Bookmark(EpochCounter(), Again())
     iterations = [Iteration() for _ in range(3)]
     for iteration in iterations:
         bookmark.begin(iteration)
@@ -226,23 +242,15 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
 
 def test_a_dropped_loader_with_the_number_of_the_next(bookmark: Bookmark) -> None:
     """Loaders seeded alike have one number: the workers of the new one stay together."""
-    first = forked(bookmark)[0]
-    first.count(join(first, 17, 0, 2))
+    join(spawned(bookmark), 17, 0, 2)
     assert epochs_of(forked(bookmark), 17, [0, 1]) == [1, 1]
 
 
 def test_many_dropped_loaders_leave_no_heap(bookmark: Bookmark) -> None:
-    """The shared memory is bounded, and the main iteration is not forgotten."""
-    workers = forked(bookmark)
-    main = [join(workers[0], 0, 0, 2)]
-    workers[0].count(main[0])
-    for loader in range(1, 200):
-        join(forked(bookmark)[0], loader, 0, 2)
-    assert len(str(bookmark.notes.read())) < 5_000
-    main.append(join(workers[1], 0, 1, 2))
-    for worker in range(2):
-        workers[worker].finish(main[worker])
-    assert join(bookmark).epoch == 1
+    """What is shared is bounded, and each of them counts."""
+    for loader in range(200):
+        assert join(spawned(bookmark), loader, 0, 2).epoch == loader
+    assert len(bookmark.counter.read().pack()) <= 4096
 
 
 def test_an_epoch_that_is_set_holds_for_every_iteration(bookmark: Bookmark) -> None:
@@ -254,13 +262,23 @@ def test_an_epoch_that_is_set_holds_for_every_iteration(bookmark: Bookmark) -> N
         assert [begun(bookmark).epoch, *epochs_of(forked(bookmark), 17, [0, 1])] == [epoch] * 3
 
 
-def test_a_loaded_state_ends_iterations_that_some_workers_have_yet_to_begin(bookmark: Bookmark) -> None:
-    """None of them counts, and a setting of the epoch holds no longer."""
-    first = forked(bookmark)[0]
-    iteration = join(first, 17, 0, 2)
+def test_a_loaded_state_is_heard_of_by_workers_that_run(bookmark: Bookmark) -> None:
+    """Those that have yet to begin an iteration join it; the next one resumes, in the seeds of the state."""
+    first, second = forked(bookmark)
+    join(first, 17, 0, 2)
     bookmark.set_epoch(2)
-    bookmark.load([saved(0), saved(1)], worker=False)
-    first.count(iteration)
-    assert not iteration.counted
-    assert epochs_of(forked(bookmark), 29, [0, 1]) == [EPOCH, EPOCH]
+    bookmark.load([saved(reader, seeds={"": 5}) for reader in range(2)], worker=False)
+    assert join(second, 17, 1, 2).epoch == 0
+    assert begin([first, second], 17) == IN_THE_MIDDLE
+    assert (first.seeds, second.seeds) == ({"": 5}, {"": 5})
     assert begun(bookmark).epoch == EPOCH + 1
+
+
+def test_iterations_of_a_forked_process_are_its_own(bookmark: Bookmark) -> None:
+    """It has inherited those of its parent, of which it reads none."""
+    outer = begun(bookmark)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if bookmark.current is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert bookmark.current is outer

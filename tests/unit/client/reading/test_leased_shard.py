@@ -1,6 +1,7 @@
-"""leased_shard.py and stream.py: one shard's samples, whole and in order, whatever the daemon grants and becomes."""
+"""leased_shard.py: one shard's samples, whole and in order, whatever the daemon grants and becomes."""
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,15 +22,21 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.protocol import ShardRef
+from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.rank_chunks import RankChunks
+from shardcache_client.batches.rank_work import Reading
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, SessionPool
+from shardcache_client.decoding import Pipeline
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.position.state import Position
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.staged_state import Resume
 from shardcache_client.reading.leased_shard import LeasedShard, find_partners
-from shardcache_client.reading.stream import EpochStream, StreamSettings
+from shardcache_client.reading.place_reader import SampleForm
 from support.network.peer import Json, Peer, Script, Step, arriving, begun, granted, refused, scripted
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, pack, published, random_samples
@@ -283,10 +290,11 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
 
     with scripted(socket, script):
         sessions = SessionPool(DaemonChoice(socket), Patience(), partial_reads=True)
-        source = StreamSettings(sessions, Manifest.of(PLAN.shards), ShardDeal(len(PLAN.shards)))
-        stream = EpochStream(source, READER, Position(0), on_error)
+        form = SampleForm(Manifest.of(PLAN.shards))
+        reading = Reading(ShardDeal(len(PLAN.shards)), form, Pipeline(), sessions, READER, on_error)
+        chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)
         with nullcontext() if handler is ignore_and_continue else pytest.raises(CorruptShardError):
-            found += (sample["__key__"] for sample in stream.samples())
+            found += (sample["__key__"] for _, sample in chunks.placed(Bad(), deque()))
     assert found == KEYS[:4] + (["000100", "000101"] if handler is ignore_and_continue else [])
     assert seen == [4]
 

@@ -1,0 +1,102 @@
+"""What one reader is given in an epoch of samples without numbers, one by one. Those with numbers: `sample_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from shardcache_client.batches.maker import Bad
+from shardcache_client.batches.rank_chunks import RankChunks
+from shardcache_client.batches.rank_work import Reading
+from shardcache_client.batches.sample_run import report
+from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.staged_state import Resume, StagedState
+
+
+class StageRun:
+    """The items that one reader is given in an epoch, or in its rest, once.
+
+    Each worker of a plain DataLoader is a reader of its own, as a rank would be, since nobody knows which of the
+    samples are left until they are made.
+
+    Args:
+        reading: of the dataset.
+        form: of its states.
+        resume: from where.
+        reader: the rank, or its worker.
+        quota: number of samples that the reader gets; None for all that come.
+        is_over: True if nothing is left of the epoch.
+
+    Attributes:
+        read: True once the last item has been yielded.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        form: StagedForm,
+        resume: Resume,
+        reader: Topology,
+        quota: int | None,
+        *,
+        is_over: bool = False,
+    ) -> None:
+        self.read = False
+        self._form = form
+        self._reader = reader
+        self._is_over = is_over
+        self._bad = Bad()
+        self._chunks = RankChunks(reading, resume, Topology(reader.reader, reader.readers), size=1)
+        self._epoch = StagedEpoch(form, resume, reader, self._chunks.places, quota)
+
+    def __repr__(self) -> str:
+        return f"StageRun({self._epoch!r})"
+
+    @property
+    def counted(self) -> bool:
+        """True if samples are dealt, False if whole shards."""
+        return self._form.deal.counted
+
+    @property
+    def taken(self) -> int:
+        """Number of places passed."""
+        return self._epoch.reached.mark.place
+
+    @property
+    def samples_left(self) -> int:
+        """Number of samples still to be yielded, if it is known; at most so many if some may be left out."""
+        return 0 if self._is_over else self._epoch.samples_left(self._epoch.reached)
+
+    def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
+        """Yield the items; `when_read` is called before the last one is, if that is known, or else after it."""
+        epoch = self._epoch
+        if not self._is_over:
+            with closing(self._chunks.placed(self._bad, epoch.begun)) as samples:
+                for item in epoch.items(samples):
+                    if epoch.is_read:
+                        self._end(when_read)
+                    yield item
+        if not self.read:
+            self._end(when_read)
+        report(epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
+
+    def _end(self, when_read: Callable[[], object]) -> None:
+        self.read = True
+        when_read()
+
+    # State
+
+    def state(self, *, over: bool = False) -> StagedState:
+        """Return the reader's state."""
+        return self._epoch.state(self._epoch.reached, ended=self.read, over=over)
+
+    def state_in_loader(self) -> StagedState:
+        """Return the reader's state, for a loader that keeps account of the end of the epoch."""
+        return self.state()
+
+    @property
+    def is_over(self) -> bool:
+        """True if the epoch has nothing left on any rank."""
+        return self.read and self._form.ends_together(self._reader)

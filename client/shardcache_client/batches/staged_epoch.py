@@ -1,0 +1,137 @@
+"""A reader's epoch, or its rest, as a stage gives it: its items, where they bring the reader, and the states there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache_client.order.deal import Deal, SpanDeal
+from shardcache_client.order.rounds import Topology
+from shardcache_client.order.uncounted import StepPlace
+from shardcache_client.position.staged_state import Reached, Resume, StagedState
+from shardcache_client.stages.stage import Mark, Placed, Stage, StageRun, one_by_one
+
+
+@dataclass(frozen=True)
+class StagedForm:
+    """The facts that all staged epochs of a dataset share.
+
+    Attributes:
+        dataset: its identifier in states.
+        deal: of its samples, or of its shards if these are not counted.
+        stage: what regroups the samples; None if they come one by one.
+        seed, seeds: of the dataset; those drawn, as in states.
+    """
+
+    dataset: str
+    deal: Deal
+    stage: Stage | None
+    seed: int
+    seeds: Mapping[str, int]
+
+    def ends_together(self, reader: Topology) -> bool:
+        """Return True if all readers end after the same number of items, so that one knows it of all."""
+        if reader.readers == 1:
+            return True
+        return self.stage is not None and reader.workers == 1
+
+
+class StagedEpoch:
+    """The items of one reader's epoch, or of its rest.
+
+    Args:
+        form: of the dataset.
+        resume: from where.
+        reader: the rank, or its worker in a plain DataLoader.
+        places: number of the reader's places; None if it is not known.
+        quota: number of samples that it gets in the epoch, of which bad ones are left out; None for all that come.
+
+    Attributes:
+        reached: where the reader is after the last item.
+        is_read: True if there is nothing left.
+        begun: steps of uncounted shards, from the one of `reached` on.
+    """
+
+    def __init__(
+        self, form: StagedForm, resume: Resume, reader: Topology, places: int | None, quota: int | None
+    ) -> None:
+        self._form = form
+        self._resume = resume
+        self._reader = reader
+        self._places = places
+        self._quota = quota
+        self._ahead: deque[int] = deque()  # places of samples that the stage has, and that are not passed yet
+        self.reached = resume.reached
+        self.is_read = False
+        self.begun: deque[StepPlace] = deque()
+
+    def __repr__(self) -> str:
+        return f"StagedEpoch({self.reached!r}, quota={self._quota})"
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self._resume.progress.epoch
+
+    def samples_left(self, reached: Reached) -> int:
+        """Return the number of samples after some point; at most so many if some are left out, 0 if it is unknown."""
+        if self._quota is not None:
+            return self._quota - reached.items
+        return 0 if self._places is None else max(0, self._places - reached.mark.place)
+
+    def items(self, samples: Iterator[Placed]) -> Iterator[Any]:
+        """Yield what the stage makes of samples, those from the mark on, and move on with each."""
+        stage = self._form.stage
+        if self._quota is not None:
+            samples = self._up_to_quota(samples, self._quota)
+        if stage is None:
+            regrouped = one_by_one(samples)
+        else:
+            run = StageRun(self._reader, self._form.seed, self.epoch, self.reached.mark, self._places)
+            regrouped = stage.regrouped(samples, run)
+        for item, mark in regrouped:
+            self._move_to(mark)
+            if self._quota == self.reached.items:
+                self.is_read = True  # now, as a loop that knows the number of samples requests no more
+            yield item
+        self.is_read = True
+
+    def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
+        for _ in range(self.reached.items, quota):
+            found = next(samples, None)
+            if found is None:
+                return
+            self._ahead.append(found.place)
+            yield found
+
+    def _move_to(self, mark: Mark) -> None:
+        items = self.reached.items
+        while self._ahead and self._ahead[0] < mark.place:
+            self._ahead.popleft()
+            items += 1
+        while len(self.begun) > 1 and self.begun[1].before <= mark.place:
+            self.begun.popleft()
+        step = self.begun[0] if self.begun else self.reached.step
+        self.reached = Reached(mark, items, step)
+
+    def state(self, reached: Reached, *, ended: bool, over: bool) -> StagedState:
+        """Return the reader's state at some point of the epoch."""
+        form = self._form
+        reader = self._reader
+        deal = form.deal
+        return StagedState(
+            form.dataset,
+            self._resume.progress,
+            reader.reader,
+            reader.readers,
+            reader.workers,
+            reached,
+            counted=deal.counted,
+            over=over,
+            ended=ended,
+            in_step=form.stage is not None and form.stage.is_in_step,
+            sources=deal.sources_of(self.epoch) if isinstance(deal, SpanDeal) else {},
+            seeds=form.seeds,
+        )

@@ -1,0 +1,39 @@
+"""What a loader's workers are to do in one iteration: a rank's batches, or the chunks that a stage regroups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardcache_client.batches.rank_batches import RankBatches
+from shardcache_client.batches.rank_chunks import RankChunks
+from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
+from shardcache_client.order.rounds import Topology
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.staged_state import Resume
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTask:
+    """The batches of a rank."""
+
+    progress: Progress
+    rank: Topology
+
+    def work(self, reading: Reading, form: BatchForm) -> RankWork:
+        """Return them."""
+        return RankBatches(reading, self.progress, self.rank, form)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """The chunks of a rank, of as many places as a batch has."""
+
+    resume: Resume
+    rank: Topology
+
+    def work(self, reading: Reading, form: BatchForm) -> RankWork:
+        """Return them."""
+        return RankChunks(reading, self.resume, self.rank, form.places)
+
+
+Task = BatchTask | ChunkTask

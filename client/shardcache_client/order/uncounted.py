@@ -1,0 +1,75 @@
+"""The order of a reader's epoch whose samples are not counted: steps of a mix, one share after another. Pure."""
+
+from collections.abc import Iterator
+from itertools import chain, count
+from typing import NamedTuple
+
+from shardcache_client.order.deal import ShardDeal
+from shardcache_client.order.lanes import Mix, Segment
+from shardcache_client.order.rounds import ListedPieces, Topology
+
+
+class StepPlace(NamedTuple):
+    """The place at which a step begins.
+
+    Attributes:
+        share: number of the share that is read; 0 is the reader's own.
+        step: number of the step in it.
+        before: number of places before it.
+    """
+
+    share: int = 0
+    step: int = 0
+    before: int = 0
+
+
+class UncountedEpoch:
+    """The steps of a reader's epoch: those of its share; if there are `samples_per_epoch`, of all shares, endlessly.
+
+    Args:
+        reader: the rank, or its worker in a plain DataLoader.
+        epoch: number of the epoch.
+    """
+
+    def __init__(self, deal: ShardDeal, reader: Topology, epoch: int) -> None:
+        self._deal = deal
+        self._reader = reader
+        self._epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"UncountedEpoch({self._epoch}, {self._reader})"
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if samples of several shards are mixed, or those of one permuted."""
+        shuffle = self._deal.shuffle
+        return shuffle is not None and shuffle.window > 0
+
+    @property
+    def shares(self) -> int:
+        """Number of shares among which every shard comes."""
+        return self._reader.readers
+
+    def has_share(self, share: int) -> bool:
+        """Return True if there is a share of this number."""
+        return share == 0 or self._deal.samples_per_epoch is not None
+
+    def mix(self, share: int) -> Mix:
+        """Return the order of a share."""
+        for segment in self._deal.share(self._epoch, share, self._reader).segments:
+            assert isinstance(segment, Segment)
+            return segment.mix
+        return Mix(ListedPieces(()))
+
+    def shards(self, start: StepPlace) -> Iterator[int]:
+        """Yield the shards of a share that are needed from a step on, in the order in which they are."""
+        mix = self.mix(start.share)
+        first = mix.pieces_at(start.step).start
+        return mix.pieces.shards(first, len(mix.pieces)) if mix.pieces else iter(())
+
+    def shards_after(self, share: int) -> Iterator[int]:
+        """Yield the shards of the shares after one, endlessly if there are always more."""
+        later = (number for number in count(share + 1))
+        if not self.has_share(share + 1):
+            return iter(())
+        return chain.from_iterable(self.shards(StepPlace(number)) for number in later)

@@ -1,0 +1,248 @@
+"""The state of one reader of samples that have no numbers: filtered ones, uncounted ones, or those of a stage. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.rounds import Topology
+from shardcache_client.order.uncounted import StepPlace
+from shardcache_client.position.progress import BatchPhase, Progress, hexadecimal, whole_number
+from shardcache_client.position.rank_state import RankState, flag, progress_of, text
+from shardcache_client.stages.stage import Mark
+
+_MAX_READERS = 1 << 20
+_MAX_COUNT = 1 << 62
+
+
+class Reached(NamedTuple):
+    """Where a reader is in its share of an epoch.
+
+    Attributes:
+        mark: its place, and that in the stage's group.
+        items: number of items that it was given.
+        step: of an uncounted epoch, a step that begins at or before the place.
+    """
+
+    mark: Mark = Mark()
+    items: int = 0
+    step: StepPlace = StepPlace()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedState:
+    """The state of a reader: a rank, or one of its workers in a plain DataLoader.
+
+    Attributes:
+        dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
+        progress: the epoch, with the phases that other readers have read of it.
+        reader: number of the reader, `rank * workers + worker`.
+        readers: number of all readers.
+        workers: number of readers of each rank.
+        reached: where the reader is in its share of the rest.
+        counted: True if samples are dealt, False if whole shards whose samples are not counted.
+        over: True if no reader has anything left of the epoch.
+        ended: True if this reader has nothing left of the epoch.
+        in_step: True if the readers of the same worker of all ranks are at the same place.
+        sources, seeds: as in a `RankState`.
+    """
+
+    dataset: str
+    progress: Progress
+    reader: int
+    readers: int
+    workers: int
+    reached: Reached
+    counted: bool = True
+    over: bool = False
+    ended: bool = False
+    in_step: bool = False
+    sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being read."""
+        return self.progress.epoch
+
+    @property
+    def moment(self) -> object:
+        """What states of one moment have in common."""
+        return "readers", self.dataset, self.progress, self.readers, self.workers, self.counted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
+        mark, items, step = self.reached
+        data = self.progress.to_json(self.dataset)
+        data["reader"] = [self.reader, self.readers, self.workers]
+        data["place"] = mark.place
+        if items:
+            data["items"] = items
+        if mark.group or mark.given:
+            data["group"] = [mark.group, mark.given, hex(mark.beyond)]
+        if mark.again:
+            data["again"] = mark.again
+        if not self.counted:
+            data["step"] = list(step)
+        for name in ("over", "ended", "in_step", "sources", "seeds"):
+            value = getattr(self, name)
+            if value:
+                data[name] = value
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Build from the dict of `to_json`. Raises ConfigError for anything else."""
+        progress, dataset = Progress.from_json(data)
+        try:
+            reader, readers, workers = data["reader"]
+            readers = whole_number(readers, 1, _MAX_READERS)
+            step = data.get("step")
+            return cls(
+                dataset,
+                progress,
+                reader=whole_number(reader, 0, readers - 1),
+                readers=readers,
+                workers=_divisor(workers, readers),
+                reached=Reached(_mark(data), whole_number(data.get("items", 0), 0, _MAX_COUNT), _step(step)),
+                counted=step is None,
+                over=flag(data.get("over", False)),
+                ended=flag(data.get("ended", False)),
+                in_step=flag(data.get("in_step", False)),
+                sources={
+                    text(name): {text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
+                    for name, numbers in data.get("sources", {}).items()
+                },
+                seeds={text(name): whole_number(seed, 0, _MAX_COUNT) for name, seed in data.get("seeds", {}).items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as exn:
+            raise ConfigError(
+                f"the state is invalid: {str(exn)[:200]}", remedy="load what state_dict() has returned"
+            ) from exn
+
+
+# States come from files that anyone may have written, and their values are used without any check but these.
+
+
+def _divisor(value: object, of: int) -> int:
+    found = whole_number(value, 1, of)
+    if of % found:
+        raise ValueError(f"{of} readers are not of ranks with {found} each")
+    return found
+
+
+def _mark(data: Mapping[str, Any]) -> Mark:
+    group, given, beyond = data.get("group", (0, 0, ""))
+    return Mark(
+        whole_number(data["place"], 0, _MAX_COUNT),
+        whole_number(group, 0, _MAX_COUNT),
+        whole_number(given, 0, _MAX_COUNT),
+        int(hexadecimal(beyond) or "0", 16),
+        whole_number(data.get("again", 0), 0, _MAX_COUNT),
+    )
+
+
+def _step(value: Any) -> StepPlace:
+    if value is None:
+        return StepPlace()
+    share, step, before = value
+    return StepPlace(
+        whole_number(share, 0, _MAX_COUNT), whole_number(step, 0, _MAX_COUNT), whole_number(before, 0, _MAX_COUNT)
+    )
+
+
+class Resume(NamedTuple):
+    """From where a reader resumes: the phases that others have read, and how far it is in its share of the rest."""
+
+    progress: Progress
+    reached: Reached = Reached()
+
+
+def resume(states: Sequence[StagedState | RankState], reader: Topology, *, counted: bool) -> Resume:
+    """Return from where a reader resumes, given the states of some readers, perhaps of another number of them.
+
+    Args:
+        reader: the rank, or its worker in a plain DataLoader.
+        counted: False if the dataset's samples are not counted.
+
+    Raises ConfigError if it cannot be derived.
+    """
+    staged = [state for state in states if isinstance(state, StagedState)]
+    if not staged:
+        ranks = [state for state in states if isinstance(state, RankState)]
+        return _of_progress(progress_of(ranks, _alone(reader)), reader)
+    first = staged[0]
+    by_reader = {state.reader: state for state in staged}
+    if (first.readers, first.workers) == (reader.readers, reader.workers):
+        return Resume(first.progress, _found(by_reader, reader.reader, first.workers).reached)
+    if not (counted and first.counted):
+        raise ConfigError(
+            "an epoch of shards whose samples are not counted can resume only on the same ranks, and with the same "
+            "workers if a plain DataLoader reads it",
+            remedy="run with those that wrote the state; or restart the epoch with an index made by "
+            "`shardcache index URL... -o index.json`, which makes this possible from then on",
+        )
+    return Resume(_divided(by_reader, first))
+
+
+def as_progress(states: Sequence[StagedState]) -> Progress:
+    """Return the progress that the states of readers show, for ranks whose samples have numbers.
+
+    Raises ConfigError if states are missing that others do not determine.
+    """
+    return _divided({state.reader: state for state in states}, states[0])
+
+
+def have_ended(states: Sequence[StagedState]) -> bool:
+    """Return True if these are the states of all readers of their job, and none has anything left of the epoch."""
+    is_whole = {state.reader for state in states} == set(range(states[0].readers))
+    return is_whole and all(state.ended for state in states)
+
+
+def _alone(reader: Topology) -> Topology:
+    """Return a reader as a rank of its own."""
+    return Topology(reader.reader, reader.readers)
+
+
+def _of_progress(progress: Progress, reader: Topology) -> Resume:
+    """Return from where a reader resumes after what ranks have read whose samples had numbers."""
+    phases = progress.phases
+    if not phases or phases[-1].ranks != reader.readers or phases[-1].beyond:
+        return Resume(progress)
+    earlier = replace(progress, phases=phases[:-1])
+    return Resume(earlier, Reached(Mark(phases[-1].samples(reader.reader))))
+
+
+def _found(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
+    """Return a reader's state, or that of the same worker of another rank if ranks are in step. Raises ConfigError."""
+    own = by_reader.get(reader)
+    if own is not None:
+        return own
+    for other, state in by_reader.items():
+        if state.in_step and other % workers == reader % workers:
+            return replace(state, reached=state.reached._replace(mark=_of_another(state.reached.mark)))
+    raise ConfigError(
+        "one rank's state does not tell how far the others are",
+        remedy="load the states of all ranks",
+    )
+
+
+def _of_another(mark: Mark) -> Mark:
+    """Return where a reader is when that of another rank, with which it is in step, has a mark.
+
+    It may have no sample for the group, although the other has, and repeats its last one then.
+    """
+    if not mark.first:
+        return mark._replace(beyond=0)
+    return Mark(mark.first - 1, mark.group, mark.given, beyond=1, again=1)
+
+
+def _divided(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
+    """Return the progress after what all readers have read, of which others are to read the rest."""
+    marks = [_found(by_reader, reader, first.workers).reached.mark for reader in range(first.readers)]
+    places = tuple(mark.place for mark in marks)
+    beyond = tuple(f"{mark.beyond:x}" if mark.beyond else "" for mark in marks)
+    if not any(places) and not any(beyond):
+        return first.progress
+    phase = BatchPhase(first.readers, 1, places, beyond if any(beyond) else ())
+    return replace(first.progress, phases=(*first.progress.phases, phase))

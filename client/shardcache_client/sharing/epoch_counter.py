@@ -1,0 +1,228 @@
+"""The epoch that comes next, counted by a trainer process and the DataLoader workers that it starts."""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, ClassVar
+
+from shardcache_client.sharing.file_locks import held
+
+_COUNTING, _BEGINNING = range(2)  # bytes of the file that processes lock
+
+# Places in the file. Its first byte is the number of the slot that has the count: a process that is killed while it
+# writes the other one has changed nothing.
+_SLOTS_AT = (1 << 12, 1 << 13)
+_LOADED_AT = 1 << 14  # of the states that were loaded last
+_SLOT_BYTES = 1 << 12
+
+_MAX_WORKERS = 1024
+# Passes noted, of which abandoned loaders leave behind some: as many as a slot has room for.
+_MAX_KEPT = 12
+
+
+@dataclass(slots=True)
+class Pass:
+    """One iteration of a plain DataLoader over the dataset, by all its workers.
+
+    Attributes:
+        loader: a number that its workers share.
+        nth: number of the iteration among those of each worker, from 1.
+        epoch: that it reads.
+        workers: number of them.
+        pid: of the one that has begun first.
+        is_resuming: True if they read from the state that was loaded last.
+        joined, read: bits of the workers that have begun, and of those that have read their part to its end.
+    """
+
+    loader: int
+    nth: int
+    epoch: int
+    workers: int
+    pid: int
+    is_resuming: bool = False
+    joined: int = 0
+    read: int = 0
+
+    FORM: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_MAX_WORKERS // 8}s{_MAX_WORKERS // 8}s")
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        bits = (each.to_bytes(_MAX_WORKERS // 8, "little") for each in (self.joined, self.read))
+        numbers = (self.loader, self.nth, self.epoch, self.workers, self.pid, self.is_resuming)
+        return self.FORM.pack(*numbers, *bits)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Pass:
+        """Build from the bytes of `pack`."""
+        loader, nth, epoch, workers, pid, is_resuming, *bits = cls.FORM.unpack(data)
+        joined, read = (int.from_bytes(each, "little") for each in bits)
+        return cls(loader, nth, epoch, workers, pid, is_resuming, joined, read)
+
+    @property
+    def is_read(self) -> bool:
+        """True if all workers have read their parts to the end."""
+        return self.read.bit_count() == self.workers
+
+
+@dataclass(slots=True)
+class Count:
+    """What a trainer and its workers count.
+
+    Attributes:
+        next: the epoch that an iteration reads if none is set.
+        chosen: the epoch that is set, which every iteration reads; -1 if none is.
+        loads: number of states that were loaded.
+        is_resumed: True once an iteration reads from the state that was loaded last.
+        workers: number of workers of the last iteration; 0 if it was begun without.
+        is_explained: True once it was logged that samples are not counted.
+        passes: of plain DataLoaders, those that have begun; last the latest.
+    """
+
+    next: int = 0
+    chosen: int = -1
+    loads: int = 0
+    is_resumed: bool = False
+    workers: int = 0
+    is_explained: bool = False
+    passes: list[Pass] = field(default_factory=list)
+
+    FORM: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        kept = self.passes[-_MAX_KEPT:]
+        numbers = (self.next, self.chosen, self.loads, self.is_resumed, self.workers, self.is_explained)
+        return self.FORM.pack(*numbers, len(kept)) + b"".join(each.pack() for each in kept)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Count:
+        """Build from the bytes of `pack`."""
+        next_epoch, chosen, loads, is_resumed, workers, is_explained, kept = cls.FORM.unpack_from(data)
+        starts = (cls.FORM.size + number * Pass.FORM.size for number in range(kept))
+        passes = [Pass.unpack(data[start : start + Pass.FORM.size]) for start in starts]
+        return cls(next_epoch, chosen, loads, is_resumed, workers, is_explained, passes)
+
+
+class EpochCounter:
+    """A count that is shared by the process that created it and the DataLoader workers that it starts.
+
+    Any other process that receives it by fork or spawn is a trainer in its own right: it has a count of its own, which
+    begins as it was when the process was started. A copy pickled for any other purpose begins with the current count.
+
+    It lives in a memfd, an unnamed file that vanishes with the last process that holds it, however that process ends.
+    Threads and processes may read and change it at any time, and may be killed while doing so.
+
+    Args:
+        in_worker: returns True in a DataLoader worker (`bool()` is False); it is pickled with the counter.
+    """
+
+    def __init__(self, count: Count | None = None, in_worker: Callable[[], bool] = bool) -> None:
+        self._in_worker = in_worker
+        self._fds: dict[int, int] = {}  # by pid of a trainer; the last is this process's, or that of its trainer
+        first = count or Count()
+        self._hold(_filled(first), os.getpid(), first)
+
+    def __repr__(self) -> str:
+        return f"EpochCounter({self.read()!r})"
+
+    def _hold(self, fd: int, trainer_pid: int, at_start: Count) -> None:
+        self._at_start = at_start
+        if self._fds.setdefault(trainer_pid, fd) == fd:
+            weakref.finalize(self, os.close, fd)
+            _ALL.add(self)
+        else:
+            os.close(fd)  # another thread was first
+
+    def _here(self) -> int:
+        """Return the descriptor of this process's count."""
+        trainer_pid, fd = list(self._fds.items())[-1]
+        if trainer_pid == os.getpid() or self._in_worker():
+            return fd
+        self._hold(_filled(self._at_start), os.getpid(), self._at_start)
+        return self._fds[os.getpid()]
+
+    def read(self) -> Count:
+        """Return the present count."""
+        fd = self._here()
+        with held(fd, _COUNTING):
+            return _read(fd)
+
+    @contextmanager
+    def change(self) -> Iterator[Count]:
+        """Lend the count for changes, exclusively."""
+        fd = self._here()
+        with held(fd, _COUNTING):
+            count = _read(fd)
+            yield count
+            _write(fd, count)
+
+    def hold_loaded(self, states: bytes) -> None:
+        """Hold the states that were loaded last, for workers that run already. `Count.loads` is to be raised after."""
+        fd = self._here()
+        with held(fd, _COUNTING):
+            os.ftruncate(fd, _LOADED_AT)
+            os.pwrite(fd, states, _LOADED_AT)
+
+    def loaded(self) -> bytes:
+        """Return the states that were loaded last; b"" if none were since this process was started."""
+        fd = self._here()
+        with held(fd, _COUNTING):
+            return os.pread(fd, max(0, os.fstat(fd).st_size - _LOADED_AT), _LOADED_AT)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Admit one thread or process at a time, for any length of time; others may still read and change."""
+        with held(self._here(), _BEGINNING):
+            yield
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            return EpochCounter, (self.read(), self._in_worker)
+        count = self.read()
+        trainer_pid, fd = list(self._fds.items())[-1]
+        return _attach, (DupFd(fd), trainer_pid, count, self._in_worker)
+
+
+def _attach(duplicate: Any, trainer_pid: int, at_start: Count, in_worker: Callable[[], bool]) -> EpochCounter:
+    counter = EpochCounter.__new__(EpochCounter)
+    counter._in_worker = in_worker
+    counter._fds = {}
+    counter._hold(duplicate.detach(), trainer_pid, at_start)
+    return counter
+
+
+def _prepare_fork() -> None:
+    """Keep the present counts for a child that is about to be forked."""
+    for counter in list(_ALL):
+        counter._at_start = counter.read()
+
+
+_ALL: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
+os.register_at_fork(before=_prepare_fork)  # in the parent, so that no later change reaches a forked trainer
+
+
+def _filled(count: Count) -> int:
+    fd = os.memfd_create("shardcache-epochs")
+    _write(fd, count)
+    return fd
+
+
+def _write(fd: int, count: Count) -> None:
+    slot = 1 - _slot(fd)
+    os.pwrite(fd, count.pack(), _SLOTS_AT[slot])
+    os.pwrite(fd, bytes([slot]), 0)
+
+
+def _read(fd: int) -> Count:
+    return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOTS_AT[_slot(fd)]))
+
+
+def _slot(fd: int) -> int:
+    return (os.pread(fd, 1, 0) or b"\0")[0]

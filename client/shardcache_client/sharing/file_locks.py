@@ -1,0 +1,59 @@
+"""Locks on single bytes of files, which exclude processes and threads, and end with their process however it ends."""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardcache.errors import ConfigError
+
+_FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
+
+# These locks belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude threads of one process,
+# and are dropped when any descriptor of the file is closed.
+
+
+def reopened(fd: int) -> int:
+    """Return a descriptor with its own open file description, as forked processes share that of the original."""
+    # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not exist.
+    try:
+        own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError as exn:
+        raise _no_proc() from exn
+    if os.path.sameopenfile(own_fd, fd):
+        return own_fd
+    os.close(own_fd)
+    raise _no_proc()
+
+
+def _no_proc() -> ConfigError:
+    return ConfigError(
+        "/proc/self/fd does not show this process's files, which a loader shares with its workers",
+        remedy="mount -t proc proc /proc; containers have one by default",
+    )
+
+
+def take(fd: int, byte: int) -> bool:
+    """Lock a byte unless another open file description holds it; return True on success."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError as exn:
+        if exn.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def held(fd: int, byte: int) -> Iterator[None]:
+    """Hold the lock on a byte, which excludes other processes and other threads of this one."""
+    own = reopened(fd)
+    try:
+        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        yield
+    finally:
+        # Unlock explicitly: a child forked by another thread in the meantime shares the open file description.
+        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+        os.close(own)

@@ -1,0 +1,174 @@
+"""Samples whose batches have no numbers: filtered, uncounted, or batched by length. Workers make no difference."""
+
+import json
+from collections.abc import Callable
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardcache_client import Mixture, ShardDataset
+from shardcache_client.lengths import LengthBatches, batch_by_length
+from support.shards.reading import keys_of
+from support.shards.tars import KEYS, Make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+KINDS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 3, "workers": "threads"},
+    {"num_workers": 1},
+    {"num_workers": 3, "persistent_workers": False},
+]
+Kind = dict[str, Any]
+Data = Callable[[], Any]
+"""Makes a dataset anew, as each process of a job would."""
+
+
+def is_kept(sample: dict[str, Any]) -> bool:
+    """Return True for two samples of three."""
+    return int(sample["__key__"]) % 3 > 0
+
+
+def length(sample: dict[str, Any]) -> int:
+    """Return a number between 1 and 17 that the key determines."""
+    return 1 + int(sample["__key__"]) * 7 % 17
+
+
+KEPT = [key for key in KEYS if int(key) % 3]
+
+
+@pytest.fixture(params=["filtered", "uncounted", "by length", "a filtered mixture by length"])
+def data(request: pytest.FixtureRequest, make: Make, folder: Path) -> Data:
+    """Makes the dataset of this kind."""
+    kinds: dict[str, Data] = {
+        "filtered": lambda: make().filter(is_kept),
+        # As one of two ranks that may have other counts.
+        "uncounted": lambda: make(f"file://{folder}/train/*.tar", rank=1, world_size=2, even=None),
+        "by length": lambda: by_length(make()),
+        "a filtered mixture by length": lambda: by_length(mixed(make)),
+    }
+    return kinds[request.param]
+
+
+def by_length(dataset: ShardDataset[Any]) -> LengthBatches[Any]:
+    """Return batches of at most 40 in all."""
+    return batch_by_length(dataset, 40, length, sort_buffer=13, collate=keys_of)
+
+
+def mixed(make: Make) -> Mixture[Any]:
+    """Return a mixture of two parts of the samples, of which a third is left out."""
+    sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
+    return Mixture(sources, {"even": 0.7, "odd": 0.3}).filter(is_kept)
+
+
+def load(dataset: Any, **kind: Any) -> Any:
+    """Return a loader of lists of keys."""
+    options = {} if isinstance(dataset, LengthBatches) else {"collate_fn": keys_of}
+    return dataset.loader(**options, **kind)
+
+
+def saved(loader: Any) -> Any:
+    """Return the state as a checkpoint gives it back."""
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
+    """Two epochs, each of which is another order."""
+    alone, others = load(data(), num_workers=0), load(data(), **kind)
+    first = [list(alone), list(alone)]
+    assert [list(others), list(others)] == first
+    assert first[0] != first[1]
+
+
+@pytest.mark.parametrize("before", KINDS)
+@pytest.mark.parametrize("after", KINDS)
+def test_any_workers_resume_from_the_state_of_any(data: Data, before: Kind, after: Kind) -> None:
+    """With the very next batch, after each number of batches; the state says nothing of workers."""
+    whole = list(load(data(), num_workers=0))
+    loader = load(data(), **before)
+    taken = list(islice(loader, 4))
+    state = saved(loader)
+    assert len(json.dumps(state)) < 400
+    resumed = load(data(), **after)
+    resumed.load_state_dict(state)
+    assert taken + list(resumed) == whole
+
+
+def test_each_batch_is_followed_by_the_next(data: Data) -> None:
+    """Whichever was the last that the state knows of."""
+    whole = list(load(data(), num_workers=0))
+    for batches in range(len(whole) + 1):
+        loader = load(data(), num_workers=0)
+        iterator = iter(loader)
+        assert list(islice(iterator, batches)) == whole[:batches]
+        resumed = load(data(), num_workers=2, workers="threads")
+        resumed.load_state_dict(saved(loader))
+        rest = list(resumed) if batches < len(whole) or resumed.epoch == 0 else []
+        assert whole[:batches] + rest == whole
+
+
+def test_plain_loader_resumes_with_the_very_next_batch(data: Data) -> None:
+    """Its workers are readers of their own, so that other numbers of workers read in another order."""
+
+    def stateful() -> Any:
+        loaded = data()
+        if isinstance(loaded, LengthBatches):
+            return StatefulDataLoader(loaded, None, num_workers=2)
+        return StatefulDataLoader(loaded, 4, num_workers=2, collate_fn=keys_of)
+
+    whole = list(stateful())
+    loader = stateful()
+    taken = list(islice(loader, 5))
+    resumed = stateful()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert taken + list(resumed) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_each_sample_of_a_filter_comes_once(make: Make, workers: int) -> None:
+    """By a plain DataLoader of any number of workers, and on other ranks after a part of the epoch."""
+    loader = DataLoader(make().filter(is_kept), 4, num_workers=workers, collate_fn=keys_of)
+    assert sorted(chain(*loader)) == KEPT
+
+
+def test_rest_of_a_filtered_epoch_is_read_by_other_ranks(make: Make) -> None:
+    """Given the states of all, which came differently far; then by others again."""
+    taken: list[str] = []
+    states: list[Any] = []
+    for ranks, batches in ((2, 1), (3, 0), (1, 1), (2, 100)):
+        following = []
+        for rank in range(ranks):
+            loader = load(make(even=None, rank=rank, world_size=ranks).filter(is_kept), num_workers=0)
+            if states:
+                loader.load_state_dict(states)
+            iterator = iter(loader)
+            taken += chain(*islice(iterator, batches + rank % 2))
+            following.append(saved(loader))
+        states = following
+    assert sorted(taken) == KEPT
+
+
+def test_filter_can_be_added_and_removed_in_an_epoch(make: Make) -> None:
+    """A state says which places were passed, whatever was left out of them."""
+    loader = load(make(), num_workers=0)
+    taken = list(chain(*islice(iter(loader), 5)))
+    filtered = load(make().filter(is_kept), num_workers=0)
+    filtered.load_state_dict(saved(loader))
+    iterator = iter(filtered)
+    kept = list(chain(*islice(iterator, 3)))
+    whole = load(make(), num_workers=0)
+    whole.load_state_dict(saved(filtered))
+    rest = list(chain(*whole))
+    order = list(chain(*load(make(), num_workers=0)))
+    assert taken == order[: len(taken)]
+    passed = len(order) - len(rest)
+    assert rest == order[passed:]
+    assert kept == [key for key in order[len(taken) : passed] if key in KEPT]
