@@ -28,7 +28,7 @@ from shardcache.protocol import socket_path
 from shardcache.server.app import Listener, listening, serving
 from shardcache.server.connections import ActivatedSockets, Limits, listening_at, raise_open_files
 from shardcache.server.lifecycle import Drain, ServiceNotifier, liveness, predecessor_gone
-from shardcache.store.indexers import Indexers
+from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.units import duration, size
 

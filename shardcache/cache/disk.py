@@ -13,7 +13,7 @@ import structlog
 from shardcache.cache.residency import Residency
 from shardcache.cache.waits import Signal
 from shardcache.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
-from shardcache.store.folder import is_key
+from shardcache.store.keys import is_key
 from shardcache.store.shard import Shard
 
 log = structlog.get_logger()

@@ -26,10 +26,11 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Json, ShardRef, Wanted
 from shardcache.redact import redact
-from shardcache.store.folder import shard_key
-from shardcache.store.indexers import Indexers
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.store import Store, footprint_bytes
+from shardcache.store.space import footprint_bytes
+from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
 from shardcache.url_names import INDEX_SUFFIX
 

@@ -24,13 +24,14 @@ from shardcache.errors import (
 from shardcache.fetch.download import Downloader, refetch
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.store import partial as partials
-from shardcache.store.folder import PART, SIDECAR, TAR, Leftover, shard_key
-from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import IndexRequest, write_bare
-from shardcache.store.partial import Partial, place_of
+from shardcache.store.folder.folder_contents import Leftover
+from shardcache.store.folder.layout import PART, SIDECAR, TAR
+from shardcache.store.indexing.indexer import IndexRequest, write_bare
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.keys import place_of, shard_key
+from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.store import Reservation, footprint_bytes
+from shardcache.store.space import Reservation, footprint_bytes
 
 log = structlog.get_logger()
 
@@ -145,7 +146,7 @@ class Fetcher:
         except PostponedError:
             gave_way = reservation.size_bytes > adopted_bytes  # others are waiting for exactly this space
             if gave_way:
-                await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=True)
+                await asyncio.to_thread(discard, self._store.layout, key, keep_parts=True)
             raise
         except ShardcacheError as exn:
             exn.url = exn.url or transfer.ref.url  # the disk's errors name none
@@ -157,7 +158,7 @@ class Fetcher:
             if transfer.arriving is not None:
                 transfer.arriving.fail(exn)
             reusable = exn.retryable and not isinstance(exn, ShardChangedError)
-            await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=reusable)
+            await asyncio.to_thread(discard, self._store.layout, key, keep_parts=reusable)
             raise
         finally:
             self._leave_parts(key, reservation, transfer)
@@ -268,7 +269,7 @@ class Fetcher:
             await self._store.add_index(shard, sidecar, facts)
         finally:
             reservation.close()
-            await asyncio.to_thread(partials.discard, layout, shard.key, keep_parts=True)
+            await asyncio.to_thread(discard, layout, shard.key, keep_parts=True)
 
     async def _indexed(self, tar: Path, sidecar: Path, facts: Facts, obj: RemoteObject, claim: KeyClaim) -> Facts:
         """Write the sidecar of a complete tar with its index, and return the facts with the number of samples."""

@@ -17,8 +17,10 @@ import structlog
 from shardcache.cache.waits import Turns
 from shardcache.config import Amount
 from shardcache.errors import CacheError, CapacityError
-from shardcache.store.disk import disk_error, disk_errors, is_exhaustion, replace_file
-from shardcache.store.folder import Layout, is_key
+from shardcache.store.disk.disk_errors import disk_error, disk_errors, is_exhaustion
+from shardcache.store.disk.file_operations import replace_file
+from shardcache.store.folder.layout import Layout
+from shardcache.store.keys import is_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.units import size, user_name

@@ -22,8 +22,7 @@ from shardcache.plan.schedule import Schedule
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shards import Shards
-from shardcache.store.folder import shard_key
-from shardcache.store.partial import place_of
+from shardcache.store.keys import place_of, shard_key
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store
 from shardcache.url_names import is_shard

@@ -13,9 +13,10 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
 from shardcache.metrics import Counters
-from shardcache.store.folder import compare_folder
+from shardcache.store.folder.folder_contents import compare_folder
 from shardcache.store.shard import Shard
-from shardcache.store.store import Space, Store
+from shardcache.store.space import Space
+from shardcache.store.store import Store
 from shardcache.units import size
 
 log = structlog.get_logger()

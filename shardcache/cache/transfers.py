@@ -23,9 +23,9 @@ from shardcache.errors import (
 )
 from shardcache.logs import about
 from shardcache.protocol import ShardRef
-from shardcache.store.folder import shard_key
+from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.store import footprint_bytes
+from shardcache.store.space import footprint_bytes
 
 log = structlog.get_logger()
 

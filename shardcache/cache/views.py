@@ -27,7 +27,7 @@ from shardcache.plan.schedule import Schedule
 from shardcache.plan.timeline import NEVER
 from shardcache.protocol import Json
 from shardcache.redact import HIDDEN, redact
-from shardcache.store.disk import free_bytes
+from shardcache.store.disk.mounts import free_bytes
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
 

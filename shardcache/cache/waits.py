@@ -28,7 +28,7 @@ from shardcache.fetch.scheduler import Priority
 from shardcache.protocol import ShardRef
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard, Unpublished
-from shardcache.store.store import Reservation
+from shardcache.store.space import Reservation
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.shards import Shards
-from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import TokensRequest
+from shardcache.store.indexing.indexer import TokensRequest
+from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.shard import Shard
 from shardcache.tarindex.contents import TokenMember
 from shardcache.units import size

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shardcache.errors import CacheDirError, DaemonError, NoDaemonError, ShardcacheError, from_json
 from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
 from shardcache.protocol import Json
-from shardcache.store.disk import free_bytes, mount_of
+from shardcache.store.disk.mounts import free_bytes, mount_of
 
 if TYPE_CHECKING:
     from shardcache.config import Settings

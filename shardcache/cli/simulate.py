@@ -68,13 +68,13 @@ class Run(SimpleNamespace):
 
     def cached_bytes(self, shard: str) -> int:
         """Return the space that a shard takes in the cache, with its sidecar, of which the index says too little."""
-        from shardcache.store.store import typical_sidecar_bytes
+        from shardcache.store.space import typical_sidecar_bytes
 
         return self.size_bytes(shard) + typical_sidecar_bytes(self.manifest.shards.samples[int(shard)])
 
     def reserved_bytes(self, shard: str) -> int:
         """Return the space that the daemon reserves for a shard before it fetches it."""
-        from shardcache.store.store import footprint_bytes
+        from shardcache.store.space import footprint_bytes
 
         # For an index of many tiny samples, the daemon enlarges the reservation.
         return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))

@@ -28,7 +28,7 @@ from shardcache.cluster.nginx_probe import answer_of
 from shardcache.cluster.tier import MAX_COMMON_NAME, MIB, PEER_NAME, Node, Tier, Tls, Upstream
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.registry import QUESTION
-from shardcache.store.disk import fsync_path
+from shardcache.store.disk.file_operations import fsync_path
 from shardcache.unix_socket import MAX_SOCKET_BYTES, connected
 
 _IDLE_S = 5

@@ -29,7 +29,7 @@ from shardcache.logs import SharedLogger
 from shardcache.metrics import Counters
 from shardcache.origin.base import DIGESTS, MD5, Origin, RemoteObject, digest_of
 from shardcache.redact import redact
-from shardcache.store.disk import disk_error
+from shardcache.store.disk.disk_errors import disk_error
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import ALGORITHMS, PartFileError, PartSums, checksum_function, combined
 from shardcache.transport.workers import Received

@@ -1,7 +1,7 @@
-"""The catalogue: a diskcache database of sample counts, listings and versions, all of which may be lost.
+"""The catalogue: a diskcache database of sample counts, listings and versions.
 
-Sample counts survive the eviction of their shard. Everything here can be rebuilt: the counts of cached shards from
-their sidecars, the rest from the origin.
+Sample counts survive the eviction of their shard. Everything here can be rebuilt: the counts of
+cached shards from their sidecars, the rest from the origin.
 """
 
 import asyncio
@@ -25,7 +25,15 @@ log = structlog.get_logger()
 _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
-# What a row raises that has been damaged, and what diskcache does with a database in which anything may be.
+_PRAGMAS = (
+    "locking_mode = EXCLUSIVE",
+    "mmap_size = 0",
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+)
+
+# What a row raises that has been damaged, and what diskcache does with a database in which anything
+# may be.
 _DAMAGED = (
     pickle.UnpicklingError,
     zlib.error,
@@ -37,7 +45,8 @@ _DAMAGED = (
     RecursionError,
 )
 _FAILURES = (*_DAMAGED, sqlite3.Error, diskcache.Timeout, OSError)
-# Primary result codes that indicate a problem with the disk, the process or concurrent access, not a damaged database.
+# Primary result codes that indicate a problem with the disk, the process or concurrent access, not
+# a damaged database.
 _NO_DAMAGE = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_FULL,
@@ -52,7 +61,7 @@ Parse = Callable[[Any], Any]
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
-    """JSONDisk that refuses pickled rows, which could execute code, no matter who wrote them to the database."""
+    """JSONDisk that refuses pickled rows, which could execute code, whoever wrote them."""
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
         """Return the JSON value of a row."""
@@ -61,7 +70,7 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
         return super().fetch(mode, filename, value, read)
 
     def put(self, key: object) -> tuple[str, bool]:
-        """Return a key as stored in a row: uncompressed JSON, since keys are too short for compression to pay."""
+        """Return a key as stored in a row: JSON, too short for compression to pay."""
         return json.dumps(key), True
 
     def get(self, key: str, raw: bool) -> Any:
@@ -74,39 +83,54 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 class _Database(diskcache.Cache):  # type: ignore[misc]
     """A diskcache for one process and one thread at a time, without memory-mapped files.
 
-    If a mapped file were truncated, the daemon would die of SIGBUS. With exclusive locking, SQLite needs no shared
-    memory for its write-ahead log; but that has to be set before the first access, hence the override of a private
-    property. diskcache's own settings allow only a rollback journal instead: 4.6 ms per row instead of 0.04, and 290 ms
-    instead of 60 to open a new folder (medians, ext4 on a shared virtual disk). It reads one row at a time: 3.4 s for
-    a manifest of 100,000 shards, instead of 1.0 s by one statement.
+    If a mapped file were truncated, the daemon would die of SIGBUS. With exclusive locking, SQLite
+    needs no shared memory for its write-ahead log; but that has to be set before the first access,
+    hence the override of a private property. diskcache's own settings allow only a rollback journal
+    instead: 4.6 ms per row instead of 0.04, and 290 ms instead of 60 to open a new folder (medians,
+    ext4 on a shared virtual disk). It reads one row at a time: 3.4 s for a manifest of 100,000
+    shards, instead of 1.0 s by one statement.
     """
 
     def __init__(self, folder: Path) -> None:
-        settings = {"eviction_policy": "none", "cull_limit": 0, "tag_index": False, "sqlite_mmap_size": 0}
+        settings = {
+            "eviction_policy": "none",
+            "cull_limit": 0,
+            "tag_index": False,
+            "sqlite_mmap_size": 0,
+        }
         super().__init__(str(folder), disk=PicklelessDisk, **settings)
 
     @property
     def _con(self) -> sqlite3.Connection:
         con: sqlite3.Connection | None = getattr(self._local, "con", None)
         if con is None:
-            path = Path(self._directory) / diskcache.core.DBNAME
-            con = self._local.con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
-            for pragma in ("locking_mode = EXCLUSIVE", "mmap_size = 0", "journal_mode = WAL", "synchronous = NORMAL"):
-                con.execute(f"PRAGMA {pragma}").fetchall()
-            # diskcache sets attributes and pragmas by what is stored here, which may be damaged: it gets the defaults.
-            with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
-                con.execute("DELETE FROM Settings")
+            con = self._open_connection()
+            self._local.con = con
+        return con
+
+    def _open_connection(self) -> sqlite3.Connection:
+        path = Path(self._directory) / diskcache.core.DBNAME
+        con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
+        for pragma in _PRAGMAS:
+            con.execute(f"PRAGMA {pragma}").fetchall()
+        # diskcache sets attributes and pragmas by what is stored here, which may be damaged: it
+        # gets the defaults.
+        with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
+            con.execute("DELETE FROM Settings")
         return con
 
     def get_rows(self, keys: Sequence[Sequence[str]], parse: Parse) -> tuple[list[Any], list[str]]:
-        """Return what `parse` makes of the values of many rows, None for those that do not exist or are damaged.
+        """Read many rows.
 
-        Also returns the keys of the damaged ones.
+        Returns:
+            what `parse` makes of each row's value, None for those that do not exist or are
+            damaged; and the keys of the damaged ones, as stored.
         """
         names = [json.dumps(list(key)) for key in keys]
         found: dict[str, Any] = {}
         damaged: list[str] = []
-        for name, mode, filename, value in self._sql(_SELECT, [json.dumps(names)]).fetchall():
+        rows = self._sql(_SELECT, [json.dumps(names)]).fetchall()
+        for name, mode, filename, value in rows:
             try:
                 found[name] = parse(self.disk.fetch(mode, filename, value, False))
             except (*_DAMAGED, FileNotFoundError) as exn:  # a large value has a file of its own
@@ -122,7 +146,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
     def count_rows(self, kind: str) -> int:
         """Return the number of rows of a kind."""
         begin = json.dumps([kind]).removesuffix("]")
-        return int(self._sql(_COUNT, [begin, begin]).fetchall()[0][0])
+        [[count]] = self._sql(_COUNT, [begin, begin]).fetchall()
+        return int(count)
 
 
 def _unchanged(value: Any) -> Any:
@@ -130,25 +155,25 @@ def _unchanged(value: Any) -> Any:
 
 
 class Catalogue:
-    """JSON rows under (kind, …) keys, accessed in one thread; empty if the disk does not allow a database."""
+    """JSON rows under (kind, …) keys, accessed in one thread.
+
+    It stays empty if the disk does not allow a database.
+
+    Attributes:
+        losses: how often damaged rows, or all of them, were dropped.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
         self._folder = folder
         self._database: _Database | None = None
-        self.losses = 0  # number of times that damaged rows, or all of them, were dropped
+        self.losses = 0
         self._thread = ThreadPoolExecutor(1, "catalogue")
         self._thread.submit(self._open).result()
 
     def reopen(self) -> None:
-        """Open a new database if there is none, or the old one disappeared with its folder. Blocks."""
-
-        def renew() -> None:
-            if self._database is None or not (self._folder / diskcache.core.DBNAME).exists():
-                self._disconnect()
-                self._open()
-
-        self._thread.submit(renew).result()
+        """Open a new database if there is none, or the old one is gone with its folder. Blocks."""
+        self._thread.submit(self._reopen).result()
 
     def close(self) -> None:
         """Close the database after pending calls have finished. Blocks."""
@@ -156,11 +181,12 @@ class Catalogue:
         self._thread.shutdown()
 
     async def get(self, *key: str, parse: Parse = _unchanged) -> Any:
-        """Return what `parse` makes of a row's value, or None if there is no such row, or it was damaged."""
-        return (await self.get_many([key], parse))[0]
+        """Return what `parse` makes of a row's value; None for a missing or damaged row."""
+        [value] = await self.get_many([key], parse)
+        return value
 
     async def get_many(self, keys: Sequence[Sequence[str]], parse: Parse = _unchanged) -> list[Any]:
-        """Return what `parse` makes of the values of many rows, None for those that do not exist or were damaged."""
+        """Return what `get` does, for many rows."""
 
         def read(database: _Database) -> list[Any]:
             values, damaged = database.get_rows(keys, parse)
@@ -190,21 +216,28 @@ class Catalogue:
         await self._in_thread(add)
 
     async def _in_thread(self, call: Callable[[_Database], Any]) -> Any:
-        def guarded() -> Any:
-            if self._database is None:
-                return None
-            try:
-                return call(self._database)
-            except _FAILURES as exn:
-                # A lost row costs a listing; an error for the reader would cost a training run.
-                log.warning("catalogue row lost", cause=str(exn))
-                if _is_damage(exn):
-                    self._renew(exn)
-                return None
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._guarded, call)
 
     # In the thread
+
+    def _guarded(self, call: Callable[[_Database], Any]) -> Any:
+        """Return what `call` does; None without a database, or if it fails."""
+        if self._database is None:
+            return None
+        try:
+            return call(self._database)
+        except _FAILURES as exn:
+            # A lost row costs a listing; an error for the reader would cost a training run.
+            log.warning("catalogue row lost", cause=str(exn))
+            if _is_damage(exn):
+                self._renew(exn)
+            return None
+
+    def _reopen(self) -> None:
+        if self._database is None or not (self._folder / diskcache.core.DBNAME).exists():
+            self._disconnect()
+            self._open()
 
     def _open(self) -> None:
         try:
@@ -213,13 +246,17 @@ class Catalogue:
             if _is_damage(exn):
                 self._renew(exn)
             else:
-                log.warning("catalogue unusable; continuing without it", folder=str(self._folder), cause=str(exn))
+                log.warning(
+                    "catalogue unusable; continuing without it",
+                    folder=str(self._folder),
+                    cause=str(exn),
+                )
 
     def _connect(self) -> None:
         # Folder and database are the daemon's alone: it has every url.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / diskcache.core.DBNAME
-        with contextlib.suppress(OSError):  # a disk that cannot be written, or another's file system
+        with contextlib.suppress(OSError):  # the disk cannot be written, or is another's
             self._folder.chmod(0o700)
             file.touch(0o600)
             file.chmod(0o600)  # SQLite gives its log the same mode
@@ -228,13 +265,18 @@ class Catalogue:
         self._database = database
 
     def _disconnect(self) -> None:
-        database, self._database = self._database, None
+        database = self._database
+        self._database = None
         if database is not None:
             with contextlib.suppress(sqlite3.Error):
                 database.close()
 
     def _renew(self, cause: Exception) -> None:
-        log.warning("catalogue damaged; creating a new one", folder=str(self._folder), cause=str(cause))
+        log.warning(
+            "catalogue damaged; creating a new one",
+            folder=str(self._folder),
+            cause=str(cause),
+        )
         self.losses += 1
         self._disconnect()
         aside = self._folder.with_name(f"{self._folder.name}.damaged")
@@ -245,7 +287,11 @@ class Catalogue:
             self._connect()
             _remove(aside)
         except _FAILURES as exn:  # the disk is at fault: the old catalogue may be intact
-            log.warning("cannot create catalogue; continuing without it", folder=str(self._folder), cause=str(exn))
+            log.warning(
+                "cannot create catalogue; continuing without it",
+                folder=str(self._folder),
+                cause=str(exn),
+            )
             with contextlib.suppress(OSError):
                 if aside.exists():
                     _remove(self._folder)
@@ -255,8 +301,11 @@ class Catalogue:
 def _is_damage(exn: Exception) -> bool:
     """Return True if the error means that the database is damaged, so that a new one would help."""
     code = getattr(exn, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return _can_open()
     if code is not None:
-        return code & 0xFF not in _NO_DAMAGE and (code != sqlite3.SQLITE_CANTOPEN or _can_open())
+        primary_code = code & 0xFF
+        return primary_code not in _NO_DAMAGE
     return isinstance(exn, (*_DAMAGED, sqlite3.Error, NotADirectoryError, FileExistsError))
 
 

@@ -1,20 +1,12 @@
-"""A published shard, the facts in its sidecar, and the verification of its bytes against them."""
+"""A published shard, and the facts in its sidecar."""
 
-import errno
-import mmap
-import os
-import stat
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardcache.errors import CorruptShardError
-from shardcache.store.disk import damage_errors
-from shardcache.tarindex.tables import TarIndex
-from shardcache.transport.parts import crc32c
 
 FORMAT = 1
-BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +19,7 @@ class Facts:
     origin_bytes: int  # size in the origin; differs if the shard is compressed there
     part_bytes: int  # size of the piece that one checksum covers
     part_crcs: tuple[int, ...]  # CRC32C of each piece of the tar, in order
-    samples: int | None  # None for a plain file, and for a tar that was fetched as one and is not indexed yet
+    samples: int | None  # None for a file, and for a tar fetched as one and not indexed yet
 
     def to_json(self) -> dict[str, Any]:
         """Return the sidecar's header."""
@@ -35,13 +27,24 @@ class Facts:
 
     @classmethod
     def from_json(cls, header: dict[str, Any]) -> "Facts":
-        """Build from a sidecar's header. Raises KeyError, TypeError or ValueError if it is malformed."""
+        """Build from a sidecar's header.
+
+        Raises KeyError, TypeError or ValueError if it is malformed.
+        """
         if header["format"] != FORMAT:
-            raise ValueError(f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}")
-        size_bytes, origin_bytes, part_bytes = (int(header[f"{what}_bytes"]) for what in ("size", "origin", "part"))
-        crcs, samples = tuple(map(int, header["part_crcs"])), header["samples"]
-        samples = None if samples is None else int(samples)
-        return cls(str(header["url"]), str(header["version"]), size_bytes, origin_bytes, part_bytes, crcs, samples)
+            raise ValueError(
+                f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}",
+            )
+        samples = header["samples"]
+        return cls(
+            url=str(header["url"]),
+            version=str(header["version"]),
+            size_bytes=int(header["size_bytes"]),
+            origin_bytes=int(header["origin_bytes"]),
+            part_bytes=int(header["part_bytes"]),
+            part_crcs=tuple(map(int, header["part_crcs"])),
+            samples=None if samples is None else int(samples),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ class Unpublished:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One published tar or file with its sidecar. The cache's `Residency` alone writes `leases` and `pinned`."""
+    """One published tar or file with its sidecar.
+
+    The cache's `Residency` alone writes `leases` and `pinned`.
+    """
 
     key: str
     size_bytes: int
@@ -67,7 +73,8 @@ class Shard:
     used_at_s: float  # end of its last use, in seconds since the Unix epoch
     leases: int = 0
     pinned: bool = False
-    facts: Facts | None = None  # its sidecar's header; None after a restart, until it is first needed
+    # Its sidecar's header; None after a restart, until it is first needed
+    facts: Facts | None = None
     damage: CorruptShardError | None = None  # found in it; readers may still hold leases on it
     suspicion: str = ""  # damage that a reader reported, until it is checked
 
@@ -80,107 +87,3 @@ class Shard:
     def kept_bytes(self) -> int:
         """Size on disk of tar and sidecar together."""
         return self.size_bytes + self.sidecar_bytes
-
-
-def check_index(sidecar: Path, facts: Facts) -> None:
-    """Raise CorruptShardError if a sidecar is damaged, unreadable or of other facts. Blocks.
-
-    Raises FileNotFoundError, ExhaustedError.
-    """
-    with damage_errors(sidecar, facts.url):
-        index = TarIndex.open(sidecar)
-    header = index.header
-    index.close()
-    try:
-        found = Facts.from_json(header)
-    except (KeyError, TypeError, ValueError, OverflowError) as exn:
-        raise CorruptShardError(f"the sidecar {sidecar} cannot be read ({exn})", url=facts.url) from exn
-    if replace(found, samples=facts.samples) != facts:  # a file may have been indexed since
-        raise CorruptShardError(f"the sidecar {sidecar} is of another shard", url=facts.url)
-
-
-class Scrub:
-    """The verification of one shard, in steps that each block for the time of one block's read. Without a sidecar, of
-    its tar alone.
-
-    The file is open only during a step, so that the shard can be evicted between steps. It is read with O_DIRECT: what
-    is on the disk rather than in memory, and without adding pages to the page cache or evicting any.
-    """
-
-    def __init__(self, tar: Path, sidecar: Path | None, facts: Facts) -> None:
-        self.read_bytes = 0
-        self._tar = tar
-        self._sidecar = sidecar
-        self._facts = facts
-        self._crc = 0
-
-    def run(self) -> None:
-        """Verify the whole shard. Blocks, and raises as `step` does."""
-        while self.step():
-            pass
-
-    def step(self) -> int:
-        """Verify the next block and return its size in bytes; 0 after the last.
-
-        Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or unreadable;
-        FileNotFoundError if the shard is gone; ExhaustedError.
-        """
-        if not self.read_bytes:
-            self._check_form()
-        wanted_bytes = self._block_bytes()
-        if not wanted_bytes:
-            return 0
-        with damage_errors(self._tar, self._facts.url):
-            block = _read(self._tar, self.read_bytes, wanted_bytes)
-        if len(block) < wanted_bytes:
-            raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
-        self._crc = crc32c(block, self._crc)
-        self.read_bytes += wanted_bytes
-        self._check_piece()
-        return wanted_bytes
-
-    def _check_form(self) -> None:
-        """Check the sidecar, and what readers check of the tar."""
-        if self._sidecar is not None:
-            check_index(self._sidecar, self._facts)
-        with damage_errors(self._tar, self._facts.url):
-            found = self._tar.lstat()
-        if not stat.S_ISREG(found.st_mode):
-            raise self._damaged("is not a plain file")
-        if found.st_size > self._facts.size_bytes:
-            raise self._damaged(f"has {found.st_size} bytes instead of {self._facts.size_bytes}")
-
-    def _check_piece(self) -> None:
-        number, past_bytes = divmod(self.read_bytes - 1, self._facts.part_bytes)
-        if past_bytes + 1 < self._facts.part_bytes and self.read_bytes < self._facts.size_bytes:
-            return  # the piece is not complete yet
-        if self._crc != self._facts.part_crcs[number]:
-            raise self._damaged(f"is damaged near byte {number * self._facts.part_bytes}")
-        self._crc = 0
-
-    def _block_bytes(self) -> int:
-        """Return the size of the next block, which never crosses the end of a piece."""
-        left_bytes = self._facts.part_bytes - self.read_bytes % self._facts.part_bytes
-        return min(BLOCK_BYTES, left_bytes, self._facts.size_bytes - self.read_bytes)
-
-    def _damaged(self, what: str) -> CorruptShardError:
-        return CorruptShardError(f"the cached file {self._tar} {what}", url=self._facts.url)
-
-
-def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
-    """Return `size_bytes` of a file, or less at its end. `offset` is a multiple of the disk's block size."""
-    try:
-        return _pread(path, os.O_DIRECT, offset, size_bytes)
-    except OSError as exn:
-        if exn.errno != errno.EINVAL:
-            raise
-    return _pread(path, 0, offset, size_bytes)  # a filesystem without O_DIRECT, or with larger blocks
-
-
-def _pread(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
-    buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]
-    finally:
-        os.close(fd)

@@ -18,8 +18,8 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import Json
-from shardcache.store.indexers import HelperProcess
-from shardcache.store.indexing import end_with_parent, requests, send_answer
+from shardcache.store.indexing.helper_process import HelperProcess
+from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume

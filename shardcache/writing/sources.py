@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 from shardcache.errors import ConfigError, InputError, ShardError, did_you_mean
 from shardcache.protocol import Json
-from shardcache.store.partial import Codec, codec_errors
+from shardcache.store.codecs import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER, is_of_macos, split_name
 from shardcache.writing.merged_names import RareWords, numbers_apart
 from shardcache.writing.shards import Sample, checked, member_bytes, tar_bytes, utf8

@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 
 from campaign.harness import Result, Row, scaled
-from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, is_key
+from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
+from shardcache.store.keys import is_key
 from shardcache_client.daemon.connection import HandshakeError
 from support.disks.shim import CHANGES, HAS_CC, Action, Op, Shim, read_log
 from support.programs.daemon import Daemon, eventually

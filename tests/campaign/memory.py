@@ -14,7 +14,7 @@ from typing import Any
 
 from campaign.harness import Result, Row, scaled
 from shardcache.shardlist import MAX_SHARDS
-from shardcache.store.partial import Codec
+from shardcache.store.codecs import Codec
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.programs.raw_session import RawSession

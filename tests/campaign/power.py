@@ -21,7 +21,8 @@ from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, S
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.base import RemoteObject
-from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, shard_key
+from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
+from shardcache.store.keys import shard_key
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store

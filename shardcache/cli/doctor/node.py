@@ -18,8 +18,9 @@ from shardcache.errors import DaemonError
 from shardcache.private import tool_socket
 from shardcache.protocol import SOCKET_ENV
 from shardcache.server.connections import own_files
-from shardcache.store.disk import mount_of, other_writers
-from shardcache.store.folder import Layout
+from shardcache.store.disk.mounts import mount_of
+from shardcache.store.folder.layout import Layout
+from shardcache.store.folder.permissions import other_writers
 from shardcache.units import duration, group_name, size, user_name
 from shardcache.unix_socket import MAX_SOCKET_BYTES
 

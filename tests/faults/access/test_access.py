@@ -17,7 +17,8 @@ from shardcache.access import AllowList, AllowRule
 from shardcache.config import OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins
-from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, is_key, shard_key
+from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
+from shardcache.store.keys import is_key, shard_key
 from shardcache_client import ShardDataset
 from support.network.lead import lead
 from support.programs.cli import shardcache

@@ -18,7 +18,7 @@ from shardcache.access import checked, join, store_of
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.listing import expand_braces, glob_regex
-from shardcache.store.folder import JOURNAL, Layout
+from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states
 

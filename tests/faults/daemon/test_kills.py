@@ -15,7 +15,7 @@ import pytest
 from campaign import kills, power
 from campaign.harness import Result, Row, rows
 from campaign.kills import FLAGS, GONE, Ground, audit, fetch, look
-from shardcache.store.folder import PART
+from shardcache.store.folder.layout import PART
 from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import transport_workers
@@ -102,8 +102,8 @@ def _is_read(fifo: Path, writers: list[int]) -> bool:
 
 PARENT = """
 import asyncio, pathlib, sys
-from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import IndexRequest
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.indexing.indexer import IndexRequest
 
 async def main():
     folder, indexers = pathlib.Path(sys.argv[1]), Indexers(1)

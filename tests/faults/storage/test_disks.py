@@ -20,8 +20,9 @@ from campaign.harness import Row, rows
 from shardcache.cache.disk import Health
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.disk import disk_errors
-from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.store.folder.cache_folder import CacheFolder
+from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex.tables import Samples, write
 from shardcache_client import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount

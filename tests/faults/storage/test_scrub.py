@@ -12,9 +12,10 @@ import pytest
 from campaign.disks import SAMPLES, CacheRig, flip
 from shardcache.cache.disk import Health, Scrubber, ScrubProgress
 from shardcache.errors import CorruptShardError
-from shardcache.store.folder import Layout
-from shardcache.store.shard import Scrub, Shard
+from shardcache.store.folder.layout import Layout
+from shardcache.store.shard import Shard
 from shardcache.store.store import Store
+from shardcache.store.verification import Scrub
 from shardcache_client import ShardDataset
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S

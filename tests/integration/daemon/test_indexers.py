@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import NotATarError
-from shardcache.store import indexing
-from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import IndexRequest
+from shardcache.store.indexing import indexer
+from shardcache.store.indexing.indexer import IndexRequest
+from shardcache.store.indexing.indexers import Indexers
 from support.programs.daemon import eventually
 from support.programs.processes import running
 from support.shards.tars import make_tar, random_samples
@@ -35,7 +35,7 @@ async def pair() -> AsyncIterator[Indexers]:
 
 def processes() -> set[int]:
     """Return the indexing processes of this one, some of which other tests may have left."""
-    return running(os.getpid(), indexing.__name__)
+    return running(os.getpid(), indexer.__name__)
 
 
 def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:

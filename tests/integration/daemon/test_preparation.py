@@ -15,7 +15,7 @@ from support.programs.guard import GUARD_S
 from support.programs.processes import running, transport_workers, wait_until_ended
 from support.shards.tars import write_shards
 
-INDEXER = "shardcache.store.indexing"
+INDEXER = "shardcache.store.indexing.indexer"
 SHARDS, SAMPLES = 2, 3
 
 

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, Finding
 from shardcache.cli.main import app
-from shardcache.store.folder import CacheFolder, Layout
+from shardcache.store.folder.cache_folder import CacheFolder
+from shardcache.store.folder.layout import Layout
 from support.disks.mounts import Tmpfs, may_mount
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import clean_environment

@@ -15,7 +15,7 @@ from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
-from shardcache.store.folder import shard_key
+from shardcache.store.keys import shard_key
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession

@@ -21,7 +21,7 @@ from shardcache.fetch.reads import Coming
 from shardcache.fetch.scheduler import WAITING, Priority
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.store.folder import shard_key
+from shardcache.store.keys import shard_key
 from shardcache.store.partial import Partial, discard
 from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Flow

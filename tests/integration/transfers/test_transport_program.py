@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError
-from shardcache.store.indexing import TokensRequest
+from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.transport import descriptors
 from shardcache.transport.messages import Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import Parts
@@ -30,7 +30,7 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 from support.stores.mischief import Ending
 
-FETCHING, INDEXING = "shardcache.transport.worker", "shardcache.store.indexing"
+FETCHING, INDEXING = "shardcache.transport.worker", "shardcache.store.indexing.indexer"
 IDLE = {FETCHING: 2, INDEXING: 1}
 DATA = bytes(range(256)) * 4096
 FIRST, SECOND = 1000, 300_000

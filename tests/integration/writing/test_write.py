@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardcache.cli.common import FAILED, USAGE
-from shardcache.store.partial import zstd
+from shardcache.store.codecs import zstd
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import key_of
 from shardcache_client import ShardDataset

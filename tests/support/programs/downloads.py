@@ -9,7 +9,7 @@ from shardcache.fetch.scheduler import Priority
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.store.folder import Layout
+from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
 
 PART = 64 * 1024

@@ -16,8 +16,9 @@ from shardcache.cache.waits import Turns
 from shardcache.config import Amount
 from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
-from shardcache.store.folder import SIDECAR, TAR, Layout, shard_key
-from shardcache.store.indexing import IndexRequest, index_shard
+from shardcache.store.folder.layout import SIDECAR, TAR, Layout
+from shardcache.store.indexing.indexer import IndexRequest, index_shard
+from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 from shardcache.tarindex import grouping, tables

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcache.store.partial import Codec
+from shardcache.store.codecs import Codec
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import write
 from shardcache_client import ShardDataset

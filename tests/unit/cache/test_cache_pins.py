@@ -9,7 +9,8 @@ import pytest
 from shardcache.cache.pins import Pin, Pins, read_pins, write_pins
 from shardcache.cache.residency import Residency
 from shardcache.errors import CapacityError, DiskFullError
-from shardcache.store.folder import Layout, shard_key
+from shardcache.store.folder.layout import Layout
+from shardcache.store.keys import shard_key
 from shardcache.store.store import Store
 from support.programs.still_loop import turns
 from support.shards.stores import open_store, publish, residency_of

@@ -20,7 +20,7 @@ from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ProtocolError
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards
-from shardcache.store.folder import shard_key
+from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts
 from support.shards.stores import open_store, publish
 

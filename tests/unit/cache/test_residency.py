@@ -15,7 +15,8 @@ from shardcache.cache.waits import Class, KeyClaim, PostponedError, Transfer, Wa
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
-from shardcache.store.store import Reservation, Space, Store, footprint_bytes
+from shardcache.store.space import Reservation, Space, footprint_bytes
+from shardcache.store.store import Store
 from support.shards.stores import open_store, residency_of
 
 KEYS = [f"key-{number}" for number in range(8)]

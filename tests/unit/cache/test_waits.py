@@ -12,7 +12,7 @@ from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.scheduler import Priority
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import ShardRef
-from shardcache.store.folder import Layout
+from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import PartSums
 

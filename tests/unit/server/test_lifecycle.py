@@ -9,7 +9,7 @@ import pytest
 from shardcache.cache.disk import Health
 from shardcache.config import Amount
 from shardcache.server.lifecycle import Liveness, ServiceNotifier, liveness
-from shardcache.store.folder import CacheFolder
+from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually

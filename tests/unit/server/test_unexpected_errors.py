@@ -19,7 +19,7 @@ from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.server.app import Listener, serving
 from shardcache.server.connections import Limits
-from shardcache.store.indexers import Indexers
+from shardcache.store.indexing.indexers import Indexers
 from support.programs.daemon import UnixConnection
 from support.programs.raw_session import RawSession
 from support.shards.stores import open_store

@@ -21,9 +21,10 @@ from shardcache.errors import (
     UnsupportedShardError,
 )
 from shardcache.origin.base import RemoteObject
-from shardcache.store.folder import Layout
-from shardcache.store.indexing import IndexRequest, index_shard
-from shardcache.store.partial import Codec, Partial, codec_of, inflate
+from shardcache.store.codecs import Codec, codec_of, inflate
+from shardcache.store.folder.layout import Layout
+from shardcache.store.indexing.indexer import IndexRequest, index_shard
+from shardcache.store.partial import Partial
 from shardcache.transport.parts import crc32c, write_parts
 from support.shards.stores import open_store
 from support.shards.tars import make_tar, random_samples, with_window

@@ -20,9 +20,12 @@ from hypothesis.stateful import (
 )
 
 from shardcache.errors import CacheDirError, CacheFormatError, CorruptShardError
-from shardcache.store.disk import Mount, is_open_elsewhere, mount_of
-from shardcache.store.folder import FORMAT, SIDECAR, TAR, Layout, find_shards
-from shardcache.store.store import Reservation, Space, Store
+from shardcache.store.disk.mounts import Mount, mount_of
+from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.folder.folder_contents import find_shards
+from shardcache.store.folder.layout import FORMAT, SIDECAR, TAR, Layout
+from shardcache.store.space import Reservation, Space
+from shardcache.store.store import Store
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CorruptShardError
-from shardcache.store.indexing import IndexRequest, index_shard
+from shardcache.store.indexing.indexer import IndexRequest, index_shard
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import Fault, Samples, TarIndex, key_of, read_header, write
 from support.shards.tars import make_tar, pack, random_samples

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, InputError, SampleError
-from shardcache.store.partial import zstd
+from shardcache.store.codecs import zstd
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.shards import END, Cut, Journal, Sample, ShardNames, Stored, cut, header, resume, sample_of

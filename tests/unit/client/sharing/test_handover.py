@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache.store.disk import is_open_elsewhere
+from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.tarindex.tables import Samples
 from shardcache_client.files import ShardGoneError
 from shardcache_client.sharing.handover import Acks, Buffer, Handover, Loan

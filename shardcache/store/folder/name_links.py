@@ -1,9 +1,9 @@
-"""Names of cached files for libraries that go by a file's suffix: links with the objects' own names.
+"""Links to cached files, with the objects' own names: some libraries go by a file's suffix.
 
 <root>/names/ab/<key>/<name>    a symbolic link to <root>/shards/ab/<key>.tar
 
-A link is made when a reader asks for it, and removed with its shard. It is disposable: where it cannot be made, a file
-is handed out under its key. Everything here blocks: call it in a thread.
+A link is made when a reader asks for it, and removed with its shard. It is disposable: where it
+cannot be made, a file is handed out under its key. Everything here blocks: call it in a thread.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from shardcache.store.folder import TAR, Layout, is_key
+from shardcache.store.folder.layout import TAR, Layout
+from shardcache.store.keys import is_key
 from shardcache.store.shard import Facts
 from shardcache.url_names import compression_of, path_of, without_compression
 
@@ -21,7 +22,10 @@ _NO_NAMES = ("", ".", "..")
 
 
 def name_of(facts: Facts) -> str | None:
-    """Return the name of an object, that of a plain tar if it was inflated; None if no file can have it."""
+    """Return the name of an object, or of its plain tar if it was inflated.
+
+    None if no file can have that name.
+    """
     name = path_of(facts.url).rpartition("/")[2]
     is_inflated = facts.samples is not None and compression_of(facts.url) is not None
     if is_inflated:
@@ -40,7 +44,10 @@ class NameLinks:
         return f"NameLinks({str(self._layout.names)!r})"
 
     def path(self, key: str, facts: Facts) -> Path:
-        """Return a path of a published shard that ends with its object's name, or that of its tar if it has none."""
+        """Return a path of a published shard that ends with its object's name.
+
+        That of its tar, if there can be no such link.
+        """
         tar = self._layout.tar(key)
         name = name_of(facts)
         if name is None:
@@ -56,7 +63,8 @@ class NameLinks:
         if link.is_symlink():
             return
         link.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # made by another reader's request at the same time
+        # Made by another reader's request at the same time
+        with contextlib.suppress(FileExistsError):
             # Relative, since a container may see the cache elsewhere.
             link.symlink_to(os.path.relpath(tar, link.parent))
 

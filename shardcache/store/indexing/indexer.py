@@ -1,30 +1,20 @@
-"""Shard indexing in a separate process: walking a tar of small members, or its index, would hold the daemon's GIL.
+"""Program that indexes shards: walking a tar of small members would hold the daemon's GIL.
 
-As a program it reads one JSON request per line from standard input and writes one JSON answer per line; it exits at the
-end of its input, hence with the daemon, however that ends. `HelperProcess` is the other side. Imports are kept small,
-since every such process pays for them.
+It reads one request per line and writes one answer per line; it exits at the end of its input,
+hence with the daemon, however that ends. Imports are kept small, since every such process pays for
+them.
 """
 
-import ctypes
-import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from shardcache.errors import ShardcacheError
-from shardcache.store.disk import disk_errors
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex import contents, grouping, tables
-
-_PR_SET_PDEATHSIG = 1
-_IN, _OUT = 0, 1
-_READ_BYTES = 64 * 1024
-_writing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +42,19 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A request to count the tokens in a member, as `TokenMember.parse` takes it, of a published shard."""
+    """A request to count the tokens in one member of each sample of a published shard."""
 
-    tar: str
-    sidecar: str
-    url: str
-    member: str
+    tar: str  # path to read
+    sidecar: str  # path to read
+    url: str  # for error messages
+    member: str  # as `TokenMember.parse` takes it
 
 
 def count_tokens(request: TokensRequest) -> int:
-    """Return the number of tokens in a shard. Blocks. Raises TokensError, CorruptShardError, DiskError."""
+    """Return the number of tokens in a shard. Blocks.
+
+    Raises TokensError, CorruptShardError, DiskError.
+    """
     member = contents.TokenMember.parse(request.member)
     with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
         index = tables.TarIndex.open(Path(request.sidecar))
@@ -73,7 +66,10 @@ def count_tokens(request: TokensRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The bytes of an open file, read when asked for: a bad sector is an error here, and a signal in a map."""
+    """The bytes of an open file, read when asked for.
+
+    A bad sector is an error here; in a mapped file it would be a signal.
+    """
 
     fd: int
 
@@ -103,59 +99,10 @@ def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
         tables.write(sidecar, header, tables.Samples())
 
 
-def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
-
-    The next daemon may index the same shard: this process must not be writing the same file by then.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
-    if os.getppid() != parent:  # the parent died before that call
-        sys.exit()
-
-
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     if "member" in fields:
         return {"tokens": count_tokens(TokensRequest(**fields))}
     return asdict(index_shard(IndexRequest(**fields)))
-
-
-def requests() -> Iterator[Any]:
-    """Yield the JSON values that arrive, one a line, until the input ends; pings are answered in a thread of its own.
-
-    That thread answers as long as the process gets the processor, whatever the request does. An empty line is sent at
-    the start as well: from then on, silence means that the process hangs.
-    """
-    lines: SimpleQueue[bytes | None] = SimpleQueue()
-    threading.Thread(target=_read, args=[lines], daemon=True).start()
-    _send_line(b"")
-    while (line := lines.get()) is not None:
-        yield json.loads(line)
-
-
-def _read(lines: SimpleQueue[bytes | None]) -> None:
-    # Not sys.stdin, whose lock would be held while the interpreter shuts down.
-    partial_line = b""
-    while data := os.read(_IN, _READ_BYTES):
-        *whole, partial_line = (partial_line + data).split(b"\n")
-        for line in whole:
-            if line:
-                lines.put(line)
-            else:
-                _send_line(b"")
-    lines.put(None)
-
-
-def send_answer(value: object) -> None:
-    """Send the answer to the latest request."""
-    _send_line(json.dumps(value).encode())
-
-
-def _send_line(line: bytes) -> None:
-    unsent = memoryview(line + b"\n")
-    with _writing:
-        while unsent:
-            unsent = unsent[os.write(_OUT, unsent) :]
 
 
 def main() -> None:

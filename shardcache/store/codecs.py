@@ -1,0 +1,173 @@
+"""Decompression of shards: readers map shards into memory, which only works for plain tars."""
+
+import bz2
+import contextlib
+import enum
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.transport.parts import crc32c, write_all
+from shardcache.units import size
+from shardcache.url_names import compression_of
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+# Presets of xz need at most 65 MiB, `zstd --long` 128 MiB; a header with more could exhaust the
+# daemon's memory.
+_MAX_WINDOW_LOG = 27
+_MAX_MEMORY_BYTES = 129 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
+# The libraries report it only by these messages.
+_TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
+
+
+class Codec(enum.Enum):
+    """A supported compression; the value is its name in messages."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+
+    def open(self, path: Path) -> BinaryIO:
+        """Return the decompressed stream of a file, all members or frames in one.
+
+        Read it within `codec_errors`.
+        """
+        match self:
+            case Codec.GZIP:
+                return cast(BinaryIO, gzip.open(path))
+            case Codec.BZIP2:
+                return cast(BinaryIO, bz2.open(path))
+            case Codec.ZSTD:
+                return cast(
+                    BinaryIO,
+                    zstd.open(
+                        path,
+                        options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG},
+                    ),
+                )
+            case Codec.XZ:
+                return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
+
+
+def codec_of(url: str) -> Codec | None:
+    """Return the compression that a url's suffix names; None for a plain tar."""
+    compression = compression_of(url)
+    return Codec(compression) if compression else None
+
+
+class _XzStreams(io.RawIOBase):
+    """Decompressed bytes of all streams of an .xz file: `lzma.open` with a memory limit."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
+        self._input = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        while True:
+            if self._decoder.eof and not self._next_stream():
+                return 0
+            if self._decoder.needs_input and not self._input:
+                self._input = self._file.read(_CHUNK_BYTES)
+                if not self._input:
+                    raise EOFError("the file ends before its end marker")
+            piece = self._decoder.decompress(self._input, len(view))
+            self._input = b""
+            if piece:
+                view[: len(piece)] = piece
+                return len(piece)
+
+    def _next_stream(self) -> bool:
+        """Move to the next stream, skipping zero padding; return False if there is none."""
+        self._input = self._decoder.unused_data.lstrip(b"\0")
+        while not self._input:
+            data = self._file.read(_CHUNK_BYTES)
+            if not data:
+                return False
+            self._input = data.lstrip(b"\0")
+        self._begin()
+        return True
+
+
+def inflate(
+    src: Path,
+    dst: Path,
+    codec: Codec,
+    part_bytes: int,
+    reserve: Callable[[int], None],
+    url: str | None = None,
+) -> tuple[int, list[int]]:
+    """Decompress `src` into `dst`. Blocks. Raises as `codec_errors` does, and DiskError.
+
+    Args:
+        part_bytes: size of every piece but the last.
+        reserve: called with the size of each piece before it is written. An exception from it
+            stops the work, so that a decompression bomb is limited to the cache's capacity.
+        url: that of the shard, for errors.
+
+    Returns:
+        the size of `dst`, and the CRC32C of each of its pieces.
+    """
+    size_bytes = 0
+    crcs: list[int] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk_errors(dst))
+        file = stack.enter_context(open(dst, "wb"))
+        stack.enter_context(codec_errors(codec, url))
+        stream = stack.enter_context(codec.open(src))
+        while piece := stream.read(part_bytes):
+            reserve(len(piece))
+            write_all(file.fileno(), memoryview(piece), size_bytes)
+            size_bytes += len(piece)
+            crcs.append(crc32c(piece, 0))
+    return size_bytes, crcs
+
+
+@contextlib.contextmanager
+def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
+    """Translate what the libraries raise for bad data into ShardErrors.
+
+    Raises TruncatedShardError, UnsupportedShardError, CorruptShardError.
+    """
+    try:
+        yield
+    except EOFError as exn:
+        raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
+    except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
+        if isinstance(exn, OSError) and exn.errno is not None:
+            raise  # a disk error; for bad data, gzip and bz2 raise an OSError without errno
+        if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
+            limit = size(_MAX_MEMORY_BYTES)
+            raise UnsupportedShardError(
+                f"decompressing the {codec.value} data needs more than {limit} of memory",
+                url=url,
+            ) from exn
+        raise CorruptShardError(
+            f"the {codec.value} data cannot be decompressed ({exn})",
+            url=url,
+            remedy="check that the file's suffix matches its compression, then write and upload it again",
+        ) from exn

@@ -1,0 +1,94 @@
+"""Translation of a disk's OSErrors into errors of the cache."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardcache import errors
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is
+# gone.
+_FAILED = (
+    errno.EIO,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EUCLEAN,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.EREMOTEIO,
+)
+# Limits of this process or the system, and interruptions: they say nothing about a file or its
+# disk.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
+
+
+def is_exhaustion(exn: OSError) -> bool:
+    """Return True for an error of the process or the system, which says nothing about a disk."""
+    return exn.errno in _EXHAUSTED
+
+
+@contextlib.contextmanager
+def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
+    """Translate OSErrors from reading a published file, except FileNotFoundError.
+
+    Raises CorruptShardError, ExhaustedError.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise disk_error(exn, path) from exn
+        raise errors.CorruptShardError(
+            f"the cached file {path} cannot be read ({exn.strerror})",
+            url=url,
+        ) from exn
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Translate OSErrors from reading or writing under `path`.
+
+    Raises DiskError, ExhaustedError.
+    """
+    try:
+        yield
+    except OSError as exn:
+        raise disk_error(exn, path) from exn
+
+
+def disk_error(exn: OSError, path: Path) -> errors.CacheError:
+    """Return the error to report for an OSError that occurred under `path`."""
+    if is_exhaustion(exn):
+        return errors.ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
+    if exn.errno in _FULL:
+        if _has_inodes(path.parent):
+            return errors.DiskFullError(f"no space left while writing {path} ({exn.strerror})")
+        return errors.DiskFullError(
+            f"no inodes left for {path} ({exn.strerror})",
+            remedy="remove files there (df -i counts them), or recreate the filesystem with more inodes",
+        )
+    if exn.errno == errno.EROFS:
+        return errors.DiskFailedError(
+            f"the filesystem of {path} is read-only",
+            remedy="see dmesg for the reason; then: mount -o remount,rw",
+        )
+    if exn.errno in _FAILED:
+        return errors.DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
+    return errors.CacheDirError(
+        f"cannot use {path} ({exn.strerror})",
+        remedy="check that the cache folder exists, is writable and mounted; see dmesg for disk errors",
+    )
+
+
+def _has_inodes(folder: Path) -> bool:
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return True
+    # Some filesystems allocate inodes on demand and report none
+    return stat.f_favail > 0 or stat.f_files == 0

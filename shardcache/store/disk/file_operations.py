@@ -1,0 +1,45 @@
+"""Operations on files that the standard library lacks: sync, atomic replacement, quiet removal.
+
+All functions block.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file, or a folder's entries, to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
+    """Atomically replace a text file: a crash keeps all old or all new lines.
+
+    `new` is the temporary file.
+    """
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    fsync_path(path.parent)
+
+
+def unlink_quietly(*paths: Path) -> None:
+    """Remove files, ignoring those that do not exist."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def size_or_zero(path: Path) -> int:
+    """Return a file's size in bytes, or 0 if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,77 @@
+"""Mounted filesystems: which one holds a path, its type, and its free space. All of it blocks."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from shardcache import errors
+from shardcache.store.disk.disk_errors import disk_errors
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = re.compile(
+    "nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)",
+)
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that an unprivileged process can still write to the filesystem of `path`.
+
+    Raises DiskError.
+    """
+    with disk_errors(path):
+        stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+class Mount(NamedTuple):
+    """A mounted filesystem: its mount point and type."""
+
+    folder: Path
+    kind: str
+
+    @property
+    def is_network(self) -> bool:
+        """True if each read may go over the network."""
+        return _NETWORK.match(self.kind) is not None
+
+    @property
+    def is_memory(self) -> bool:
+        """True if files take the node's memory."""
+        return self.kind in ("tmpfs", "ramfs")
+
+
+def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
+    """Return the filesystem of a path, which need not exist.
+
+    Raises CacheDirError if there is no /proc.
+
+    Args:
+        table: lines of /proc/self/mountinfo (proc(5)), which is read if they are not given.
+    """
+    lines = _mounts() if table is None else table
+    place = path.resolve()
+    mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
+    # The last filesystem mounted on a folder hides the others.
+    return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
+
+
+def _mounts() -> list[str]:
+    try:
+        return _MOUNTS.read_text().splitlines()
+    except OSError as exn:
+        raise errors.CacheDirError(
+            f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read ({exn.strerror})",
+            remedy="mount -t proc proc /proc; containers have one by default",
+        ) from exn
+
+
+def _parse(line: str) -> Mount:
+    """Return the mount of a line: `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`."""
+    before, _, after = line.partition(" - ")
+    quoted_folder = before.split(" ")[4]
+    folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), quoted_folder)
+    kind = after.split(" ", 1)[0]
+    return Mount(Path(folder), kind)

@@ -1,0 +1,62 @@
+"""Whether another process has a file open. All functions block."""
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+from shardcache.store.disk.disk_errors import is_exhaustion
+
+
+def is_open_elsewhere(path: Path) -> bool:
+    """Return True if another process may have `path` open or mapped; False if nothing can tell."""
+    # Readers that lost their connection keep their mapping: their shard counts as used until it can
+    # be freed.
+    return ask_openness(path) is not False
+
+
+def ask_openness(path: Path) -> bool | None:
+    """Return True if another process has `path` open, or a hard link to it.
+
+    False if not, or if nothing can tell.
+
+    None if another user owns the file. The kernel grants a write lease (fcntl(2), F_SETLEASE) only
+    on a file that no other process has open, mappings included and across containers, and only to
+    its owner or with CAP_LEASE, which containers do not have by default.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_nlink > 1:
+            return True
+        # A process that opens the file right now breaks the lease: SIGURG is ignored by default,
+        # SIGIO kills.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return True
+    except PermissionError:
+        return None if _is_anothers(path.parent, fd) else False
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise
+        return False
+    finally:
+        os.close(fd)  # also releases the lease
+    return False
+
+
+def _is_anothers(folder: Path, fd: int) -> bool:
+    """Return True if new files of this process have another owner.
+
+    Some filesystems report one owner for all files.
+    """
+    try:
+        own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise
+        return False
+    try:
+        return os.fstat(own_fd).st_uid != os.fstat(fd).st_uid
+    finally:
+        os.close(own_fd)

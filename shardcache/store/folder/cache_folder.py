@@ -1,0 +1,177 @@
+"""The cache folder as one daemon holds it: created, locked, checked, and recreated if lost.
+
+Everything here blocks: call it in a thread.
+"""
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+from pathlib import Path
+from typing import Self
+
+from shardcache.errors import CacheDirError
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.store.disk.file_operations import unlink_quietly
+from shardcache.store.folder.layout import Layout
+from shardcache.store.folder.permissions import check_writers
+
+_OWN_MODE = 0o750
+_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
+_PROBE_BYTES = 4096
+
+
+class CacheFolder:
+    """One cache folder, locked until `close`.
+
+    It is recovered after it was deleted, unmounted or replaced.
+    """
+
+    def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
+        self._layout = layout
+        self._group = group
+        self._fd = fd
+        self._mount = _mount_point(layout.root)
+        self.is_lost = False  # True once the folder around it was missing, as after a job's end
+
+    def __repr__(self) -> str:
+        return f"CacheFolder({str(self._layout.root)!r}, on {str(self._mount)!r})"
+
+    @classmethod
+    def take(cls, layout: Layout, group: str | None) -> Self:
+        """Create the folder if necessary, and lock it.
+
+        Raises CacheDirError, CacheFormatError, DiskError.
+        """
+        with disk_errors(layout.root):
+            check_writers(layout)
+            layout.check_format()
+            _make_folders(layout, group)
+            folder = cls(layout, group, _lock(layout.root))
+            layout.mark_format()
+            return folder
+
+    def look(self) -> bool:
+        """Check what can be checked without writing; return False, as this changes nothing.
+
+        Raises as `probe` does.
+        """
+        self.check()
+        with disk_errors(self._layout.root):
+            if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return False
+
+    def check(self) -> None:
+        """Raise CacheDirError unless the path still leads to the locked folder."""
+        root = self._layout.root
+        with disk_errors(root):
+            if not self._is_held():
+                self._check_place()
+                raise CacheDirError(
+                    f"the cache folder {root} was deleted or replaced",
+                    remedy="the daemon recreates the folder within moments; retry",
+                )
+
+    def probe(self) -> bool:
+        """Check that the disk accepts writes.
+
+        Returns True if the folder had to be recreated or locked again.
+
+        A missing folder is recreated, but never on another filesystem: after an unmount that would
+        fill the filesystem below the mount point; nor is the folder around it, which a job's
+        scheduler may have deleted. Raises DiskFullError, DiskFailedError and CacheDirError, each
+        with a remedy.
+        """
+        with disk_errors(self._layout.root):
+            was_mended = self._mend()
+            try:
+                self._write_probe()
+            finally:
+                unlink_quietly(self._layout.probe)
+        return was_mended
+
+    def _write_probe(self) -> None:
+        probe = self._layout.probe
+        with disk_errors(self._layout.partial), open(probe, "wb", buffering=0) as file:
+            file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        os.close(self._fd)
+
+    def _mend(self) -> bool:
+        """Recreate and lock the folder, as far as that is needed; return whether it was."""
+        is_held = self._is_held()
+        if is_held and all(folder.is_dir() for folder in self._layout.folders()):
+            return False
+        if not is_held:
+            self._check_place()
+            self._layout.check_format()
+        check_writers(self._layout)
+        _make_folders(self._layout, self._group)
+        if not is_held:
+            previous_fd = self._fd
+            self._fd = _lock(self._layout.root)
+            os.close(previous_fd)
+        self._layout.mark_format()
+        return True
+
+    def _is_held(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
+        return False
+
+    def _check_place(self) -> None:
+        """Raise CacheDirError unless a missing folder may be recreated."""
+        root = self._layout.root
+        if not root.parent.is_dir():
+            self.is_lost = True
+            raise CacheDirError(
+                f"the cache folder {root} was deleted, and so was the folder around it",
+                remedy=f"create {root.parent} again and the daemon recovers by itself; or restart it elsewhere",
+            )
+        present = _mount_point(root)
+        if present != self._mount:
+            raise CacheDirError(
+                f"the cache folder {root} was on the filesystem mounted at {self._mount}, "
+                f"but its path now leads to the one at {present}",
+                remedy=f"mount {self._mount} again and the daemon recovers by itself; "
+                "to use the filesystem at the path now, restart the daemon",
+            )
+
+
+def _mount_point(path: Path) -> Path:
+    """Return the mount point above a path, which need not exist."""
+    return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+def _make_folders(layout: Layout, group: str | None) -> None:
+    gid = None if group is None else grp.getgrnam(group).gr_gid
+    for folder in layout.folders():
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
+        if gid is None:
+            continue
+        # Files get the process's own group anyway, and a sandbox may deny the set-group-id bit.
+        if folder.stat().st_gid == gid == os.getegid():
+            folder.chmod(_OWN_MODE)
+        else:
+            os.chown(folder, -1, gid)
+            folder.chmod(_MODE)
+
+
+def _lock(root: Path) -> int:
+    # Lock the folder itself: no lock file can stay behind, and the lock ends with the process.
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        remedy = "stop the other daemon, or give this one its own --cache-dir"
+        raise CacheDirError(
+            f"another daemon holds the cache folder {root}",
+            remedy=remedy,
+        ) from None
+    return fd

@@ -1,0 +1,184 @@
+"""Shards and leftovers found in the cache folder, at the start and after changes by others.
+
+Everything here blocks: call it in a thread.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from shardcache.errors import CacheDirError
+from shardcache.store.disk.disk_errors import disk_errors
+from shardcache.store.disk.file_operations import size_or_zero, unlink_quietly
+from shardcache.store.disk.open_files import ask_openness, is_open_elsewhere
+from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
+from shardcache.store.keys import KEY_CHARS, is_key
+from shardcache.store.shard import Shard
+
+_OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
+Stats = dict[str, os.stat_result]
+"""Files of one kind, by cache key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """The files of an interrupted download or a quarantined shard.
+
+    They are removed first when space is needed.
+    """
+
+    key: str
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the leftover of the part of a resumable download, or of a tar in quarantine."""
+        if path.suffix == PART:
+            key = path.stem
+            companion = path.with_suffix(JOURNAL)
+        else:
+            key = f"quarantine/{path.stem}"
+            companion = path.with_suffix(SIDECAR)
+        size_bytes = size_or_zero(path) + size_or_zero(companion)
+        return cls(key, (path, companion), size_bytes)
+
+
+def find_shards(layout: Layout) -> list[Shard]:
+    """Return every published shard, least recently used first; remove lone files.
+
+    Raises CacheDirError.
+    """
+    found: list[Shard] = []
+    for folder in _buckets(layout):
+        tars, sidecars = _scan(folder)
+        for key in tars.keys() ^ sidecars.keys():
+            _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
+        anothers = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
+        if anothers:
+            _check_openness(folder / (anothers[0] + TAR))
+        found += _shards(tars, sidecars)
+    return sorted(found, key=lambda shard: shard.used_at_s)
+
+
+def find_leftovers(layout: Layout) -> list[Leftover]:
+    """Return resumable downloads and quarantined shards; remove other unpublished files."""
+    _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
+    _set_open_tars_aside(layout)
+    parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
+    tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
+    return [Leftover.of(path) for path in (*parts, *tars)]
+
+
+def _buckets(layout: Layout) -> list[Path]:
+    with os.scandir(layout.shards) as entries:
+        folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [layout.shards / folder.name for folder in folders]
+
+
+def _scan(folder: Path) -> tuple[Stats, Stats]:
+    """Return the tars and the sidecars in a bucket, by key."""
+    stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            named = _OURS.fullmatch(entry.name)
+            if named is None:
+                continue
+            key, suffix = named.groups()
+            with contextlib.suppress(FileNotFoundError):  # evicted since
+                stats[suffix][key] = entry.stat(follow_symlinks=False)
+    return stats[TAR], stats[SIDECAR]
+
+
+def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
+    return [
+        Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime)
+        for key, tar in tars.items()
+        if key in sidecars
+    ]
+
+
+def _check_openness(path: Path) -> None:
+    """Raise CacheDirError if another user's file does not reveal whether it is open.
+
+    Such files could never be evicted.
+    """
+    try:
+        is_open = ask_openness(path)
+    except PermissionError:
+        is_open = None
+    if is_open is None:
+        raise CacheDirError(
+            f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
+            remedy="change the owner of the cache folder's files to this user (chown -R "
+            f"{os.geteuid()}), remove them, or choose another --cache-dir",
+        )
+
+
+def _set_open_tars_aside(layout: Layout) -> None:
+    """Move inflated tars that readers of a killed daemon have open to quarantine.
+
+    There they count as used.
+    """
+    for path in layout.partial.glob(f"*{TAR}"):
+        with contextlib.suppress(OSError):  # as in `_sweep_away`
+            if is_key(path.stem) and is_open_elsewhere(path):
+                path.rename(layout.quarantine / path.name)
+
+
+def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
+    """Return the files with suffix `whole`; remove other cache files, but for their companions."""
+    ours = [path for path in folder.iterdir() if is_key(path.stem)]
+    for path in ours:
+        is_companion = path.suffix == companion and path.with_suffix(whole).exists()
+        if path.suffix != whole and not is_companion:
+            _sweep_away(path)
+    return [path for path in ours if path.suffix == whole]
+
+
+def _sweep_away(*paths: Path) -> None:
+    with contextlib.suppress(OSError):  # a read-only disk still serves; a later start cleans up
+        unlink_quietly(*paths)
+
+
+class FolderChanges(NamedTuple):
+    """Differences between the folder and what the daemon knows of it."""
+
+    missing: list[str]  # keys of known shards and leftovers whose files are gone
+    shards: list[Shard]  # found and unknown
+    parts: list[Leftover]  # resumable downloads, found and unknown
+
+
+def compare_folder(
+    layout: Layout,
+    shards: Collection[str],
+    leftovers: Collection[Leftover],
+) -> FolderChanges:
+    """Compare the folder with the keys of known shards, and with known leftovers.
+
+    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder. Raises
+    DiskError.
+    """
+    with disk_errors(layout.root):
+        present: dict[str, Shard] = {}
+        for bucket in _buckets(layout):
+            tars, sidecars = _scan(bucket)
+            present |= {shard.key: shard for shard in _shards(tars, sidecars)}
+
+        missing = [key for key in shards if key not in present]
+        for leftover in leftovers:
+            if not any(path.exists() for path in leftover.paths):
+                missing.append(leftover.key)
+
+        known = {leftover.key for leftover in leftovers}
+        parts: list[Leftover] = []
+        for path in layout.partial.glob(f"*{PART}"):
+            if is_key(path.stem) and path.stem not in known:
+                parts.append(Leftover.of(path))
+
+    found = [shard for key, shard in present.items() if key not in shards]
+    return FolderChanges(missing, found, parts)

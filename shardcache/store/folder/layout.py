@@ -1,0 +1,125 @@
+"""Layout and format of the cache folder.
+
+<root>/shards/ab/<key>.tar    a published shard: a plain tar, or any file, never written again
+<root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
+<root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
+<root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
+<root>/partial/probe, pins, format    files about to replace <root>/pins and <root>/format, or to
+                              check the disk
+<root>/names/ab/<key>/<name>  a link to a published shard, with its object's name
+<root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space
+                              is needed (also an inflated tar that readers of a killed daemon have
+                              open)
+<root>/catalogue/             a diskcache database; may be deleted at any time
+<root>/pins                   the pins, one per line
+<root>/format                 the format number of the cache folder
+
+Names and sizes are enough to serve: at start no file is opened. A shard's sidecar is read and
+compared with the file when the shard is first requested. Everything here blocks: call it in a
+thread.
+"""
+
+import contextlib
+import re
+from pathlib import Path
+
+import structlog
+
+from shardcache.errors import CacheFormatError
+from shardcache.store.disk.file_operations import replace_file
+
+log = structlog.get_logger()
+
+
+# A release that changes names or formats in the folder increments the number: an older release then
+# refuses the folder instead of taking every shard in it for damaged.
+FORMAT = 1
+_UNMARKED = 0
+_FORMAT_TEXT = re.compile(r"[0-9]{1,9}\n?")
+
+# Suffixes of a shard's files
+TAR = ".tar"
+SIDECAR = ".idx"
+PART = ".part"
+JOURNAL = ".journal"
+
+
+class Layout:
+    """The paths below one cache folder; the module's docstring says what each holds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shards = root / "shards"
+        self.partial = root / "partial"
+        self.quarantine = root / "quarantine"
+        self.names = root / "names"
+        self.catalogue = root / "catalogue"
+        self.pins = root / "pins"
+        self.format = root / "format"
+        self.probe = self.partial / "probe"
+
+    def bucket(self, key: str) -> Path:
+        """Return the folder of a published shard, one of 256 that keep directories short."""
+        return self.shards / key[:2]
+
+    def tar(self, key: str) -> Path:
+        """Return the path of a published shard."""
+        return self.bucket(key) / (key + TAR)
+
+    def sidecar(self, key: str) -> Path:
+        """Return the path of a published shard's sidecar."""
+        return self.bucket(key) / (key + SIDECAR)
+
+    def in_progress(self, key: str, suffix: str) -> Path:
+        """Return the path of one of a shard's unpublished files."""
+        return self.partial / (key + suffix)
+
+    def unfinished(self, path: Path) -> Path:
+        """Return the path of the temporary file that replaces `path`, a file of the folder's."""
+        return self.partial / path.name
+
+    def folders(self) -> list[Path]:
+        """Return every folder that must exist, parents first."""
+        buckets = [self.shards / f"{number:02x}" for number in range(256)]
+        return [self.root, self.shards, self.partial, self.quarantine, self.names, *buckets]
+
+    def check_format(self) -> None:
+        """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
+        found = self._read_format()
+        if found is None and not self._is_cache():
+            raise CacheFormatError(
+                f"{self.format} does not contain a number, so the cache folder's format is unknown",
+                remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
+            )
+        if found is not None and found > FORMAT:
+            raise CacheFormatError(
+                f"the cache folder {self.root} has format {found}, but this release supports formats up to {FORMAT}",
+                remedy="start the newer release that wrote it, or give this one another "
+                "--cache-dir; to discard the cached shards, remove the folder",
+            )
+
+    def mark_format(self) -> None:
+        """Write the current format number to a locked folder, unless it is there already."""
+        with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
+            found = self._read_format()
+            if found is None:
+                log.warning(
+                    "the file with the cache folder's format is damaged; writing it again",
+                    file=str(
+                        self.format,
+                    ),
+                )
+            if found != FORMAT:
+                replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
+
+    def _read_format(self) -> int | None:
+        """Return the format number, or None if its file is damaged."""
+        try:
+            text = self.format.read_bytes().decode("ascii", "replace")
+        except FileNotFoundError:
+            return _UNMARKED
+        return int(text) if _FORMAT_TEXT.fullmatch(text) else None
+
+    def _is_cache(self) -> bool:
+        """Return True if the folder is a cache by everything else in it."""
+        return all(folder.is_dir() for folder in (self.shards, self.partial, self.quarantine))

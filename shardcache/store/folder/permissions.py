@@ -1,0 +1,83 @@
+"""Check that nobody but the daemon's user can write where the daemon reads and writes."""
+
+import grp
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from shardcache.errors import CacheDirError
+from shardcache.store.folder.layout import Layout
+from shardcache.units import group_name, user_name
+
+
+def other_writers(path: Path, uid: int) -> str:
+    """Return who besides a user and root may write to a folder; an empty string if nobody may.
+
+    A group that is this user's alone, as distributions make one for each user, does not count. Nor
+    does a folder with the sticky bit: others may add files there, but neither remove nor replace
+    those of this user. May ask a directory server. Raises OSError.
+    """
+    found = path.stat()
+    if found.st_uid not in (0, uid):
+        return f"user {user_name(found.st_uid)}, its owner,"
+    if found.st_mode & stat.S_ISVTX:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "every user"
+    if found.st_mode & stat.S_IWGRP and not _is_group_of_one(found.st_gid, uid):
+        return f"group {group_name(found.st_gid)}"
+    return ""
+
+
+def _is_group_of_one(gid: int, uid: int) -> bool:
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:  # as in a container, which has no names
+        return gid == os.getegid()
+    names = {user_name(uid), user_name(0)}
+    return group.gr_name in names and names.issuperset(group.gr_mem)
+
+
+def check_writers(layout: Layout) -> None:
+    """Raise CacheDirError if another user can write where the daemon does, or has planted a file.
+
+    A link would be followed, and in a folder of theirs they could swap a file at any time.
+    """
+    root, *folders = layout.folders()
+    folders.append(layout.catalogue)
+    for path in (*folders, layout.pins, layout.format, layout.probe):
+        _check_planted(path, root)
+    for folder in (root, *folders):
+        _check_open(folder, root)
+
+
+def _check_open(folder: Path, root: Path) -> None:
+    try:
+        who = other_writers(folder, os.geteuid())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if who:
+        shared = shlex.quote(str(folder))
+        own = shlex.quote(str(root / "shardcache"))
+        raise CacheDirError(
+            f"{who} can write to {folder}, and replace what the daemon reads and writes there",
+            remedy=f"let nobody else write there (chmod go-w {shared}, and chown if "
+            "it is not this user's), or choose a folder that the daemon creates for itself: "
+            f"--cache-dir {own}",
+        )
+
+
+def _check_planted(path: Path, root: Path) -> None:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        kind = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
+        raise CacheDirError(
+            f"{path} {kind} another user, who can write to the cache folder",
+            remedy="remove it, or change its owner if it is the daemon's own "
+            f"(chown -R {os.geteuid()}), and let nobody else write there "
+            f"(chmod go-w {shlex.quote(str(root))}); or choose another --cache-dir",
+        )

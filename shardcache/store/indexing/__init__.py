@@ -1,0 +1,1 @@
+"""Indexing of shards in processes of their own."""

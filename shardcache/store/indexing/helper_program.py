@@ -1,0 +1,72 @@
+"""What a helper process does beside its work: reads requests, answers pings, ends with its parent.
+
+It reads one JSON value per line from standard input, and answers in the same way. It answers an
+empty line, a ping, with an empty line, whatever it is doing. `HelperProcess` is the other side.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_IN = 0
+_OUT = 1
+_READ_BYTES = 64 * 1024
+_writing = threading.Lock()
+
+
+def end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
+
+    The next daemon may index the same shard: this process must not be writing the same file by
+    then.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
+    if os.getppid() != parent:  # the parent died before that call
+        sys.exit()
+
+
+def requests() -> Iterator[Any]:
+    """Yield the JSON values that arrive, one a line, until the input ends.
+
+    A thread answers pings as long as the process gets the processor, whatever the request does. An
+    empty line is sent at the start as well: from then on, silence means that the process hangs.
+    """
+    lines: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_read, args=[lines], daemon=True).start()
+    _send_line(b"")
+    for line in iter(lines.get, None):
+        yield json.loads(line)
+
+
+def _read(lines: SimpleQueue[bytes | None]) -> None:
+    """Read requests, and answer pings, until the input ends, which `lines` gets as None."""
+    # Not sys.stdin, whose lock would be held while the interpreter shuts down.
+    partial_line = b""
+    while data := os.read(_IN, _READ_BYTES):
+        *whole, partial_line = (partial_line + data).split(b"\n")
+        for line in whole:
+            if line:
+                lines.put(line)
+            else:
+                _send_line(b"")
+    lines.put(None)
+
+
+def send_answer(value: object) -> None:
+    """Send the answer to the latest request."""
+    _send_line(json.dumps(value).encode())
+
+
+def _send_line(line: bytes) -> None:
+    unsent = memoryview(line + b"\n")
+    with _writing:
+        while unsent:
+            unsent = unsent[os.write(_OUT, unsent) :]

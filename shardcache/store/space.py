@@ -1,0 +1,117 @@
+"""Accounting of the cache's bytes: kept, reserved and still available."""
+
+import sys
+from dataclasses import dataclass
+
+from shardcache.units import size
+
+_MIN_FREE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
+
+
+def footprint_bytes(size_bytes: int) -> int:
+    """Return the bytes to reserve for a shard, with an estimate for its sidecar and journal."""
+    return size_bytes + size_bytes // 32 + 64 * 1024
+
+
+def typical_sidecar_bytes(samples: int) -> int:
+    """Return the size of a shard's sidecar, if each sample has two members and a short key."""
+    header_bytes = 640
+    key_bytes = 12
+    members = 2
+    sample_bytes = key_bytes + 16 + 20 * members
+    return header_bytes + samples * sample_bytes
+
+
+@dataclass(slots=True)
+class Space:
+    """The cache's bytes under its own limits: kept, reserved and still available.
+
+    Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published,
+    arriving and quarantined files together never exceed the capacity.
+    """
+
+    capacity_bytes: int
+    min_free_bytes: int = 0  # that the filesystem must keep free
+    kept_bytes: int = 0  # published shards with their sidecars, idle partials and quarantine
+    reserved_bytes: int = 0  # open reservations, whether already on disk or not
+    unwritten_bytes: int = 0  # of `reserved_bytes`, what the filesystem does not count as used yet
+    pinned_bytes: int = 0  # of `kept_bytes`, what is pinned
+    disk_limit_bytes: int = sys.maxsize  # what other files leave to the cache, when last measured
+
+    @property
+    def used_bytes(self) -> int:
+        """All bytes that count against the capacity."""
+        return self.kept_bytes + self.reserved_bytes
+
+    def measure(self, disk_free_bytes: int) -> None:
+        """Update `disk_limit_bytes`, which changes with other files only, not the cache's own."""
+        on_disk_bytes = self.used_bytes - self.unwritten_bytes
+        self.disk_limit_bytes = on_disk_bytes + disk_free_bytes - self.min_free_bytes
+
+    def effective_bytes(self, allocating_bytes: int = 0) -> int:
+        """Return what the disk can hold of the capacity.
+
+        Args:
+            allocating_bytes: bytes that may have been on the disk already when it was measured.
+        """
+        limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes)
+        return max(0, limit_bytes)
+
+    @property
+    def explanation(self) -> str:
+        """The effective capacity in words, with its cause."""
+        if self.effective_bytes() < self.capacity_bytes:
+            return f"other files on the disk limit the cache to {size(self.effective_bytes())}"
+        return f"the cache's capacity is {size(self.capacity_bytes)}"
+
+    @property
+    def remedy(self) -> str:
+        """Advice for those to whom the effective capacity is too small."""
+        if self.effective_bytes() < self.capacity_bytes:
+            return "remove other files from the cache's disk, or lower --min-free"
+        return "raise --capacity"
+
+    def shortfall_bytes(self, wanted_bytes: int) -> int:
+        """Return how many bytes to evict before `wanted_bytes` can be reserved; 0 if none."""
+        limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes)
+        return max(0, self.used_bytes + wanted_bytes - limit_bytes)
+
+    @property
+    def crowding_bytes(self) -> int:
+        """Bytes to evict until `min_free_bytes` and a small reserve of the filesystem are free."""
+        return max(0, self.used_bytes + _MIN_FREE_BYTES - self.disk_limit_bytes)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One transfer's share of the reserved bytes; ended by exactly one call of `close`."""
+
+    space: Space
+    size_bytes: int = 0
+    unwritten_bytes: int = 0
+
+    def grow(self, size_bytes: int) -> None:
+        """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
+        self.size_bytes += size_bytes
+        self.unwritten_bytes += size_bytes
+        self.space.reserved_bytes += size_bytes
+        self.space.unwritten_bytes += size_bytes
+
+    def adopt(self, kept_bytes: int) -> None:
+        """Take over bytes that are already on disk, such as those of an idle partial."""
+        self.space.kept_bytes -= kept_bytes
+        self.space.reserved_bytes += kept_bytes
+        self.size_bytes += kept_bytes
+
+    def written(self, size_bytes: int) -> None:
+        """Record that reserved bytes are now on disk."""
+        self.unwritten_bytes -= size_bytes
+        self.space.unwritten_bytes -= size_bytes
+
+    def close(self, kept_bytes: int = 0) -> None:
+        """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""
+        self.space.reserved_bytes -= self.size_bytes
+        self.space.unwritten_bytes -= self.unwritten_bytes
+        self.space.kept_bytes += kept_bytes
+        self.size_bytes = 0
+        self.unwritten_bytes = 0
