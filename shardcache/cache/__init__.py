@@ -1,1 +1,3 @@
-"""The cache: its operations (lease, warm, evict, verify, status) and the prefetching that keeps it filled."""
+"""The cache: its operations (lease, warm, evict, verify, status) and the prefetching that keeps it
+filled.
+"""

@@ -232,7 +232,7 @@ class Live:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._view = service.cache.overview
+        self._view = service.cache.live_view
         self._moments: tuple[int, dict[Peer, str]] = 0, {}  # number of the look, and its texts
         self._maps: tuple[int, dict[Peer, str]] = 0, {}
 

@@ -15,7 +15,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
-from shardcache.cache.waits import Class, Stage
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.waits import Class
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.metrics import Histogram, Measures
 from shardcache.protocol import Json

@@ -17,7 +17,7 @@ from aiohttp import web
 from shardcache import __version__
 from shardcache.access import Peer
 from shardcache.cache.facade import Cache
-from shardcache.cache.waits import JobKey
+from shardcache.cache.waiting.waits import JobKey
 from shardcache.metrics import Histogram
 from shardcache.protocol import Json
 from shardcache.server.connections import Limits

@@ -10,9 +10,10 @@ from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
 from shardcache.access import Peer
-from shardcache.cache.leases import Lease
-from shardcache.cache.readers import Loader, Reader
-from shardcache.cache.waits import Arrival
+from shardcache.cache.readers.jobs import Loader
+from shardcache.cache.readers.leases import Lease
+from shardcache.cache.readers.reader import Reader
+from shardcache.cache.waiting.arrival import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.logs import about
 from shardcache.protocol import REQUESTS, Json, take
@@ -313,13 +314,13 @@ class Session:
     def _explain(self, of: int) -> Json:
         position, extent = self._awaited.get(of), {}
         if self._resolving.locked() and of == self._listed[0]:
-            reason = self._cache.overview.listing_reason(self._listed[1])
+            reason = self._cache.reasons.of_listing(self._listed[1])
         elif position is None:
             reason = "the daemon has just answered"
         elif (transfer := self._reader.transfer(position)) is None:
             reason = "checking with the origin for a newer version"
         else:
-            reason = self._cache.overview.reason(transfer)
+            reason = self._cache.reasons.of_transfer(transfer)
             if transfer.total_bytes is not None:
                 extent = {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
         return {"type": "waiting", "of": of, "reason": reason} | extent

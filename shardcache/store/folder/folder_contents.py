@@ -170,15 +170,15 @@ def compare_folder(
             present |= {shard.key: shard for shard in _shards(tars, sidecars)}
 
         missing = [key for key in shards if key not in present]
-        for leftover in leftovers:
-            if not any(path.exists() for path in leftover.paths):
-                missing.append(leftover.key)
+        missing += [each.key for each in leftovers if not _has_files(each)]
 
         known = {leftover.key for leftover in leftovers}
-        parts: list[Leftover] = []
-        for path in layout.partial.glob(f"*{PART}"):
-            if is_key(path.stem) and path.stem not in known:
-                parts.append(Leftover.of(path))
+        paths = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem)]
+        parts = [Leftover.of(path) for path in paths if path.stem not in known]
 
     found = [shard for key, shard in present.items() if key not in shards]
     return FolderChanges(missing, found, parts)
+
+
+def _has_files(leftover: Leftover) -> bool:
+    return any(path.exists() for path in leftover.paths)

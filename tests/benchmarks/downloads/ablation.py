@@ -24,7 +24,7 @@ import click
 from benchmarks.data import Dataset, Kind, make_tars
 from benchmarks.measure import interleaved, median_of
 from benchmarks.workplace import Daemon
-from shardcache.cache import waits
+from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
 from shardcache.fetch import download, estimates, reads, scheduler
 from shardcache_client import ShardDataset
@@ -65,8 +65,8 @@ def _begin_rich(hedging: estimates.Hedging, begin: Callable[..., None], *given: 
 
 
 def _no_alone() -> None:
-    before = waits.KeyClaim.priority
-    waits.KeyClaim.priority = lambda *given: replace(before(*given), alone=False)  # type: ignore[method-assign]
+    before = KeyClaim.priority
+    KeyClaim.priority = lambda *given: replace(before(*given), alone=False)  # type: ignore[method-assign]
 
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {

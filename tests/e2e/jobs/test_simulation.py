@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.waits import Stage
+from shardcache.cache.waiting.stages import Stage
 from shardcache_client import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

@@ -17,7 +17,7 @@ import pytest
 from campaign import disks
 from campaign.disks import CacheRig
 from campaign.harness import Row, rows
-from shardcache.cache.disk import Health
+from shardcache.cache.disk_health import Health
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import SAMPLES, CacheRig, flip
-from shardcache.cache.disk import Health, Scrubber, ScrubProgress
+from shardcache.cache.disk_health import Health
+from shardcache.cache.scrubber import Scrubber, ScrubProgress
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
@@ -65,7 +66,8 @@ class Notes(Health):
     """Writes down what was found."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(residency_of(store))
+        self.residency = residency_of(store)
+        super().__init__(self.residency)
         self.keys: list[str] = []
 
     async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
@@ -85,7 +87,7 @@ async def run_until_the_round_ends(scrub: Scrubber) -> None:
 
 async def one_round(notes: Notes) -> Scrubber:
     """Return a scrubber that has run until a round has ended."""
-    scrub = Scrubber(notes, RATE, pause_s=3600.0)
+    scrub = Scrubber(notes.residency, notes, RATE, pause_s=3600.0)
     await run_until_the_round_ends(scrub)
     return scrub
 

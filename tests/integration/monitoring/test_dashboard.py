@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from shardcache.cache.views import BANDS_S, LEASED, UNPLANNED
+from shardcache.cache.views.shard_map import BANDS_S, LEASED, UNPLANNED
 from shardcache.server import api
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
 from support.network.ports import free_port

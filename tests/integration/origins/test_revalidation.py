@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 
-from shardcache.cache import planner
-from shardcache.cache.planner import Planner, Revalidation
+from shardcache.cache.planner import Planner
+from shardcache.cache.versions import revalidation
+from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
@@ -117,8 +118,8 @@ async def test_one_revalidation_serves_all_readers_of_a_shard(asking: Asking) ->
 
 async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that was replaced, or is gone, is noticed by the very lease that asks."""
-    monkeypatch.setattr(planner, "_GRACE_S", GUARD_S)  # what is prompt depends on the machine
-    monkeypatch.setattr(planner, "_TIMEOUT_S", GUARD_S)
+    monkeypatch.setattr(revalidation, "_GRACE_S", GUARD_S)  # what is prompt depends on the machine
+    monkeypatch.setattr(revalidation, "_TIMEOUT_S", GUARD_S)
     former = await asking.check()
     asking.faulty.put("a.tar", shard(1))
     assert await asking.check() != former

@@ -46,7 +46,7 @@ class Page:
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
         self.moment: dict[str, Any] = {}  # the last moment
-        self.map: dict[str, int] = {}  # the band of each cached shard, by url: see `shardcache.cache.views`
+        self.map: dict[str, int] = {}  # the band of each cached shard, by url: see `views.shard_map`
         self.maps = 0  # number of maps received
 
     def hear(self) -> None:

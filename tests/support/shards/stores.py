@@ -9,10 +9,10 @@ from pathlib import Path
 
 from awscrt import checksums
 
-from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
-from shardcache.cache.residency import Residency
-from shardcache.cache.waits import Turns
+from shardcache.cache.space.pins import Pins
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.turns import Turns
 from shardcache.config import Amount
 from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef

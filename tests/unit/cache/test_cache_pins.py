@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.pins import Pin, Pins, read_pins, write_pins
-from shardcache.cache.residency import Residency
+from shardcache.cache.space.pins import Pins
+from shardcache.cache.space.residency import Residency
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.store.folder.layout import Layout
+from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.keys import shard_key
 from shardcache.store.store import Store
 from support.programs.still_loop import turns

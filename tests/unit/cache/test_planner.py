@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.access import AllowList, Peer
-from shardcache.cache.disk import ScrubProgress
-from shardcache.cache.manifests import Manifests, listing_of
-from shardcache.cache.planner import Fetched, History, Planner
+from shardcache.cache.listings.manifests import Manifests, listing_of
+from shardcache.cache.planner import Planner
+from shardcache.cache.scrubber import ScrubProgress
+from shardcache.cache.versions.history import Fetched, History
 from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ProtocolError
 from shardcache.protocol import ShardRef
@@ -63,7 +64,7 @@ def manifests(memory_bytes: int = 10**6) -> Manifests:
     """Return lists of shards of users who may have all of s3://open/ fetched; s3://closed/ is for user 1."""
     rules = [AllowRule(prefix="s3://open/"), AllowRule(prefix="s3://closed/", uids=frozenset({1}))]
     nobody = cast(Any, None)
-    return Manifests(nobody, nobody, nobody, AllowList(rules), 1.0, memory_bytes)
+    return Manifests(nobody, nobody, nobody, AllowList(rules), ttl_s=1.0, memory_bytes=memory_bytes)
 
 
 async def test_a_fingerprint_is_no_door() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from shardcache.cache.pins import Pin
-from shardcache.cache.residency import NOW, check_progress
-from shardcache.cache.waits import Class, KeyClaim, PostponedError, Transfer, Wait
+from shardcache.cache.space.deadlock import check_progress
+from shardcache.cache.space.residency import NOW
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Class, PostponedError, Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
+from shardcache.store.folder.pins_file import Pin
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, Space, footprint_bytes
 from shardcache.store.store import Store

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency import Residency
-from shardcache.cache.transfers import RetryGate, Transfers
-from shardcache.cache.waits import Arrival, Class, PostponedError, Transfer, Wait
+from shardcache.cache.fetching.retry_gate import RetryGate
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Class, PostponedError, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.waits import Arrival, Class, KeyClaim, RecentWaits, Stage, Transfer, Turns, Wait
+from shardcache.cache.readers.recent_waits import RecentWaits
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.turns import Turns
+from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import ShardChangedError
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.scheduler import Priority
@@ -57,8 +63,7 @@ async def arrival(transfer: Transfer, tmp_path: Path) -> Arrival:
     layout = Layout(tmp_path)
     layout.partial.mkdir(parents=True)
     transfer.stages.enter(Stage.NETWORK)
-    transfer.arriving = Arrival(Partial.open(layout, RemoteObject(URL, "1", SIZE), PART), transfer)
-    return transfer.arriving
+    return transfer.offer(Partial.open(layout, RemoteObject(URL, "1", SIZE), PART))
 
 
 def priority(transfer: Transfer) -> Priority:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.disk import Health
+from shardcache.cache.disk_health import Health
 from shardcache.config import Amount
 from shardcache.server.lifecycle import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder.cache_folder import CacheFolder

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from shardcache.cache.facade import Cache
-from shardcache.cache.manifests import Manifests
+from shardcache.cache.listings.manifests import Manifests
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters

@@ -1,58 +1,70 @@
-"""The cached shards: what keeps each of them, which are evicted for others, and what ends a deadlock over space."""
+"""The cached shards: what keeps each of them, and which are evicted for others."""
 
 import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 
-from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
-from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
+from shardcache.cache.space.deadlock import check_progress
+from shardcache.cache.space.pins import Pins
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.signals import Signal
+from shardcache.cache.waiting.waits import PostponedError
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
 from shardcache.metrics import Counters
 from shardcache.store.folder.folder_contents import compare_folder
 from shardcache.store.shard import Shard
-from shardcache.store.space import Space
 from shardcache.store.store import Store
 from shardcache.units import size
 
 log = structlog.get_logger()
 
-# Closing a file in another process notifies nobody: what depends on it is checked again after this time.
-LOOK_AGAIN_S = 1.0
 
-# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter comes after all planned
-# shards and before those in no plan.
+# Closing a file in another process notifies nobody: what depends on it is checked again after this
+# time.
+LOOK_AGAIN_S = 1.0
+# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter
+# comes after all planned shards and before those in no plan.
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
-
-# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
+# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
+# runs less often.
 _CHECK_AGAIN_S = 0.5
 _REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
 
 
 class Residency:
-    """The shards of one store: they stay while they have leases, a pin, or a process that has them open.
+    """The shards of one store, which stay while they have leases, a pin, or are open in a process.
 
-    Others are evicted, following the plan, as soon as a transfer needs their space. Nothing else writes `Shard.leases`
-    and `Shard.pinned`, or tells the plan which shards are cached and evictable.
+    Others are evicted, following the plan, as soon as a transfer needs their space. Nothing else
+    writes `Shard.leases` and `Shard.pinned`, or tells the plan which shards are cached and
+    evictable.
+
+    Attributes:
+        leased: shards with leases, including damaged ones already in quarantine.
+        pinned: cached shards that are pinned, by key.
+        claims: shards being fetched, by key.
+        changed: notified when more shards may be evictable.
+        short_bytes: by how much the filesystem's free space fell short of --min-free, when last
+            checked.
     """
 
     def __init__(self, store: Store, planner: Planner, pins: Pins, counters: Counters) -> None:
-        self.leased: set[Shard] = set()  # including damaged ones already in quarantine
-        self.pinned: dict[str, Shard] = {}  # cached shards, by key
-        self.claims: dict[str, KeyClaim] = {}  # shards being fetched, by key
-        self.changed = Signal()  # notified when more shards may be evictable
-        self.short_bytes = 0  # of free space on the filesystem below --min-free, at the last check
         self.store = store
         self.planner = planner
         self.pins = pins
         self.counters = counters
+        self.leased: set[Shard] = set()
+        self.pinned: dict[str, Shard] = {}
+        self.claims: dict[str, KeyClaim] = {}
+        self.changed = Signal()
+        self.short_bytes = 0
         self._allocating = asyncio.Lock()
-        self._evicted: dict[str, None] = {}
+        self._evicted: dict[str, None] = {}  # keys, oldest first
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
         now = planner.now
         for shard in store.shards.values():
@@ -70,7 +82,10 @@ class Residency:
         self.pins.arrived(shard)
 
     def gone(self, key: str) -> None:
-        """Remove a shard that was evicted, quarantined or lost; its leases last until they are released."""
+        """Remove a shard that was evicted, quarantined or lost.
+
+        Its leases last until they are released.
+        """
         self._unpin(key)
         self.planner.now.gone(key)
         self.planner.forget(key)
@@ -113,7 +128,8 @@ class Residency:
             return
         shard = self.store.shards.get(key)
         if shard is not None and not shard.pinned:
-            shard.pinned, self.pinned[key] = True, shard
+            shard.pinned = True
+            self.pinned[key] = shard
             self.store.space.pinned_bytes += shard.kept_bytes
             self._update_plan(shard)
 
@@ -126,26 +142,42 @@ class Residency:
             self.changed.notify()
 
     def _update_plan(self, shard: Shard) -> None:
-        if self._is_cached(shard):
-            now = self.planner.now
-            (now.held if shard.stays else now.freed)(shard.key)
+        """Tell the plan whether a shard may be evicted."""
+        if not self._is_cached(shard):
+            return
+        if shard.stays:
+            self.planner.now.held(shard.key)
+        else:
+            self.planner.now.freed(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
-        return self.store.shards.get(shard.key) is shard  # a corrupt shard may be quarantined while leased
+        # By identity: a corrupt shard may be quarantined while leased, and then fetched again.
+        return self.store.shards.get(shard.key) is shard
 
     # Space
 
     async def reserve(
-        self, claim: KeyClaim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
+        self,
+        claim: KeyClaim,
+        size_bytes: int,
+        needed_at_s: Callable[[], float],
+        *,
+        ahead_waits: bool = True,
     ) -> None:
-        """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
+        """Grow a claim's reservation as soon as there is space, evicting if necessary.
 
-        Raises CapacityError or DiskFullError if there will never be enough space, or there is a deadlock over it;
-        PostponedError if no reader waits for the shard, and it blocks others, or may not wait (not `ahead_waits`).
+        Raises CapacityError or DiskFullError if there will never be enough space, or there is a
+        deadlock over it; PostponedError if no reader waits for the shard, and it blocks others, or
+        may not wait.
+
+        Args:
+            size_bytes: bytes to add to the reservation.
+            needed_at_s: returns the time of need, which may change during the wait.
+            ahead_waits: whether the claim waits for space although no reader waits for its shard.
         """
         if await self._try_reserve(claim, size_bytes, needed_at_s()):
             return
-        with claim.waiting(size_bytes):
+        with claim.waiting_for_space(size_bytes):
             while True:
                 self._check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
                 if not (ahead_waits or claim.waits):
@@ -165,7 +197,10 @@ class Residency:
             return True
 
     async def keep_free(self) -> None:
-        """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
+        """Evict until --min-free is met, as other files take space, too.
+
+        If it cannot be met, that is logged, once.
+        """
         async with self._allocating:
             self._look_again()
             while shortfall := self.store.measured().crowding_bytes:
@@ -177,7 +212,10 @@ class Residency:
         self.short_bytes = shortfall
 
     async def change(self, claim: KeyClaim) -> None:
-        """Wait for a change, or a short while: closing a file notifies nobody. Raises as `check_progress` does."""
+        """Wait for a change, or a short while: closing a file notifies nobody.
+
+        Raises as `check_progress` does.
+        """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
@@ -192,30 +230,47 @@ class Residency:
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `reserve` would succeed now; evict nothing."""
         self._look_again()
-        shortfall = self.store.measured().shortfall_bytes(size_bytes)
-        leftovers = sum(leftover.size_bytes for leftover in self.store.leftovers.values())
-        return self.planner.now.victims(shortfall - leftovers, needed_at_s, self.planner.lead_s) is not None
+        shortfall_bytes = self.store.measured().shortfall_bytes(size_bytes)
+        for leftover in self.store.leftovers.values():
+            shortfall_bytes -= leftover.size_bytes
+        victims = self.planner.now.victims(shortfall_bytes, needed_at_s, self.planner.lead_s)
+        return victims is not None
 
     def due_s(self, key: str) -> float:
-        """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
-        return self.planner.now.now_s + self.planner.lead_s if self.pins.has(key) else AFTER_ALL_PLANS
+        """Return the time of need of an unplanned shard.
+
+        A pinned one follows those that are needed within the lead time.
+        """
+        if self.pins.has(key):
+            return self.planner.now.now_s + self.planner.lead_s
+        return AFTER_ALL_PLANS
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all evicted that ever can be."""
-        space, kept = self.store.space, [shard for shard in self._still_open if not shard.stays]
-        if self.may_fit(size_bytes + sum(shard.kept_bytes for shard in kept)):
+        """Raise CapacityError or DiskFullError if a shard would not fit with everything evicted.
+
+        Processes may close what they have open; pins and hard links stay.
+        """
+        space = self.store.space
+        still_open = [shard for shard in self._still_open if not shard.stays]
+        open_bytes = sum(shard.kept_bytes for shard in still_open)
+        if self.may_fit(size_bytes + open_bytes):
             return
-        linked_bytes = sum(shard.kept_bytes for shard in kept if self.store.is_linked(shard))
+        linked_bytes = sum(shard.kept_bytes for shard in still_open if self.store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
+
         if size_bytes > space.effective_bytes(space.unwritten_bytes):
-            remedy = f"{space.remedy}, or write smaller shards"
-            kind = DiskFullError if space.crowding_bytes else CapacityError  # the disk is full, or too small
-            raise kind(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
+            is_disk_full = space.crowding_bytes > 0  # else it is too small
+            error = DiskFullError if is_disk_full else CapacityError
+            raise error(
+                f"the shard takes {size(size_bytes)}; {space.explanation}",
+                url=url,
+                remedy=f"{space.remedy}, or write smaller shards",
+            )
         free_bytes = max(0, space.effective_bytes() - space.pinned_bytes - linked_bytes)
         raise CapacityError(
-            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned "
-            "or hard-linked",
+            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only "
+            f"{size(free_bytes)} is not pinned or hard-linked",
             url=url,
             remedy=f"remove pins (shardcache unpin) or links (shardcache get --copy makes copies), or {space.remedy}",
         )
@@ -224,7 +279,8 @@ class Residency:
 
     async def evict(self, shard: Shard) -> bool:
         """Remove a shard; False if it is leased, pinned, or still open in a process."""
-        # No space can be reserved meanwhile, so the same shard cannot be re-fetched and lose its new files.
+        # No space can be reserved meanwhile, so the same shard cannot be re-fetched and lose its
+        # new files.
         async with self._allocating:
             return await self._evict(shard.key)
 
@@ -241,7 +297,10 @@ class Residency:
 
     @contextlib.contextmanager
     def evicting(self, shard: Shard) -> Iterator[None]:
-        """Make a shard no candidate for eviction while it is removed; if that fails, for another while."""
+        """Make a shard no candidate for eviction while it is removed.
+
+        If that fails, it stays none for a while.
+        """
         self.planner.now.held(shard.key)
         try:
             yield
@@ -255,21 +314,32 @@ class Residency:
     def _look_again(self) -> None:
         """Make shards evictable again that could not be removed a while ago."""
         limit_s = time.monotonic() - LOOK_AGAIN_S
-        for shard in [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]:
+        due = [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]
+        for shard in due:
             del self._still_open[shard]
             self._update_plan(shard)
 
     async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
+        """Remove a leftover, or evict shards; return False if nothing may be removed for this need.
+
+        A shard that could not be removed is no longer a candidate: the caller tries again.
+        """
         for key in list(self.store.leftovers):
             if key in self.store.leftovers and await self.store.remove_leftover(key):
                 return True
         victims = self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
-        for key in victims or ():
+        if victims is None:
+            return False
+        for key in victims:
             if await self._evict(key):
-                self._evicted[key] = None
-                if len(self._evicted) > _REMEMBERED:
-                    del self._evicted[next(iter(self._evicted))]
-        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
+                self._remember_eviction(key)
+        return True
+
+    def _remember_eviction(self, key: str) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > _REMEMBERED:
+            oldest = next(iter(self._evicted))
+            del self._evicted[oldest]
 
     # Damage, and changes to the folder by others
 
@@ -283,87 +353,44 @@ class Residency:
         try:
             await self.store.quarantine(shard)
         except CacheError as failure:  # it is out of service in any case
-            log.warning("cannot move the corrupt shard to quarantine yet", shard=exn.url, cause=failure.message)
+            log.warning(
+                "cannot move the corrupt shard to quarantine yet",
+                shard=exn.url,
+                cause=failure.message,
+            )
         self.changed.notify()
 
     async def reconcile(self) -> None:
-        """Forget shards that are no longer in the folder, and serve others that are. Raises DiskError."""
+        """Forget shards that are no longer in the folder, and serve others that are.
+
+        Raises DiskError.
+        """
         store = self.store
         await store.set_aside()
-        missing, shards, parts = await asyncio.to_thread(
-            compare_folder, store.layout, store.known(), tuple(store.leftovers.values())
+        changes = await asyncio.to_thread(
+            compare_folder,
+            store.layout,
+            store.known(),
+            tuple(store.leftovers.values()),
         )
+
         gone = 0
-        for key in missing:
+        for key in changes.missing:
             was_served = key in store.shards
-            gone += store.forget(key)
+            if store.forget(key):
+                gone += 1
             if was_served:
                 self.gone(key)
+
         known = store.known() | self.claims.keys()  # a transfer owns the files of its key
-        found = [shard for shard in shards if shard.key not in known]
+        found = [shard for shard in changes.shards if shard.key not in known]
         for shard in found:
             store.restore(shard)
             self.arrived(shard)
-        for part in parts:
+        for part in changes.parts:
             if part.key not in self.claims:
                 store.leave(part)
+
         self.pins.schedule_save()  # their file may have been lost with the folder
         if gone or found:
             log.warning("the cache folder has changed", gone=gone, shards_back=len(found))
-
-
-# Deadlocks over cache space: everything cached is held by readers and transfers waiting for space. The general
-# conditions apply (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM Computing Surveys 1971): each holder
-# keeps its space while it waits for space that the others hold. Only abandoning one of the waits resolves it.
-
-
-def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collection[Shard], space: Space) -> None:
-    """Raise CapacityError, or PostponedError if no reader waits for it, if this claim is to give up in a deadlock."""
-    blocked = [each for each in others if each.is_blocked]
-    waits = [wait for each in blocked for wait in each.reader_waits]
-    if not waits or not claim.is_blocked:
-        return
-    readers = _stuck_readers(blocked)
-    held_bytes = sum(shard.kept_bytes for shard in in_use if not shard.pinned)
-    reserved_bytes = sum(each.reserved_bytes for each in blocked)
-    staying_bytes = space.pinned_bytes + held_bytes + reserved_bytes
-    # Everything else resolves itself: shards without leases can be evicted, and running downloads finish.
-    min_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
-    may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.leased_shards() for reader in readers)
-    running = [each.reservation for each in others if each.reservation is not None and not each.is_blocked]
-    possible_bytes = space.effective_bytes(sum(reservation.unwritten_bytes for reservation in running))
-    if staying_bytes + min_bytes <= possible_bytes or may_be_given_back:
-        return
-    if claim is not max(blocked, key=_readiness):
-        return
-    if not claim.waits:
-        raise PostponedError
-    amounts = (space.pinned_bytes + held_bytes, reserved_bytes, space.pinned_bytes, min_bytes)
-    kept, reserved, pinned, needed = map(size, amounts)
-    raise CapacityError(
-        f"deadlock: {space.explanation}, {kept} of it is leased"
-        + (f" or pinned ({pinned})" if space.pinned_bytes else "")
-        + (f", {reserved} is reserved by transfers" if reserved_bytes else "")
-        + f", the next shard needs {needed}, and all {len(readers)} reader(s) with leases wait for that space or for "
-        "each other",
-        url=claim.transfers[0].ref.url,
-        remedy="the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its inflated "
-        f"form: {space.remedy}, or lower shuffle_window or the number of ranks"
-        f"{', or unpin shards' if space.pinned_bytes else ''}",
-    )
-
-
-def _readiness(claim: KeyClaim) -> tuple[bool, bool, bool, float]:
-    """Return a sort key; the claim with the largest is to give up.
-
-    First claims that no reader waits for; then those of readers that hold shards, which frees space for others; then
-    the most recent, so that the others continue as soon as its reader disconnects.
-    """
-    keeps = any(reader.leased_shards() for reader in _stuck_readers([claim]))
-    return not claim.waits, bool(claim.reader_waits), keeps, claim.waits_since_s
-
-
-def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
-    """Return the readers that wait for blocked shards, and those that keep their own shards until these continue."""
-    waiting = {wait.holder for claim in blocked for wait in claim.reader_waits if wait.holder is not None}
-    return waiting.union(*(reader.kept_waiting() for reader in waiting))

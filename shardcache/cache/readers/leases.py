@@ -4,7 +4,8 @@ import asyncio
 import enum
 from dataclasses import dataclass, field
 
-from shardcache.cache.waits import Arrival, Wait
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.waits import Wait
 from shardcache.errors import CorruptShardError
 from shardcache.store.shard import Facts, Shard, Unpublished
 
@@ -12,14 +13,15 @@ from shardcache.store.shard import Facts, Shard, Unpublished
 class LeaseState(enum.Enum):
     """State of a lease.
 
-    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a waiting reader needs
-    the space. The reader then finds no file and asks again.
+    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a
+    waiting reader needs the space. The reader then finds no file and asks again.
     """
 
     REQUESTED = enum.auto()
     AWAITED = enum.auto()  # requested, and the reader has nothing else to read
     GRANTED = enum.auto()  # ahead of need
-    IN_USE = enum.auto()  # the reader has reached the shard, which is retained from its publication on
+    # The reader has reached the shard, which is retained from its publication on
+    IN_USE = enum.auto()
     EVICTED = enum.auto()  # before the reader reached it
 
 
@@ -33,7 +35,8 @@ class Lease:
     state: LeaseState = LeaseState.REQUESTED
     # The shard, or its transfer if the lease was granted before its end.
     granted: Shard | Arrival | None = None
-    files: Unpublished | None = None  # those of the whole shard, if granted before their publication
+    # Those of the whole shard, if granted before their publication
+    files: Unpublished | None = None
     damage_seen: bool = False  # True once damage of its shard was noted
     # Waits for the shard; cancelled if the reader withdraws the request.
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)

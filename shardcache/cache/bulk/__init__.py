@@ -1,0 +1,1 @@
+"""Lists of shards that a user asks for at once: warmed or counted."""

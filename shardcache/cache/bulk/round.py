@@ -1,0 +1,153 @@
+"""Work through the shards of one request, a few at a time, with events for progress."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.listings.listing import name_of
+from shardcache.errors import ShardcacheError
+from shardcache.fetch.download import Downloader
+from shardcache.protocol import ShardRef
+from shardcache.redact import redact
+
+Event = dict[str, Any]
+"""A line of the answer to a user's request."""
+
+Send = Callable[[Event], Awaitable[None]]
+"""Sends an event to the user; an exception from it aborts the request."""
+
+_PROGRESS_S = 0.25
+
+# Counters that every round has; a third one counts the shards that need not be fetched.
+FETCHED = "fetched"
+FAILED = "failed"
+
+
+class Outcome(NamedTuple):
+    """Result for one shard."""
+
+    state: str  # the counter that it adds to
+    origin_bytes: int  # its size at the origin
+    details: Event  # further fields of its event
+
+
+class Round:
+    """The shards of one request and its progress.
+
+    Attributes:
+        total_bytes: the size of the shards at their origins, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        refs: Sequence[ShardRef],
+        found: str,
+        transfers: Transfers,
+        send: Send,
+    ) -> None:
+        """Begin without progress.
+
+        Args:
+            found: the name of the counter for shards that need not be fetched.
+        """
+        self._refs = refs
+        self._transfers = transfers
+        self._send = send
+        self._counts = Counter(dict.fromkeys((FETCHED, found, FAILED), 0))
+        self._arriving: set[str] = set()  # names of the shards that are visited now
+        self._done_bytes = 0
+        self._fetched_bytes = 0
+        sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
+        self.total_bytes = sum(sizes) or None
+
+    async def run(self, visit: Callable[[ShardRef], Awaitable[Outcome]], at_once: int) -> Event:
+        """Visit every shard, reporting each, and the progress; return the totals."""
+        await self._send(
+            {"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes},
+        )
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._tick())
+            async with asyncio.TaskGroup() as workers:
+                todo = iter(self._refs)  # shared by all workers
+                for _ in range(at_once):
+                    workers.create_task(self._work(visit, todo))
+            ticking.cancel()
+        await self._send(self._progress())
+        return {"shards": len(self._refs), **self._counts, "origin_bytes": self._fetched_bytes}
+
+    async def _work(
+        self,
+        visit: Callable[[ShardRef], Awaitable[Outcome]],
+        todo: Iterator[ShardRef],
+    ) -> None:
+        for ref in todo:
+            name = name_of(ref)
+            self._arriving.add(name)
+            try:
+                outcome = await visit(ref)
+            except ShardcacheError as exn:
+                self._counts[FAILED] += 1
+                await self._send({"event": "error", "error": exn.to_json()})
+            else:
+                await self._report(ref, outcome)
+            finally:
+                self._arriving.discard(name)
+            await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
+
+    async def _report(self, ref: ShardRef, outcome: Outcome) -> None:
+        self._counts[outcome.state] += 1
+        self._done_bytes += outcome.origin_bytes
+        if outcome.state == FETCHED:
+            self._fetched_bytes += outcome.origin_bytes
+        event = {"event": "shard", "url": ref.url, "state": outcome.state}
+        await self._send(event | outcome.details)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            await self._send(self._progress())
+
+    def _progress(self) -> Event:
+        done_bytes = self._done_bytes
+        for name in self._arriving:
+            transfer = self._transfers.get(name)
+            if transfer is not None:
+                done_bytes += transfer.arrived_bytes
+        return {
+            "event": "progress",
+            "done_shards": self._counts.total(),
+            "shards": len(self._refs),
+            "done_bytes": done_bytes,
+            "total_bytes": self.total_bytes,
+        }
+
+
+@asynccontextmanager
+async def reporting(
+    urls: Collection[str],
+    downloader: Downloader,
+    send: Send,
+) -> AsyncIterator[None]:
+    """Report the most often repeated request for any of the urls, whenever that changes."""
+    watching = asyncio.create_task(_report_failures(urls, downloader, send))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
+    sent = None
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        failing = [(failed, url) for url, failed in downloader.failing.items() if url in urls]
+        if not failing:
+            continue
+        failed, url = max(failing)
+        if failed != sent:
+            sent = failed
+            await send({"event": "retrying", "url": redact(url), "message": str(failed)})

@@ -1,0 +1,153 @@
+"""Warming: lists of shards are fetched, whoever reads them later."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Outcome, Round, Send
+from shardcache.cache.fetching.leasing import Leasing, Published
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.errors import CapacityError
+from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.store.space import Space
+from shardcache.store.store import Store
+from shardcache.units import size
+
+CACHED = "cached"
+"""Counter of the shards that need not be fetched."""
+
+
+class Warming:
+    """Fetches lists of shards, `max_transfers` at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        leasing: Leasing,
+        origins: Origins,
+        downloader: Downloader,
+        max_transfers: int,
+    ) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._leasing = leasing
+        self._origins = origins
+        self._downloader = downloader
+        self._max_transfers = max_transfers
+
+    async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
+        """Fetch the shards, reporting to `send`; sizes that no listing gave are asked for
+        meanwhile.
+
+        Raises CapacityError as soon as they are known to exceed the cache's capacity together.
+        """
+        unique = list(dict.fromkeys(refs))
+        await self._leasing.recall(ref.url for ref in unique if ref.version is None)
+        # In an order of its own: nodes that warm the same shards do not all want the same one at a
+        # time.
+        wanted = random.sample(unique, len(unique))
+        check_size = _size_check(self._store.measured())  # before own transfers make that inexact
+        check_size(wanted)
+        work = Round(wanted, CACHED, self._transfers, send)
+        delivered: list[Published] = []
+
+        async def note(found: Published) -> None:
+            delivered.append(found)
+
+        fetching = asyncio.create_task(self.fetch(work, note))
+        asking = asyncio.create_task(self.ask(wanted))
+        try:
+            await asyncio.wait((fetching, asking), return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                work.total_bytes = check_size(asking.result())
+            totals = await fetching
+        finally:
+            fetching.cancel()
+            asking.cancel()
+            await asyncio.gather(fetching, asking, return_exceptions=True)
+
+        await self._report_evicted(delivered, totals, send)
+        await send({"event": "done", **totals})
+
+    async def _report_evicted(
+        self,
+        delivered: Sequence[Published],
+        totals: Event,
+        send: Send,
+    ) -> None:
+        """Count the shards as failed that were evicted again by the end."""
+        space = self._store.measured()
+        for found in delivered:
+            if self._store.shards.get(found.shard.key) is found.shard:
+                continue
+            totals[_state_of(found)] -= 1
+            totals[FAILED] += 1
+            evicted = CapacityError(
+                f"evicted again, to make room for other shards; {space.explanation}",
+                url=found.facts.url,
+                remedy=f"{space.remedy}, or warm fewer shards",
+            )
+            await send({"event": "error", "error": evicted.to_json()})
+
+    async def fetch(self, work: Round, use: Callable[[Published], Awaitable[None]]) -> Event:
+        """Fetch a round, reporting every event but the last; return its totals.
+
+        Args:
+            use: called with each shard, which is retained meanwhile.
+        """
+
+        async def visit(ref: ShardRef) -> Outcome:
+            async with self._leasing.published(ref) as found:
+                await use(found)
+            details = {"size_bytes": found.facts.size_bytes}
+            return Outcome(_state_of(found), found.facts.origin_bytes, details)
+
+        return await work.run(visit, self._max_transfers)
+
+    async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
+        """Return each ref once, with sizes that its pattern did not give; with `versions`, those
+        too.
+        """
+        wanted = list(dict.fromkeys(refs))
+        unknown = [ref.url for ref in wanted if _lacks_facts(ref, versions=versions)]
+        found = await self._downloader.stat_all(self._origins.origin, unknown)
+        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
+
+
+def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
+    """Return a function that adds up known sizes; above `space` it raises CapacityError."""
+    limit_bytes = space.effective_bytes(space.unwritten_bytes)
+    explanation = space.explanation
+
+    def check(refs: Iterable[ShardRef]) -> int | None:
+        known_bytes = sum(ref.size_bytes or 0 for ref in refs)
+        if known_bytes > limit_bytes:
+            raise CapacityError(
+                f"the shards total {size(known_bytes)}; {explanation}",
+                remedy=f"{space.remedy}, or warm fewer shards",
+            )
+        return known_bytes or None
+
+    return check
+
+
+def _state_of(found: Published) -> str:
+    return CACHED if found.hit else FETCHED
+
+
+def _lacks_facts(ref: ShardRef, *, versions: bool) -> bool:
+    return ref.size_bytes is None or (versions and ref.version is None)
+
+
+def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
+    """Return a ref with what its origin has reported, if that was asked."""
+    if obj is None:
+        return ref
+    version = ref.version
+    if versions and not version:
+        version = obj.version
+    return ref._replace(size_bytes=obj.size_bytes, version=version or None)

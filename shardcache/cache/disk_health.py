@@ -1,0 +1,169 @@
+"""Health of the cache disk: checked periodically, after errors, and while it fails."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.signals import Signal
+from shardcache.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
+from shardcache.store.shard import Shard
+
+log = structlog.get_logger()
+
+
+_LOOK_S = 5.0
+# A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+class Health:
+    """Health of the cache disk: checked periodically, right after errors, and while it fails.
+
+    Attributes:
+        error: the disk's present error. With one, cached shards are served but none is fetched.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self.error: DiskError | None = None
+        self._residency = residency
+        self._store = residency.store
+        self._since_s = time.monotonic()  # start of the present state
+        self._suspicion = asyncio.Event()  # set until the disk is checked by writing
+        self._suspicion.set()
+        self._looked = Signal()
+        self._is_looking = False
+        self._asked_s: float | None = None  # start of the present question to the disk
+
+    def __repr__(self) -> str:
+        return f"Health({'well' if self.error is None else self.error.code!r})"
+
+    def check(self, url: str) -> None:
+        """Raise the disk's present error, if any, naming the url that cannot be fetched."""
+        if self.error is not None:
+            raise type(self.error)(self.error.message, url=url, remedy=self.error.remedy)
+
+    async def examine(self) -> bool:
+        """Check the disk after a failure on it; return whether it is healthy.
+
+        Returns at once if it is known to fail.
+        """
+        if self.error is None:
+            self._suspicion.set()
+        looks = self._looked.count + 1
+        if self._is_looking:
+            looks += 1  # the check in progress may predate the failure
+        while self.error is None and self._looked.count < looks:
+            await self._looked.wait()
+        return self.error is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `state` (`ok`, or the error's code), `error`, and the time in this state.
+
+        `silent_s` is the age of a check still without a result: a disk that hangs does not even
+        return an error.
+        """
+        now_s = time.monotonic()
+        silent_s = 0.0
+        if self._asked_s is not None:
+            silent_s = now_s - self._asked_s
+        return {
+            "state": "ok" if self.error is None else self.error.code,
+            "error": None if self.error is None else self.error.to_json(),
+            "since_s": round(now_s - self._since_s, 3),
+            "silent_s": round(silent_s, 3),
+        }
+
+    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
+        """Take a corrupt shard out of service.
+
+        False if the disk has failed, which proves nothing about the shard.
+        """
+        if not await self.examine():
+            return False
+        shard.damage = exn
+        if shard.leases:
+            log.error("corrupt shard is in use", shard=exn.url, leases=shard.leases)
+        await self._residency.isolate(shard, exn)
+        return True
+
+    async def lost(self) -> None:
+        """Return once the cache folder was found deleted with the folder around it."""
+        while not self._store.folder.is_lost:
+            await self._looked.wait()
+
+    async def run(self) -> None:
+        """Monitor the disk until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if self.error is None:
+                pause_s = _FIRST_PAUSE_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._suspicion.wait()
+            else:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Check the disk, and bring what the daemon knows of the folder up to date."""
+        is_suspected = self._suspicion.is_set() or self.error is not None
+        self._suspicion.clear()
+        self._is_looking = True
+        try:
+            if is_suspected:
+                changed = await self._probe()
+            else:
+                changed = await self._ask(self._store.folder.look)
+            await asyncio.to_thread(self._store.catalogue.reopen)
+            if changed or self.error is not None:
+                await self._residency.reconcile()
+            await self._residency.keep_free()
+        except DiskError as exn:
+            self._record(exn)
+        except ExhaustedError as exn:  # says nothing about the disk
+            log.warning("cannot check the cache disk", cause=exn.message)
+        else:
+            self._record(None)
+        finally:
+            self._is_looking = False
+            self._looked.notify()
+
+    async def _probe(self) -> bool:
+        try:
+            return await self._ask(self._store.folder.probe)
+        except DiskFullError:  # other programs fill the disk
+            await self._residency.keep_free()
+        return await self._ask(self._store.folder.probe)
+
+    async def _ask(self, question: Callable[[], bool]) -> bool:
+        self._asked_s = time.monotonic()
+        try:
+            return await asyncio.to_thread(question)
+        finally:
+            self._asked_s = None
+
+    def _record(self, error: DiskError | None) -> None:
+        """Record the disk's state; a change of it is logged, and wakes who waits for space."""
+        previous = self.error
+        self.error = error
+        if type(previous) is type(error):
+            return
+        self._residency.changed.notify()
+        now_s = time.monotonic()
+        lasted_s = now_s - self._since_s
+        self._since_s = now_s
+        if error is None:
+            log.warning("cache disk has recovered", after_s=round(lasted_s, 1))
+        else:
+            log.error(
+                "cache disk error; serving cached shards only",
+                cause=error.message,
+                remedy=error.remedy,
+            )

@@ -1,0 +1,1 @@
+"""Shards for readers: found in the cache, or transferred into it."""

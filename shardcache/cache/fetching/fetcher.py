@@ -1,0 +1,285 @@
+"""Fetching of one shard, from url to published file: stat, reserve, download, publish."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from shardcache.cache.disk_health import Health
+from shardcache.cache.fetching.publisher import Publisher
+from shardcache.cache.fetching.reserving import reserve_for_transfer
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import PostponedError
+from shardcache.errors import (
+    CorruptShardError,
+    DiskError,
+    OriginUnavailableError,
+    ShardcacheError,
+    ShardChangedError,
+)
+from shardcache.fetch.download import Downloader, refetch
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.store.folder.folder_contents import Leftover
+from shardcache.store.folder.layout import PART
+from shardcache.store.keys import place_of, shard_key
+from shardcache.store.partial import Partial, discard
+from shardcache.store.shard import Shard
+from shardcache.store.space import Reservation, footprint_bytes
+
+log = structlog.get_logger()
+
+
+class Fetcher:
+    """Fetches shards on behalf of `Transfers`."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        health: Health,
+        origins: Origins,
+        downloader: Downloader,
+        publisher: Publisher,
+        part_bytes: int,
+    ) -> None:
+        self._residency = residency
+        self._store = residency.store
+        self._planner = residency.planner
+        self._health = health
+        self._origins = origins
+        self._downloader = downloader
+        self._publisher = publisher
+        self._part_bytes = part_bytes
+
+    async def fetch(self, transfer: Transfer) -> Shard:
+        """Return the published shard.
+
+        Raises PostponedError if the disk has failed and no reader waits for it.
+        """
+        if self._health.error is not None and not transfer.waits:
+            raise PostponedError
+        try:
+            return await self._fetch(transfer)
+        except DiskError as exn:
+            if not await self._health.examine():
+                if transfer.waits:
+                    raise
+                raise PostponedError from exn
+            log.warning("transient disk error; retrying the shard", cause=exn.message)
+        return await self._fetch(transfer)
+
+    @refetch
+    async def _fetch(self, transfer: Transfer) -> Shard:
+        known = self._planner.key(transfer.name)
+        if known in self._store.shards:
+            # It lacks an index, for which the origin need not be asked.
+            async with self._claimed(known, transfer) as claim:
+                shard = await self._cached(transfer, claim, known)
+                if shard is not None:
+                    return shard
+
+        url = transfer.ref.url
+        origin = self._origins.origin(url)
+        transfer.stages.enter(Stage.ASKING)
+        obj = await self._downloader.stat(
+            origin,
+            url,
+            transfer.ref.version,
+            self._first_bytes(transfer),
+        )
+        key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
+        self._planner.learn(transfer.name, key, obj.reported_s)
+        self._planner.learn_size(transfer.name, obj.size_bytes)
+        async with self._claimed(key, transfer) as claim:
+            shard = await self._cached(transfer, claim, key)
+            if shard is not None:
+                return shard
+            self._health.check(obj.url)
+            transfer.begin(obj.size_bytes)
+            return await self._into(transfer, claim, origin, obj, key)
+
+    async def _cached(self, transfer: Transfer, claim: KeyClaim, key: str) -> Shard | None:
+        """Return the cached shard, indexed if samples are wanted.
+
+        None if there is none, or it proves damaged. Raises ShardError if it cannot be indexed: it
+        stays a file.
+        """
+        shard = self._store.shards.get(key)
+        if shard is None:
+            return None
+        facts = shard.facts
+        lacks_index = facts is not None and facts.samples is None
+        if facts is None or not lacks_index or not claim.wants_samples:
+            return shard
+
+        transfer.stages.enter(Stage.DISK)
+        with self._residency.retained(shard):
+            try:
+                await self._store.check_tar(shard, facts)  # damaged bytes may have a sound index
+            except CorruptShardError as exn:
+                if await self._health.found(shard, exn):
+                    return None
+                self._health.check(facts.url)
+                raise
+            await self._publisher.index_present(transfer, claim, shard, facts)
+        return shard
+
+    def _first_bytes(self, transfer: Transfer) -> int:
+        """Return how much of a shard to request with its version; 0 unless it is needed now."""
+        if self._store.leftovers:
+            return 0  # finished parts may be there
+        if transfer.ref.is_file:
+            return 0  # another part may be needed first
+        if transfer.waits:
+            return self._part_bytes
+        now = self._planner.now
+        next_use_s = now.next_use_s(self._planner.key(transfer.name))
+        return self._part_bytes if next_use_s <= now.now_s else 0
+
+    @asynccontextmanager
+    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
+        """Serialize transfers that lead to the same key.
+
+        One plan may know a shard's version, another only its url.
+        """
+        claim = self._residency.claims.setdefault(key, KeyClaim())
+        claim.transfers.append(transfer)
+        try:
+            async with claim.lock:
+                yield claim
+        finally:
+            claim.transfers.remove(transfer)
+            if not claim.transfers:
+                del self._residency.claims[key]
+
+    async def _into(
+        self,
+        transfer: Transfer,
+        claim: KeyClaim,
+        origin: Origin,
+        obj: RemoteObject,
+        key: str,
+    ) -> Shard:
+        """Reserve space for a version of the shard, download it into that, and publish it."""
+        reservation = Reservation(self._store.space)
+        claim.reservation = reservation
+        self._store.adopt(key, reservation)
+        adopted_bytes = reservation.size_bytes
+        gave_way = False
+        try:
+            size_bytes = footprint_bytes(obj.size_bytes)
+            await reserve_for_transfer(self._residency, claim, transfer, key, size_bytes)
+            present = self._store.shards.get(key)
+            if present is not None:
+                return present  # its eviction was under way when this began, and failed
+            partial = await asyncio.to_thread(self._open, obj, transfer.ref.is_file)
+            reservation.written(max(0, obj.size_bytes - adopted_bytes))
+            return await self._download(claim, transfer, origin, partial)
+        except PostponedError:
+            gave_way = reservation.size_bytes > adopted_bytes  # others wait for exactly this space
+            if gave_way:
+                await asyncio.to_thread(discard, self._store.layout, key, keep_parts=True)
+            raise
+        except ShardcacheError as exn:
+            await self._clean_up(transfer, obj, key, exn)
+            raise
+        finally:
+            self._leave_parts(key, reservation, transfer)
+            if gave_way:
+                self._residency.changed.notify()
+
+    async def _clean_up(
+        self,
+        transfer: Transfer,
+        obj: RemoteObject,
+        key: str,
+        exn: ShardcacheError,
+    ) -> None:
+        """Remove what a failed transfer has left, but for parts that another can continue with."""
+        exn.url = exn.url or transfer.ref.url  # the disk's errors name none
+        if isinstance(exn, CorruptShardError):
+            self._residency.counters.corrupt += 1
+            self._origins.suspect(obj, self._part_bytes)
+        if isinstance(exn, (ShardChangedError, CorruptShardError)):
+            log.info("discarding the download", version=obj.version, cause=exn.message)
+        if transfer.arriving is not None:
+            transfer.arriving.fail(exn)
+        is_reusable = exn.retryable and not isinstance(exn, ShardChangedError)
+        await asyncio.to_thread(discard, self._store.layout, key, keep_parts=is_reusable)
+
+    def _open(self, obj: RemoteObject, is_file: bool) -> Partial:
+        # If the disk was unmounted, the download would fill the filesystem underneath.
+        self._store.folder.check()
+        return Partial.open(self._store.layout, obj, self._part_bytes, is_file=is_file)
+
+    async def _download(
+        self,
+        claim: KeyClaim,
+        transfer: Transfer,
+        origin: Origin,
+        partial: Partial,
+    ) -> Shard:
+        """Download the missing parts, and publish the shard, for its early readers too."""
+
+        def next_use_s() -> float:
+            return self._planner.now.next_use_s(partial.key)
+
+        begun_s = time.monotonic()
+        transfer.stages.enter(Stage.NETWORK)
+        if self._may_be_read_early(partial):
+            transfer.offer(partial)
+        await self._downloader.download(
+            origin,
+            partial,
+            priority=lambda: claim.priority(next_use_s),
+            progress=transfer.set_done,
+            coming=transfer.coming,
+            first=lambda: claim.needed_first,
+        )
+        transfer.stages.enter(Stage.DISK)
+        shard, refused = await self._publisher.publish(partial, transfer, claim)
+        self._planner.took(time.monotonic() - begun_s)
+        if transfer.arriving is not None:
+            for _ in transfer.arriving.readers:
+                self._residency.retain(shard)
+            transfer.arriving.publish(shard, refused)
+        return shard
+
+    def _may_be_read_early(self, partial: Partial) -> bool:
+        """Return whether readers may have a shard's beginning while the rest arrives."""
+        if partial.codec is not None:
+            return False
+        if not partial.obj.guarded or not partial.obj.ranges:
+            return False
+        # A reader of an arriving shard refuses one with torn samples, whatever the rule.
+        is_strict = self._origins.rule(partial.obj.url).require_adjacent
+        return is_strict or partial.is_file
+
+    def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
+        """Close the reservation; finished parts stay on disk for the next transfer."""
+        try:
+            parts = Leftover.of(self._store.layout.in_progress(key, PART))
+        except OSError:  # the disk is failing: leftovers are counted once it recovers
+            parts = Leftover(key, (), 0)
+
+        arriving = transfer.arriving
+        transfer.arriving = None
+        if arriving is not None and arriving.shard is None:
+            arriving.fail(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
+
+        # Readers have the part open, which stays for the next transfer or was removed; or an
+        # inflated tar, which was removed. What was removed takes disk space until the last of them
+        # closes it.
+        if arriving is None:
+            reservation.close()
+        elif arriving.partial.codec is not None or not parts.size_bytes:
+            arriving.when_left(reservation.close)
+        else:
+            reservation.close()
+        if parts.size_bytes:
+            self._store.leave(parts)

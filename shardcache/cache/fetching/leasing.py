@@ -1,0 +1,211 @@
+"""Published shards for those who ask: found in the cache and checked, or fetched."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from shardcache.cache.disk_health import Health
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.listings.listing import name_of
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.versions.history import History
+from shardcache.cache.versions.revalidation import Revalidation
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.errors import CorruptShardError, OutdatedError
+from shardcache.protocol import ShardRef
+from shardcache.store.keys import shard_key
+from shardcache.store.shard import Facts, Shard
+
+log = structlog.get_logger()
+
+
+_RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A cached shard, to be retained before the next await."""
+
+    shard: Shard
+    facts: Facts
+    hit: bool  # True if it did not have to be fetched
+
+
+class Leasing:
+    """Finds or fetches the published file of a planned shard."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        health: Health,
+        history: History,
+        revalidation: Revalidation,
+    ) -> None:
+        self._residency = residency
+        self._store = residency.store
+        self._planner = residency.planner
+        self._transfers = transfers
+        self._health = health
+        self._history = history
+        self._revalidation = revalidation
+        self._examining = asyncio.Lock()
+
+    async def recall(self, urls: Iterable[str]) -> None:
+        """Restore the versions of bare urls cached before the last restart.
+
+        `acquire` revalidates them.
+        """
+        unknown = [url for url in urls if self._planner.key(url) == url]
+        for first in range(0, len(unknown), _RECALLED_AT_ONCE):
+            some = unknown[first : first + _RECALLED_AT_ONCE]
+            versions = await self._history.versions(some)
+            for url, version in zip(some, versions, strict=True):
+                if version is None:
+                    continue
+                key = shard_key(url, version)
+                if key in self._store.shards:
+                    self._planner.learn(url, key, now_s=float("-inf"))
+
+    async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+        """Return the published shard, fetched if it is missing.
+
+        Returns early access to it if `wait` accepts that. Raises every error that fetching it can
+        raise; OutdatedError if the origin has another version than the ref names.
+        """
+        name = name_of(ref)
+        shard = await self._present(name, ref)
+        hit = shard is not None
+        while True:
+            if shard is not None:
+                facts = await self._facts(shard, ref.url)
+                hit = hit and facts is not None
+                if facts is not None and _is_enough(facts, ref):
+                    if hit:
+                        self._planner.now.found(shard.key)
+                    return Published(shard, facts, hit)
+
+            # It is missing, damaged, or has no index: the transfer fetches or indexes it.
+            found = await self._transfers.wait(name, ref, wanted, wait)
+            if isinstance(found, Arrival):
+                return found
+            # The published shard may have been evicted before this task runs: check again.
+            shard = self._store.shards.get(found.key)
+
+    async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
+        """Return the present version of a shard as `acquire` does.
+
+        The plans that name another version mean this one from then on.
+        """
+        found = await self.acquire(ref._replace(version=None), wanted, wait)
+        key = found.shard.key if isinstance(found, Published) else found.partial.key
+        self._planner.learn(name_of(ref), key, time.monotonic())
+        return found
+
+    @contextlib.asynccontextmanager
+    async def published(self, ref: ShardRef) -> AsyncIterator[Published]:
+        """Provide a shard, fetched if it is missing, and keep it during the block.
+
+        Raises as `acquire` does.
+        """
+        found = await self.acquire(ref, Class.WARM, Wait())
+        assert isinstance(found, Published)  # this wait does not accept a partial shard
+        self._residency.retain(found.shard)
+        try:
+            yield found
+        finally:
+            await self.release(found.shard)
+
+    async def release(self, shard: Shard) -> None:
+        """Release a retained shard and record this as the time of its last use."""
+        self._store.touch(shard)
+        self._residency.release(shard)
+        if not shard.leases:
+            await self._store.remember_use(shard)
+
+    async def _facts(self, shard: Shard, url: str) -> Facts | None:
+        """Return the facts of a cached shard; None if it is damaged, or out of service by now.
+
+        Raises DiskError if the disk has failed.
+        """
+        with self._residency.retained(shard):
+            try:
+                if self._store.is_suspect(shard):
+                    await self._examine(shard, url)
+                is_first_use = shard.facts is None
+                facts = await self._store.facts(shard)
+                if is_first_use:
+                    await self._history.remember(facts)
+            except CorruptShardError as exn:
+                await self._check_disk(url)
+                shard.damage = exn
+                await self._residency.isolate(shard, exn)
+                return None
+            self._store.touch(shard)
+            is_cached = self._store.shards.get(shard.key) is shard
+            return facts if is_cached else None
+
+    async def _examine(self, shard: Shard, url: str) -> None:
+        """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
+
+        If its index alone is damaged, it is a file from then on, which whoever wants samples has
+        indexed again.
+        """
+        async with self._examining:  # one at a time, and once for all readers that found the same
+            is_cached = self._store.shards.get(shard.key) is shard
+            if not is_cached or not self._store.is_suspect(shard):
+                return
+            facts = await self._store.facts(shard)
+            if facts.samples is None or await self._has_index(shard, facts):
+                log.warning(
+                    "checking a shard that a reader found damaged",
+                    shard=url,
+                    cause=shard.suspicion,
+                )
+                await self._store.check_tar(shard, facts)
+            shard.suspicion = ""
+
+    async def _has_index(self, shard: Shard, facts: Facts) -> bool:
+        """Return whether a shard's index is sound; without one, it is a file from then on."""
+        try:
+            await self._store.check_index(shard, facts)
+        except CorruptShardError as exn:
+            await self._check_disk(facts.url)
+            log.error(
+                "the index of a cached shard is damaged; making it again",
+                shard=facts.url,
+                cause=exn.message,
+            )
+            self._residency.counters.corrupt += 1
+            shard.facts = replace(facts, samples=None)
+            return False
+        return True
+
+    async def _check_disk(self, url: str) -> None:
+        """Raise DiskError if the disk has failed, which proves nothing about its shards."""
+        await self._health.examine()
+        self._health.check(url)
+
+    async def _present(self, name: str, ref: ShardRef) -> Shard | None:
+        """Return the shard if it is cached; if no version is given, the origin's last known one."""
+        if ref.version is None:
+            await self._revalidation.check(name, ref)
+        return self._store.shards.get(self._planner.key(name))
+
+
+def _is_enough(facts: Facts, ref: ShardRef) -> bool:
+    """Return whether a cached shard has what is wanted; False for samples of one without an index.
+
+    Raises OutdatedError if it is another version: plans that may read any share the shard's name.
+    """
+    if ref.version not in (None, facts.version):
+        raise OutdatedError(
+            f"the origin has version {facts.version}, the manifest names {ref.version}",
+            url=ref.url,
+        )
+    return ref.is_file or facts.samples is not None

@@ -1,0 +1,188 @@
+"""Publishing of one shard: a complete file is inflated, indexed, and given its name."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from shardcache.cache.fetching.reserving import reserve_for_transfer
+from shardcache.cache.space.residency import NOW, Residency
+from shardcache.cache.versions.history import History
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.errors import ShardError
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.store.folder.layout import SIDECAR, TAR
+from shardcache.store.indexing.indexer import IndexRequest, write_bare
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.partial import Partial, discard
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.space import Reservation, footprint_bytes
+
+
+class Publisher:
+    """Turns complete files into published shards, and indexes those that were published without."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        origins: Origins,
+        history: History,
+        indexers: Indexers,
+    ) -> None:
+        self._residency = residency
+        self._store = residency.store
+        self._origins = origins
+        self._history = history
+        self._indexers = indexers
+        self._inflating: KeyClaim | None = None
+
+    async def publish(
+        self,
+        partial: Partial,
+        transfer: Transfer,
+        claim: KeyClaim,
+    ) -> tuple[Shard, ShardError | None]:
+        """Inflate, index and publish a complete partial, which closes the claim's reservation.
+
+        Readers that have nothing else to read get it once it is indexed, before it is synced to
+        the disk. It is not indexed if nobody wants samples; nor, and that error is returned, if
+        somebody waits for the mere file.
+        """
+        tar, facts = await self._plain_tar(partial, claim)
+        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        refused: ShardError | None = None
+        try:
+            if claim.wants_samples and not partial.is_file:
+                facts = await self._indexed(tar, sidecar, facts, partial.obj, claim)
+        except ShardError as exn:
+            if not claim.wants_file or partial.codec is not None:
+                raise
+            refused = exn
+        if facts.samples is None:
+            await asyncio.to_thread(write_bare, sidecar, facts.to_json())
+
+        files = await self._store.seal(tar, sidecar, facts)
+        # Begun before any reader has the shard: who has read it finds its number of samples known.
+        remembering = asyncio.create_task(self._history.remember(facts))
+        arrival = transfer.arriving
+        if arrival is None:
+            arrival = transfer.offer(partial)
+        arrival.check(files)
+        await remembering
+
+        shard = await self._store.publish(partial.key, files)
+        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be
+        # evicted before.
+        assert claim.reservation is not None
+        claim.reservation.close(kept_bytes=shard.kept_bytes)
+        self._residency.arrived(shard)
+        return shard, refused
+
+    async def index_present(
+        self,
+        transfer: Transfer,
+        claim: KeyClaim,
+        shard: Shard,
+        facts: Facts,
+    ) -> None:
+        """Index a cached shard that was fetched as a plain file, or has lost its index.
+
+        Raises ShardError.
+        """
+        layout = self._store.layout
+        sidecar = layout.in_progress(shard.key, SIDECAR)
+        obj = RemoteObject(transfer.ref.url, facts.version, facts.size_bytes)
+        reservation = Reservation(self._store.space)
+        claim.reservation = reservation
+        try:
+            index_bytes = _allowed_index_bytes(obj)
+            await reserve_for_transfer(self._residency, claim, transfer, shard.key, index_bytes)
+            transfer.stages.enter(Stage.DISK)
+            tar = layout.tar(shard.key)
+            facts = await self._indexed(tar, sidecar, facts, obj, claim)
+            await self._history.remember(facts)
+            await self._store.add_index(shard, sidecar, facts)
+        finally:
+            reservation.close()
+            await asyncio.to_thread(discard, layout, shard.key, keep_parts=True)
+
+    # Indexing
+
+    async def _indexed(
+        self,
+        tar: Path,
+        sidecar: Path,
+        facts: Facts,
+        obj: RemoteObject,
+        claim: KeyClaim,
+    ) -> Facts:
+        """Write the sidecar of a complete tar; return the facts with the number of samples."""
+        rule = self._origins.rule(obj.url)
+        request = IndexRequest(
+            tar=str(tar),
+            sidecar=str(sidecar),
+            header=facts.to_json(),
+            url=facts.url,
+            require_end=rule.require_end,
+            allowed_bytes=_allowed_index_bytes(obj),
+            ignore_trailing_data=rule.ignore_trailing_data,
+            require_adjacent=rule.require_adjacent,
+        )
+        samples = await self._index(request, claim)
+        return replace(facts, samples=samples)
+
+    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
+        indexed = await self._indexers.index(request)
+        if not indexed.written:
+            # An index this large, of many tiny samples, is rare enough to scan twice.
+            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
+            allowed = replace(request, allowed_bytes=indexed.sidecar_bytes)
+            indexed = await self._indexers.index(allowed)
+        return indexed.samples
+
+    # Inflating
+
+    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
+        """Return the file to publish, and the facts about it without samples."""
+        codec = partial.codec
+        if codec is None:
+            return partial.path, partial.facts()
+
+        path = self._store.layout.in_progress(partial.key, TAR)
+        loop = asyncio.get_running_loop()
+
+        def reserve(size_bytes: int) -> None:
+            growing = asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop)
+            growing.result()
+
+        async with self._inflating_turn(claim):
+            facts = await asyncio.to_thread(partial.inflate, codec, path, reserve)
+        return path, facts
+
+    @asynccontextmanager
+    async def _inflating_turn(self, claim: KeyClaim) -> AsyncIterator[None]:
+        """Inflate one shard at a time: two growing together could wait for each other's space."""
+        while self._inflating is not None:
+            with claim.waiting_behind(self._inflating):
+                await self._residency.change(claim)
+        self._inflating = claim
+        try:
+            yield
+        finally:
+            self._inflating = None
+            self._residency.changed.notify()
+
+    async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
+        """Reserve space that is written at once."""
+        await self._residency.reserve(claim, size_bytes, lambda: NOW)
+        assert claim.reservation is not None
+        claim.reservation.written(size_bytes)
+
+
+def _allowed_index_bytes(obj: RemoteObject) -> int:
+    """Return the size of an index that the reservation for its shard has space for."""
+    return footprint_bytes(obj.size_bytes) - obj.size_bytes

@@ -1,0 +1,219 @@
+"""Transfers in progress: one per shard, for all who ask for it."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shardcache.cache.fetching.retry_gate import RetryGate
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Class, JobKey, PostponedError, Wait
+from shardcache.errors import (
+    CorruptShardError,
+    OriginUnavailableError,
+    ShardcacheError,
+    ShardError,
+    internal_error,
+)
+from shardcache.logs import about
+from shardcache.protocol import ShardRef
+from shardcache.store.shard import Shard
+
+log = structlog.get_logger()
+
+
+_MAX_REFUSALS = 100  # the latest, for people to read
+
+
+class Transfers:
+    """Transfers in progress, by shard name.
+
+    They belong to the cache and outlive the request that started them.
+
+    Attributes:
+        failures: shards that are not worth prefetching for now.
+        refusals: the errors of shards that were refused, by url, latest last; until the shard is
+            served.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[Transfer], Awaitable[Shard]],
+        reconsider: Callable[[], None],
+        residency: Residency,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Begin without transfers.
+
+        Args:
+            fetch: fetches a shard; raises its errors, or PostponedError.
+            reconsider: called when a transfer has become more urgent.
+            residency: the cached shards.
+            group: runs the transfers.
+        """
+        self.failures = RetryGate()
+        self.refusals: dict[str, ShardError] = {}
+        self._fetch = fetch
+        self._reconsider = reconsider
+        self._planner = residency.planner
+        self._changed = residency.changed
+        self._counters = residency.counters
+        self._measures = residency.counters.measures
+        self._clients = residency.counters.bills.clients
+        self._group = group
+        self._by_name: dict[str, Transfer] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str) -> Transfer | None:
+        """Return the transfer of a shard, if there is one."""
+        return self._by_name.get(name)
+
+    def all(self) -> list[Transfer]:
+        """Return every transfer, oldest first."""
+        return list(self._by_name.values())
+
+    async def wait(self, name: str, ref: ShardRef, wanted: Class, wait: Wait) -> Shard | Arrival:
+        """Join the shard's transfer or start it; return the shard.
+
+        Returns early access to it if `wait` accepts that: the caller is then one of its readers.
+        Cancelling the caller does not cancel the transfer: others may wait for it, now or later.
+        Raises the transfer's error; a caller that joined a running transfer gets a new attempt
+        first if the error is retryable.
+        """
+        wait.is_file = ref.is_file
+        has_joined = name in self._by_name
+        transfer = self.start(name, ref, wanted, wait.client)
+        try:
+            return await self._wait(transfer, wait)
+        except ShardcacheError as exn:
+            if not (has_joined and exn.retryable):
+                raise
+        own = self.start(name, ref, wanted, wait.client)
+        return await self._wait(own, wait)
+
+    async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arrival:
+        transfer.waits.add(wait)
+        wait.stages = transfer.stages
+        try:
+            while not transfer.outcome.done():
+                arrival = transfer.arriving
+                is_waiting = wait.since_s is not None
+                if is_waiting and arrival is not None and arrival.is_worth(wait):
+                    arrival.readers.append(wait.client)
+                    arrival.is_file |= wait.is_file
+                    return arrival
+                await transfer.moved.wait()
+            return transfer.outcome.result()
+        finally:
+            transfer.waits.discard(wait)
+
+    def start(
+        self,
+        name: str,
+        ref: ShardRef,
+        wanted: Class,
+        client: JobKey | None = None,
+    ) -> Transfer:
+        """Start a transfer, or make the running one at least as urgent as `wanted`.
+
+        Args:
+            client: the job to which a new transfer is charged.
+        """
+        transfer = self._by_name.get(name)
+        if transfer is None:
+            transfer = Transfer(name, ref, wanted)
+            self._by_name[name] = transfer
+            self._clients[ref.url] = client
+            transfer.outcome.add_done_callback(_retrieve_error)
+            with about(shard=ref.url):
+                transfer.task = self._group.create_task(
+                    self._run(transfer),
+                    name=f"fetch {ref.url}",
+                )
+        transfer.wanted = min(transfer.wanted, wanted)
+        if not ref.is_file:  # samples are wanted if anybody wants them
+            transfer.ref = ref
+        return transfer
+
+    def hurry(self, transfer: Transfer) -> None:
+        """Re-evaluate priorities now: a reader waits for this shard."""
+        transfer.moved.notify()
+        self._reconsider()
+
+    def stop(self) -> None:
+        """Cancel all transfers."""
+        for transfer in self.all():
+            if transfer.task is not None:
+                transfer.task.cancel()
+
+    async def _run(self, transfer: Transfer) -> None:
+        is_postponed = False
+        try:
+            log.debug("fetching", wanted=transfer.klass.name.lower())
+            shard = await self._fetch(transfer)
+            log.debug("fetched", size_bytes=shard.size_bytes)
+            for name in self.failures.succeeded(transfer.name):
+                self._planner.now.missed(name)
+            self._measure(transfer)
+            self.refusals.pop(transfer.ref.url, None)
+            transfer.outcome.set_result(shard)
+        except PostponedError:
+            # No notification: nothing has changed that could make another attempt succeed.
+            self._planner.now.missed(transfer.name)
+            is_postponed = True
+        except ShardcacheError as exn:
+            self._fail(transfer, exn)
+        except Exception as exn:
+            # The daemon's top-level guard: one bad shard must not end all jobs.
+            log.exception("unexpected error in a transfer")
+            self._fail(transfer, internal_error(exn, transfer.ref.url))
+        finally:
+            del self._by_name[transfer.name]
+            self._clients.pop(transfer.ref.url, None)
+            if not transfer.outcome.done():
+                # Postponed, or the daemon is stopping: waiters still get an answer.
+                transfer.outcome.set_exception(
+                    OriginUnavailableError("transfer was cancelled", url=transfer.ref.url),
+                )
+            transfer.moved.notify()
+            if not is_postponed:
+                self._changed.notify()
+
+    def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
+        self.failures.failed(transfer.name, exn)
+        self._measures.failed[exn.code] += 1
+        if isinstance(exn, ShardError) and not isinstance(exn, CorruptShardError):
+            self._refuse(transfer.ref.url, exn)
+        if not transfer.waits:
+            log.warning("prefetch failed", cause=exn.message)
+        transfer.outcome.set_exception(exn)
+
+    def _refuse(self, url: str, exn: ShardError) -> None:
+        self._counters.refused += 1
+        self.refusals.pop(url, None)
+        self.refusals[url] = exn
+        if len(self.refusals) > _MAX_REFUSALS:
+            oldest = next(iter(self.refusals))
+            del self.refusals[oldest]
+
+    def _measure(self, transfer: Transfer) -> None:
+        """Record how long a transfer took, by stage."""
+        took_s = transfer.stages.spent_s(-math.inf, time.monotonic())
+        if Stage.DISK not in took_s:
+            return  # the shard was cached already, which shows no transfer's duration
+        self._measures.transfer.observe(sum(took_s.values()))
+        for stage, spent_s in took_s.items():
+            self._measures.stage.of(stage.name.lower()).observe(spent_s)
+
+
+def _retrieve_error(outcome: asyncio.Future[Shard]) -> None:
+    """Take note of a failed prefetch's error: nothing awaits it, and it has been logged."""
+    if not outcome.cancelled():
+        outcome.exception()

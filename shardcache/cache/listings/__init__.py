@@ -1,0 +1,1 @@
+"""Lists of the shards that users' patterns match."""

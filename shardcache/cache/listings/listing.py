@@ -1,0 +1,95 @@
+"""The shards of a dataset, with the names that plans give them."""
+
+from collections.abc import Iterable, Sequence
+
+from shardcache.protocol import ShardRef, Wanted
+from shardcache.shards import Shards
+from shardcache.store.keys import place_of, shard_key
+from shardcache.url_names import is_shard
+
+# Memory of a list, and of a shard in it, besides its texts: name and numbers.
+_LIST_BYTES = 16_384
+_ROW_BYTES = 168
+
+
+def name_of(ref: ShardRef) -> str:
+    """Return the name of a shard in plans."""
+    place = place_of(ref.url, is_file=ref.is_file)
+    return _name(place, ref.version)
+
+
+def _name(place: str, version: str | None) -> str:
+    """Return the name of what is cached under `place`: its key, if its version is known."""
+    if not version:
+        return place
+    return shard_key(place, version)
+
+
+class Listing:
+    """The shards of a dataset, as plans name them.
+
+    Attributes:
+        shards: the shards, in the order of their numbers.
+        names: the name of each.
+        remembered: how many sample counts come from this daemon's catalogue; other nodes may lack
+            them.
+        memory_bytes: memory that the list takes.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        names: Sequence[str] = (),
+        remembered: int = 0,
+        wanted: Wanted = "samples",
+    ) -> None:
+        """Build from the shards, and from their names if these are known. Blocks."""
+        self.shards = shards
+        self.remembered = remembered
+        self._wanted = wanted
+        self.names = names or [
+            _name(place, version)
+            for place, version in zip(
+                self._places(),
+                shards.versions,
+                strict=True,
+            )
+        ]
+        texts_bytes = len(shards.urls.text) + len(shards.versions.text)
+        self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
+
+    def _places(self) -> Iterable[str]:
+        if self._wanted == "samples":
+            return self.shards.urls
+        return (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
+
+    def _is_file(self, url: str) -> bool:
+        if self._wanted == "either":
+            return not is_shard(url)
+        return self._wanted in ("files", "objects")
+
+    def ref(self, number: int) -> ShardRef:
+        """Return a shard by its number, or a file if that is wanted."""
+        ref = self.shards[number]
+        if self._is_file(ref.url):
+            return ref._replace(is_file=True)
+        return ref
+
+    def refs(self) -> Sequence[ShardRef]:
+        """Return all shards and files. Blocks."""
+        if self._wanted == "samples":
+            return self.shards
+        return [self.ref(number) for number in range(len(self.shards))]
+
+    def wanting(self, wanted: Wanted) -> "Listing":
+        """Return the same list with samples, or files, wanted of it. Blocks."""
+        if wanted == self._wanted:
+            return self
+        return Listing(self.shards, (), self.remembered, wanted)
+
+    @classmethod
+    def joined(cls, lists: Sequence["Listing"]) -> "Listing":
+        """Return the shards of several lists, one after another. Blocks."""
+        shards = Shards.joined([each.shards for each in lists])
+        names = [name for each in lists for name in each.names]
+        return cls(shards, names)

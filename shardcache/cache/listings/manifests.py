@@ -1,0 +1,361 @@
+"""Patterns, prefixes and index files of users, resolved to lists of shards."""
+
+import asyncio
+import math
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import structlog
+
+from shardcache.access import AllowList, Peer, is_sound
+from shardcache.cache.listings.listing import Listing
+from shardcache.cache.versions.history import History
+from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
+from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.listing import expand, expand_braces, in_braces, named_by_braces
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef, Wanted
+from shardcache.redact import redact
+from shardcache.shardlist import MAX_SHARDS
+from shardcache.shards import Shards
+from shardcache.transport.workers import Received
+from shardcache.url_names import is_index
+
+log = structlog.get_logger()
+
+
+_KIND = "shards"  # of rows in the catalogue
+_INDEX_TTL_S = 2.0  # all ranks of a job ask within seconds of each other
+_MAX_SENT_BYTES = 64 * 1024 * 1024  # of a list that a user sends, inflated
+
+
+Fingerprints = tuple[str, ...]
+"""The fingerprints of one or more lists of shards, which are read one after another."""
+
+
+@dataclass(slots=True)
+class _Listed:
+    """A listing that may be used again."""
+
+    listed_s: float  # when it was asked for, by the monotonic clock
+    listing: Listing
+    filled_after: int = -1  # `History.changes` when its sample counts were last looked up
+
+
+class Manifests:
+    """Resolves patterns to lists of shards.
+
+    A listing is used again for a time, and beyond that while the origin is unavailable. The lists
+    that a user was given or has sent, of shards that this user may request, are known by
+    fingerprint.
+    """
+
+    def __init__(
+        self,
+        origins: Origins,
+        downloader: Downloader,
+        history: History,
+        allow: AllowList,
+        ttl_s: float,
+        memory_bytes: int,
+    ) -> None:
+        """Begin without lists.
+
+        Args:
+            ttl_s: how long a listing is used again.
+            memory_bytes: limit of the lists that are kept without being in any plan.
+        """
+        self._origins = origins
+        self._downloader = downloader
+        self._history = history
+        self._allow = allow
+        self._ttl_s = ttl_s
+        self._memory_bytes = memory_bytes
+        self._listed: dict[tuple[str, ...], _Listed] = {}  # by kind and patterns
+        self._known: dict[tuple[Peer, Fingerprints], Listing] = {}  # least recently used first
+        self._indexes: WeakValueDictionary[tuple[str, str], Shards] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+
+    async def resolve(
+        self,
+        patterns: Sequence[str],
+        peer: Peer,
+        *,
+        max_age_s: float = math.inf,
+        wanted: Wanted = "samples",
+    ) -> Listing:
+        """Return the shards of every pattern, in order, with known sample counts.
+
+        Of files that are `wanted`, versions and sizes are known, too, unless the origin does not
+        answer. Raises NotAllowedError before any request to an origin, NotFoundError if no shard
+        matches, and origins' errors.
+
+        Args:
+            max_age_s: age of the oldest listing that may be used. One made while this request
+                waits is new enough.
+        """
+        asked_s = time.monotonic()
+        await asyncio.to_thread(self._check_patterns, patterns, peer)
+        # One at a time for the same patterns: hundreds of workers start at the same moment.
+        async with self._lock(wanted, *patterns):
+            listing = await self._current(patterns, peer, wanted, asked_s, max_age_s)
+            may_be_odd = wanted in ("files", "entries")
+            if may_be_odd and not await asyncio.to_thread(self._are_sound, listing, peer):
+                return listing  # for users to see; a plan that has an odd key is refused
+            known = await self._admit(listing, peer)
+            url = listing.shards.urls[0]
+            self._origins.origin(url).expect(url)
+            if known.remembered == listing.remembered:
+                return known
+            return listing  # a user has sent the same counts, which are no memory of this daemon
+
+    async def _current(
+        self,
+        patterns: Sequence[str],
+        peer: Peer,
+        wanted: Wanted,
+        asked_s: float,
+        max_age_s: float,
+    ) -> Listing:
+        """Return a listing that is new enough, with the sample counts that are known by now."""
+        key = (wanted, *patterns)
+        self._forget_stale(asked_s)
+        listed = self._listed.get(key)
+        if listed is None or listed.listed_s < asked_s - max_age_s:
+            listed_s = time.monotonic()
+            listed = _Listed(listed_s, await self._list_all(patterns, wanted))
+            self._listed[key] = listed
+
+        # An index file gives every count; others are looked up when there is a new one.
+        changes = self._history.changes
+        previous = listed.listing
+        if changes != listed.filled_after and -1 in previous.shards.samples:
+            listing = await self._filled(previous)
+        else:
+            listing = previous
+        self._listed[key] = _Listed(listed.listed_s, listing, changes)
+        if listing is not previous:
+            fingerprint = await _fingerprint(previous)
+            self._known.pop((peer, (fingerprint,)), None)
+        return listing
+
+    async def admit(self, packed: bytes, peer: Peer) -> None:
+        """Make a user's own list known. Raises ProtocolError, NotAllowedError."""
+        # One at a time for a user: each may be large.
+        async with self._lock(str(peer.uid)):
+            listing = await asyncio.to_thread(_unpacked, packed)
+            await self._admit(listing, peer)
+
+    def turn(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
+        """Return what a reader holds while it sends a list."""
+        return self._lock(str(peer.uid), fingerprint)
+
+    async def known(
+        self,
+        fingerprints: Sequence[str],
+        peer: Peer,
+        wanted: Wanted = "samples",
+    ) -> Listing | None:
+        """Return the shards of lists that this user was given or has sent, one after another.
+
+        None if one of them is unknown, or all are too large together.
+        """
+        key = tuple(fingerprints)
+        is_known = (peer, key) in self._known
+        async with self._lock(*key) if is_known else self._lock(str(peer.uid)):
+            found = self._known.pop((peer, key), None)
+            if found is None:
+                found = await self._joined(key, peer)
+            if found is None:
+                return None
+            kept = self._keep(key, peer, found)
+            return await asyncio.to_thread(kept.wanting, wanted)
+
+    def _lock(self, *key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def _joined(self, key: Fingerprints, peer: Peer) -> Listing | None:
+        """Return the known lists of a user as one; None if one is missing, or all are too large."""
+        lists: list[Listing] = []
+        for fingerprint in key:
+            listing = self._known.get((peer, (fingerprint,)))
+            if listing is None:
+                return None
+            lists.append(listing)
+        if not lists or sum(each.memory_bytes for each in lists) > self._memory_bytes:
+            return None
+        return await asyncio.to_thread(Listing.joined, lists)
+
+    async def _admit(self, listing: Listing, peer: Peer) -> Listing:
+        """Make a list known to a user; return it, or the same one that is known already."""
+        key = (await _fingerprint(listing),)
+        if (peer, key) not in self._known:  # an index file may name any url
+            await asyncio.to_thread(self._allow.check_all, listing.shards.urls, peer)
+        known = self._known.pop((peer, key), listing)
+        return self._keep(key, peer, known)
+
+    def _keep(self, key: Fingerprints, peer: Peer, listing: Listing) -> Listing:
+        """Note the latest use of a list, which users share; forget those unused for longest."""
+        for (_, other_key), other in self._known.items():
+            if other_key == key:
+                listing = other
+                break
+        self._known[peer, key] = listing
+
+        lists = set(self._known.values())
+        excess_bytes = sum(each.memory_bytes for each in lists) - self._memory_bytes
+        while excess_bytes > 0 and len(self._known) > 1:
+            oldest = next(iter(self._known))
+            excess_bytes -= self._known.pop(oldest).memory_bytes
+        return listing
+
+    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
+        """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
+        for pattern in patterns:
+            named = [pattern]
+            braced = in_braces(pattern)
+            host = braced[: braced.find("/", braced.find("://") + 3)]
+            if "{" in host:  # it expands to several hosts: each of them must be allowed
+                named += expand_braces(pattern)
+            self._allow.check_all(named, peer)
+
+    def _are_sound(self, listing: Listing, peer: Peer) -> bool:
+        """Return whether all listed keys are urls.
+
+        Raises NotAllowedError for a url not allowed to the user. Blocks.
+        """
+        sound = [url for url in listing.shards.urls if is_sound(url)]
+        self._allow.check_all(sound, peer)
+        return len(sound) == len(listing.shards)
+
+    async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
+        """Return the shards of all patterns, whatever is listed already."""
+        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
+        lists: list[Shards] = []
+        for pattern, shards in zip(patterns, named, strict=True):
+            lists.append(shards or await self._list(pattern, wanted))
+        if sum(map(len, lists)) > MAX_SHARDS:
+            raise ConfigError(
+                f"the patterns match more than {MAX_SHARDS:,} shards",
+                remedy="write larger shards, or read the dataset in several parts",
+            )
+        if not any(lists):
+            raise NotFoundError("no urls given", remedy="name at least one shard")
+
+        joined = await asyncio.to_thread(Shards.joined, lists)
+        if wanted in ("files", "objects"):
+            joined = await self._with_versions(joined)
+        for listing in self._known.values():
+            if listing.shards is joined:
+                return listing
+        return await asyncio.to_thread(Listing, joined)
+
+    async def _with_versions(self, shards: Shards) -> Shards:
+        """Return files with versions and sizes, which their origins are asked for."""
+        unknown = [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]
+        if not unknown:
+            return shards
+        found = await self._downloader.stat_all(self._origins.origin, unknown)
+        return await asyncio.to_thread(
+            lambda: Shards.of(_stated(ref, found.get(ref.url)) for ref in shards),
+        )
+
+    async def _filled(self, listing: Listing) -> Listing:
+        """Return a list with the sample counts that the daemon remembers."""
+        shards = await self._history.fill(listing.shards)
+        added = listing.shards.samples.count(-1) - shards.samples.count(-1)
+        if not added:
+            return listing
+        return Listing(shards, listing.names, listing.remembered + added)
+
+    async def _list(self, pattern: str, wanted: Wanted) -> Shards:
+        """Ask the origin what a pattern matches; what it last matched, if it does not answer."""
+
+        def request(received: Received) -> Awaitable[Shards]:
+            return expand(pattern, self._origins, received, self._indexes, wanted)
+
+        row = (_KIND, pattern) if wanted == "samples" else (_KIND, pattern, wanted)
+        try:
+            shards = await self._downloader.ask(pattern, request)
+        except OriginUnavailableError as exn:
+            known: Shards | None = None
+            if not _is_secret(pattern):
+                known = await self._history.catalogue.get(*row, parse=listing_of)
+            if known is None:
+                raise
+            log.warning(
+                "origin unavailable; using the last known listing",
+                url=pattern,
+                cause=exn.message,
+            )
+            return known
+        packed = await asyncio.to_thread(_row_of, pattern, shards)
+        if packed is not None:
+            await self._history.catalogue.put(packed, *row)
+        return shards
+
+    def _forget_stale(self, now_s: float) -> None:
+        """Forget stale listings, and the oldest while they take too much memory."""
+        total_bytes = 0
+        for key, listed in reversed(list(self._listed.items())):
+            ttl_s = self._ttl_s
+            if any(map(is_index, key)):
+                # It costs one request, and may just have been updated for the job that asks.
+                ttl_s = min(ttl_s, _INDEX_TTL_S)
+            total_bytes += listed.listing.memory_bytes
+            if now_s - listed.listed_s >= ttl_s or total_bytes > self._memory_bytes:
+                del self._listed[key]
+
+
+async def _fingerprint(listing: Listing) -> str:
+    return await asyncio.to_thread(lambda: listing.shards.fingerprint)
+
+
+def _unpacked(packed: bytes) -> Listing:
+    """Return the list that a user has sent. Blocks. Raises ProtocolError."""
+    return Listing(Shards.unpack(packed, _MAX_SENT_BYTES))
+
+
+def _named(pattern: str, wanted: Wanted) -> Shards | None:
+    """Return what a pattern itself names; None if the origin has to be asked. Blocks."""
+    if wanted == "objects":
+        return Shards.of([ShardRef(pattern)])
+    if wanted == "entries":
+        return None
+    return named_by_braces(pattern)
+
+
+def _stated(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
+    if obj is None or ref.version not in (None, obj.version):
+        return ref
+    return ref._replace(version=obj.version, size_bytes=obj.size_bytes)
+
+
+def listing_of(row: object) -> Shards:
+    """Return the listing in a row of the catalogue. Blocks.
+
+    Raises ValueError for any other value.
+    """
+    try:
+        match row:
+            case str(text):
+                return Shards.unpack(b64decode(text, validate=True))
+    except ProtocolError as exn:
+        raise ValueError(exn.message) from exn
+    raise ValueError("the row is not a listing")
+
+
+def _row_of(pattern: str, shards: Shards) -> str | None:
+    """Return a listing for the catalogue; None if a url is secret. Blocks."""
+    if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
+        return None
+    return b64encode(shards.packed).decode()
+
+
+def _is_secret(url: str) -> bool:
+    """Return whether a url contains secrets, and so must not be stored."""
+    return redact(url) != url

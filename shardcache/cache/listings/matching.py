@@ -1,0 +1,31 @@
+"""Patterns of users, matched against the urls of cached shards."""
+
+from collections.abc import Callable, Sequence
+
+from shardcache.access import canonical, is_glob
+from shardcache.origin.listing import expand_braces, glob_regex
+from shardcache.redact import redact
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return a predicate: does a redacted url match any of the patterns, by the rules of `expand`?
+
+    Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
+    """
+    expanded = (text for pattern in patterns for text in expand_braces(redact(pattern)))
+    texts = list(map(canonical, expanded))
+    prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
+    globs = [glob_regex(text) for text in texts if is_glob(text)]
+    urls = frozenset(texts)  # a url may have the characters of a glob in its name
+
+    def matches(url: str) -> bool:
+        place = canonical(url)
+        return (
+            place in urls
+            or place.startswith(
+                prefixes,
+            )
+            or any(glob.fullmatch(place) for glob in globs)
+        )
+
+    return matches

@@ -1,0 +1,1 @@
+"""Connected readers: their jobs, plans, leases and waits."""

@@ -1,0 +1,438 @@
+"""One connected reader: its plan, its leases, and what keeps it waiting."""
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shardcache.cache.fetching.leasing import Leasing, Published
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.listings.listing import Listing, name_of
+from shardcache.cache.readers.jobs import Job, Loader
+from shardcache.cache.readers.leases import Lease, LeaseState
+from shardcache.cache.readers.plan_memory import PlanMemory
+from shardcache.cache.readers.wait_clock import WaitClock
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.turns import Turns
+from shardcache.cache.waiting.waits import Class, JobKey, Wait
+from shardcache.errors import CorruptShardError, ProtocolError, ShardcacheError
+from shardcache.protocol import ShardRef
+from shardcache.redact import excerpt
+from shardcache.store.shard import Shard
+
+LISTING = "listing the shards"
+"""What a reader waits for until its patterns are resolved."""
+
+_OF_A_PREVIOUS_PLAN = -1
+_MAX_LEASES = 4096  # more than any reader needs: each is an open file
+
+# More batches than a loader requests from one worker before it needs another's (`prefetch_factor`
+# defaults to 2).
+_BATCHES_AHEAD = 4
+_STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all readers use."""
+
+    residency: Residency
+    transfers: Transfers
+    leasing: Leasing
+    turns: Turns
+    plan_memory: PlanMemory
+    disconnected: "Callable[[Reader], None]"  # called with a reader that disconnects
+
+
+class Reader:
+    """One connected reader: its plan, its leases, and a clock that runs while it waits.
+
+    Attributes:
+        job: the job that it is charged to.
+        loader: the loader that it is a worker of, if any.
+        clock: its present waits.
+        listing: the shards that its plan names.
+        order: for each position of the plan, the number of the shard.
+        resolving: the patterns whose shards it waits to be told.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        shared: Shared,
+        loader: Loader | None = None,
+        mates: "Collection[Reader]" = (),
+    ) -> None:
+        """Connect a reader without a plan.
+
+        Args:
+            mates: all workers of its loader, at any time.
+        """
+        self.job = job
+        self.loader = loader
+        self.clock = WaitClock(job)
+        self.listing: Listing | None = None
+        self.order = array("I")
+        self.resolving: Sequence[str] = ()
+        self._mates = mates
+        self._residency = shared.residency
+        self._planner = shared.residency.planner
+        self._counters = shared.residency.counters
+        self._transfers = shared.transfers
+        self._leasing = shared.leasing
+        self._turns = shared.turns
+        self._plan_memory = shared.plan_memory
+        self._disconnected = shared.disconnected
+        self._leases: dict[int, Lease] = {}  # by number
+        self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
+        self._moved_s = time.monotonic()  # when it last took or released a shard
+
+    # The plan
+
+    def declare(self, listing: Listing, reads: int) -> None:
+        """Begin a new, empty plan. Raises CapacityError.
+
+        Args:
+            listing: the shards that the plan names.
+            reads: the number of the plan's positions in this epoch.
+        """
+        if any(lease.granted is None for lease in self._leases.values()):
+            raise ProtocolError("cannot declare a new plan while lease requests are pending")
+        for lease in self._leases.values():
+            lease.position = _OF_A_PREVIOUS_PLAN
+        self.job.shards_planned += reads
+        self._planner.now.declare(self, job=self.job.key)
+        self.order = array("I")
+        self.listing = None
+        self._plan_memory.check(self, listing, 0)
+        self.listing = listing
+
+    async def extend(self, order: Sequence[int]) -> None:
+        """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
+        assert self.listing is not None
+        self._plan_memory.check(self, self.listing, len(order))
+        versions = self.listing.shards.versions
+        names = self.listing.names
+        bare_urls = [names[number] for number in dict.fromkeys(order) if not versions[number]]
+        await self._leasing.recall(bare_urls)
+
+        def add(some: Sequence[int]) -> None:
+            self.order.extend(some)
+            self._planner.now.extend(self, [names[number] for number in some])
+
+        await self._turns.take(order, add)
+        self._residency.changed.notify()
+
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan.
+
+        Raises ProtocolError if there is no such position.
+        """
+        if not 0 <= position < len(self.order):
+            raise ProtocolError(f"the plan has no position {position}")
+        assert self.listing is not None
+        return self.listing.ref(self.order[position])
+
+    def transfer(self, position: int) -> Transfer | None:
+        """Return the transfer of the shard at a position, if there is one."""
+        return self._transfers.get(name_of(self.ref(position)))
+
+    # Leases
+
+    async def lease(
+        self,
+        number: int,
+        position: int,
+        *,
+        partial: bool,
+        unpublished: bool = False,
+        latest: bool = False,
+        first: tuple[int, int] | None = None,
+    ) -> Lease:
+        """Lease the shard at a position of the plan. Raises every error of its fetching.
+
+        Args:
+            number: id of the request, and of the lease.
+            position: the shard's position in the plan.
+            partial: whether its beginning will do.
+            unpublished: whether its checked files will do before they are published.
+            latest: whether its present version is wanted, whatever the plan says.
+            first: start and end of the bytes that are needed first.
+        """
+        ref = self.ref(position)
+        if number in self._leases:
+            raise ProtocolError(f"request {number} has already asked for a lease")
+        if len(self._leases) >= _MAX_LEASES:
+            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
+        wait = Wait(
+            self.job.key,
+            partial=partial,
+            unpublished=unpublished,
+            holder=self,
+            bytes=first,
+        )
+        lease = Lease(number, position, wait)
+        self._leases[number] = lease
+        try:
+            if latest:
+                found = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
+            else:
+                found = await self._leasing.acquire(ref, Class.PLANNED, wait)
+        finally:
+            self._end_wait(wait)
+            self._leases.pop(number, None)
+        self._leases[number] = lease
+        self._grant(lease, found)
+        return lease
+
+    def _grant(self, lease: Lease, found: Published | Arrival) -> None:
+        if isinstance(found, Published) and found.hit:
+            self._counters.hits += 1
+            self._counters.hit_bytes += found.facts.size_bytes
+        else:
+            self._counters.misses += 1
+
+        self._moved_s = time.monotonic()
+        if isinstance(found, Published):
+            lease.granted = found.shard
+        else:
+            lease.granted = found
+            if lease.wait.unpublished:
+                lease.files = found.files
+        if lease.state is LeaseState.AWAITED:
+            self._use(lease)
+        else:
+            lease.state = LeaseState.GRANTED
+
+    def need(self, number: int) -> None:
+        """Use a lease's shard from now on, or count the reader as waiting for it.
+
+        No-op if the request has failed.
+        """
+        lease = self._leases.get(number)
+        if lease is None:
+            return
+        if lease.state is LeaseState.GRANTED:
+            self._use(lease)
+        elif lease.state is LeaseState.REQUESTED:
+            lease.state = LeaseState.AWAITED
+            self._begin_wait(lease.wait, self.transfer(lease.position))
+            self._planner.now.waits(self, lease.position, self.clock.waited_s)
+            self._residency.changed.notify()
+
+    def _use(self, lease: Lease) -> None:
+        """Retain a granted shard: the reader has reached it."""
+        found = lease.granted
+        if isinstance(found, Shard):
+            # It may have been evicted, and perhaps re-fetched, since the grant.
+            found = self._residency.retain_cached(found.key)
+        now = self._planner.now
+        if found is None:
+            lease.state = LeaseState.EVICTED
+            now.waits(self, lease.position, self.clock.waited_s)
+        else:
+            lease.state = LeaseState.IN_USE
+            lease.granted = found
+            now.reads(self, lease.position, self.clock.waited_s)
+        self._residency.changed.notify()
+
+    async def more(
+        self,
+        number: int,
+        beyond_bytes: int,
+        first: tuple[int, int] | None = None,
+    ) -> Lease:
+        """Wait for more of an arriving shard; if all of it was granted, for its publication.
+
+        Returns its lease. The transfer's error ends the lease.
+
+        Args:
+            number: the lease.
+            beyond_bytes: number of bytes that the reader has; more of them are awaited.
+            first: start and end of bytes that are awaited instead.
+        """
+        lease = self._lease(number)
+        arrival = lease.granted
+        if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
+            raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
+        transfer = self.transfer(lease.position)
+        wait = Wait(
+            self.job.key,
+            unpublished=lease.wait.unpublished and lease.files is None,
+            stages=None if transfer is None else transfer.stages,
+            holder=self,
+            is_file=self.ref(lease.position).is_file,
+            bytes=first,
+        )
+        self._begin_wait(wait, transfer)
+        try:
+            await arrival.beyond(beyond_bytes, wait)
+            if arrival.refused is not None and not wait.is_file:
+                raise arrival.refused
+            if wait.unpublished:
+                lease.files = arrival.files
+        except ShardcacheError:
+            if self._leases.get(number) is lease:  # not released since, nor its number used again
+                del self._leases[number]
+                await self._let_go(lease)
+            raise
+        finally:
+            self._end_wait(wait)
+        return lease
+
+    async def release(self, number: int, *, read: bool, damage: str = "") -> None:
+        """Release a lease or its request; no-op if it has ended.
+
+        Args:
+            number: the lease.
+            read: whether the shard is finished, evicted or not.
+            damage: what the reader found wrong with the shard, which is then checked before it is
+                next leased.
+        """
+        lease = self._leases.pop(number, None)
+        if lease is None:
+            return
+        if damage and lease.shard is not None:
+            lease.shard.suspicion = excerpt(damage)
+
+        if lease.granted is None:  # it was requested only
+            self._end_wait(lease.wait)
+            if lease.task is not None:
+                lease.task.cancel()
+            return
+
+        was_reached = lease.state is not LeaseState.GRANTED
+        if lease.retained is not None or (read and was_reached):
+            self._count_as_done(lease)
+        await self._let_go(lease)
+
+    def _count_as_done(self, lease: Lease) -> None:
+        self.job.shards_done += 1
+        facts = lease.facts
+        if facts is not None:
+            bills = self._counters.bills
+            bills.add("read", facts.url, facts.origin_bytes, 1, self.client)
+        self._planner.now.done(self, lease.position, self.clock.waited_s)
+
+    async def close(self) -> None:
+        """Disconnect the reader: end its leases and drop its plan."""
+        self._disconnected(self)
+        while self._leases:
+            _, lease = self._leases.popitem()
+            await self._let_go(lease)
+        # Explicitly, as an error's traceback may keep a disconnected reader alive.
+        self.listing = None
+        del self.order[:]
+
+    async def _let_go(self, lease: Lease) -> None:
+        self._moved_s = time.monotonic()
+        self._note_damage(lease)
+        if lease.retained is not None:
+            await self._leasing.release(lease.retained)
+        elif isinstance(lease.granted, Arrival):
+            lease.granted.leave(self.job.key)
+
+    def take_damage(self) -> list[CorruptShardError]:
+        """Return the damage found in shards while the reader had them in use, each once."""
+        for lease in self._leases.values():
+            self._note_damage(lease)
+        found = self._damage
+        self._damage = []
+        return found
+
+    def _note_damage(self, lease: Lease) -> None:
+        if not lease.damage_seen and lease.damage is not None:
+            lease.damage_seen = True
+            self._damage.append(lease.damage)
+
+    def position(self, number: int) -> int:
+        """Return the plan position of a lease."""
+        return self._lease(number).position
+
+    def _lease(self, number: int) -> Lease:
+        lease = self._leases.get(number)
+        if lease is None or lease.granted is None:
+            raise ProtocolError(f"no lease has number {number}")
+        return lease
+
+    # Waits
+
+    @contextmanager
+    def waiting_for_listing(self, patterns: Sequence[str]) -> Iterator[None]:
+        """Count the reader as waiting while patterns are resolved: it has nothing to read yet."""
+        self.resolving = patterns
+        wait = Wait(self.job.key, holder=self)
+        self._begin_wait(wait, None)
+        try:
+            yield
+        finally:
+            self.clock.end(wait)
+            self.resolving = ()
+
+    def _begin_wait(self, wait: Wait, transfer: Transfer | None) -> None:
+        self.clock.begin(wait)
+        if transfer is not None:
+            self._transfers.hurry(transfer)
+
+    def _end_wait(self, wait: Wait) -> None:
+        """End the wait for a lease; no-op if it was never begun."""
+        if wait in self.clock:
+            self.clock.end(wait)
+            assert wait.since_s is not None  # set when it began
+            self._counters.measures.wait.observe(time.monotonic() - wait.since_s)
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Stage of the transfer that the reader waits for, or `LISTING`; None while it reads."""
+        if not self.clock.runs:
+            return None
+        if self.resolving:
+            return LISTING
+        if self.clock.stages is None:
+            return Stage.ASKING
+        return self.clock.stages.present
+
+    # As a holder of space
+
+    @property
+    def client(self) -> JobKey:
+        """The reader's job."""
+        return self.job.key
+
+    def leased_shards(self) -> int:
+        """Return the number of shards retained for the reader."""
+        return len(self.retained())
+
+    def retained(self) -> list[Shard]:
+        """Return the shards retained for the reader."""
+        shards = [lease.retained for lease in self._leases.values()]
+        return [shard for shard in shards if shard is not None]
+
+    def kept_waiting(self) -> "Collection[Reader]":
+        """Return the workers of the same loader that keep their shards until this one gets its own.
+
+        The loader waits for this worker's batch and asks the others for only a few more batches in
+        the meantime: too few for them to finish a shard with many samples.
+        """
+        if self.loader is None:
+            return ()
+        batch_size = self.loader.batch_size
+        return [mate for mate in self._mates if mate.is_idle_with_many_samples(batch_size)]
+
+    def is_idle_with_many_samples(self, batch_size: int) -> bool:
+        """Return whether it neither waits nor moves, and its shards last for a loader's requests.
+
+        Those are for a few batches of `batch_size` samples.
+        """
+        if self.clock.runs or time.monotonic() - self._moved_s <= _STILL_S:
+            return False
+        min_samples = batch_size * _BATCHES_AHEAD
+        return all(_has_more_samples(shard, min_samples) for shard in self.retained())
+
+
+def _has_more_samples(shard: Shard, count: int) -> bool:
+    return shard.facts is not None and (shard.facts.samples or 0) > count

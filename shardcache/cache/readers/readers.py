@@ -1,0 +1,97 @@
+"""All connected readers, their jobs, and the most recent jobs without readers."""
+
+from collections.abc import Iterator
+
+from shardcache.cache.fetching.leasing import Leasing
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.readers.jobs import Job, Loader
+from shardcache.cache.readers.plan_memory import PlanMemory
+from shardcache.cache.readers.reader import Reader, Shared
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.turns import Turns
+from shardcache.cache.waiting.waits import JobKey
+from shardcache.errors import ProtocolError
+from shardcache.protocol import MAX_JOB_CHARS
+
+# Number of disconnected jobs still shown: readers disconnect between epochs.
+_PAST_JOBS = 32
+
+
+class Readers:
+    """All connected readers, their jobs, and the most recent jobs without readers."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        leasing: Leasing,
+        turns: Turns,
+        plan_memory_bytes: int,
+    ) -> None:
+        self._planner = residency.planner
+        self._changed = residency.changed
+        self._bills = residency.counters.bills
+        self._readers: set[Reader] = set()
+        self._workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
+        self._jobs: dict[JobKey, Job] = {}  # most recently joined last
+        self._shared = Shared(
+            residency=residency,
+            transfers=transfers,
+            leasing=leasing,
+            turns=turns,
+            plan_memory=PlanMemory(self._readers, plan_memory_bytes),
+            disconnected=self._remove,
+        )
+
+    def __iter__(self) -> Iterator[Reader]:
+        return iter(list(self._readers))
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs, most recently joined last."""
+        return list(self._jobs.values())
+
+    def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
+        """Add a reader to a user's job and return it.
+
+        Raises ProtocolError if the job's name is too long to show.
+        """
+        if len(job_name) > MAX_JOB_CHARS:
+            raise ProtocolError(
+                f"the job name has {len(job_name)} characters; the limit is {MAX_JOB_CHARS}",
+            )
+        job = self._join(job_name, uid)
+        self._forget_past_jobs()
+        mates: set[Reader] = set()
+        if loader is not None:
+            mates = self._workers.setdefault((job.key, loader), mates)
+        reader = Reader(job, self._shared, loader, mates)
+        self._readers.add(reader)
+        mates.add(reader)
+        return reader
+
+    def _join(self, job_name: str, uid: int) -> Job:
+        job = self._jobs.pop((job_name, uid), None)
+        if job is None:
+            job = Job(job_name, uid)
+        self._jobs[job.key] = job
+        job.sessions += 1
+        return job
+
+    def _forget_past_jobs(self) -> None:
+        past = [key for key, job in self._jobs.items() if not job.sessions]
+        surplus = max(0, len(past) - _PAST_JOBS)
+        for key in past[:surplus]:
+            del self._jobs[key]
+            self._bills.amounts.pop(key, None)
+
+    def _remove(self, reader: Reader) -> None:
+        """Forget a reader and its plan."""
+        self._readers.discard(reader)
+        reader.job.sessions -= 1
+        if reader.loader is not None:
+            workers = self._workers[reader.job.key, reader.loader]
+            workers.discard(reader)
+            if not workers:
+                del self._workers[reader.job.key, reader.loader]
+        self._planner.now.forget(reader)
+        self._changed.notify()

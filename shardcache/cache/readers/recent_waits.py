@@ -1,0 +1,29 @@
+"""Time that a reader has waited lately."""
+
+RECENT_S = 30.0
+"""Length of the time over which a job is judged: many short waits are as bad as a long one."""
+
+
+class RecentWaits:
+    """Time waited in the last `RECENT_S` seconds, by second of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._waited_s: dict[int, float] = {}
+
+    def add(self, since_s: float, until_s: float) -> None:
+        """Add an interval, which ends now."""
+        oldest = int(until_s - RECENT_S)
+        for second in [second for second in self._waited_s if second < oldest]:
+            del self._waited_s[second]
+        for second in range(max(int(since_s), oldest), int(until_s) + 1):
+            spent_s = min(until_s, second + 1) - max(since_s, second)
+            self._waited_s[second] = self._waited_s.get(second, 0.0) + spent_s
+
+    def total_s(self, now_s: float) -> float:
+        """Return the time waited, 0 to `RECENT_S`."""
+        start_s = now_s - RECENT_S
+        total_s = 0.0
+        for second, spent_s in self._waited_s.items():
+            share = min(1.0, second + 1 - start_s)  # less than all of the second in which it starts
+            total_s += spent_s * max(0.0, share)
+        return min(RECENT_S, total_s)

@@ -1,0 +1,173 @@
+"""Scrubbing: the slow re-reading of all shards, as disks do not report bit errors."""
+
+import asyncio
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shardcache.cache.disk_health import Health
+from shardcache.cache.space.residency import Residency
+from shardcache.errors import CorruptShardError
+from shardcache.store.keys import is_key
+from shardcache.store.shard import Shard
+
+_KIND = "scrub"  # of the row in the catalogue
+# Interval for saving the position: a restart repeats at most this much scrubbing.
+_SAVE_S = 30.0
+_MIN_BYTES = 64 * 1024  # opening a file counts as reading this much
+_MAX_TIME_S = 2**40  # since the epoch
+
+
+@dataclass(slots=True)
+class ScrubProgress:
+    """Progress of the round, in seconds since the epoch.
+
+    Shards are checked in the order of their keys, which are hashes.
+
+    Attributes:
+        key: the last one checked in this round; the one after it has gone unchecked for longest.
+        begun_s: start of this round.
+        ended_s: end of the last complete round; None before the first.
+    """
+
+    key: str = ""
+    begun_s: float = 0.0
+    ended_s: float | None = None
+
+    @classmethod
+    def from_row(cls, row: object) -> Self:
+        """Return the progress saved in the catalogue; a fresh start if it is missing or invalid."""
+        match row:
+            case [str(key), int() | float() as begun_s, int() | float() | None as ended_s]:
+                has_key = key == "" or is_key(key)
+                has_times = _is_time(begun_s) and (ended_s is None or _is_time(ended_s))
+                if has_key and has_times:
+                    return cls(key, begun_s, ended_s)
+        return cls()
+
+    @property
+    def share(self) -> float:
+        """The share of the keys that were passed, 0 to 1."""
+        if not self.key:
+            return 0.0
+        keys = 1 << 4 * len(self.key)  # four bits a character
+        return int(self.key, 16) / keys
+
+
+def _is_time(value: float) -> bool:
+    """Return True for seconds that a clock may show; JSON has larger numbers, infinity and NaN."""
+    return 0 <= value < _MAX_TIME_S and not isinstance(value, bool)
+
+
+class Scrubber:
+    """Checks one shard after another, at a bounded rate; 0 disables it.
+
+    Rounds are at least `pause_s` apart.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        health: Health,
+        rate_bytes_per_s: int,
+        pause_s: float,
+    ) -> None:
+        self._store = residency.store
+        self._changed = residency.changed
+        self._health = health
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._pause_s = pause_s
+        self._progress = ScrubProgress()
+        self._saved_s = time.monotonic()
+        # Since the start of the daemon:
+        self._read_bytes = 0
+        self._shards = 0
+        self._found = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rate, totals since the start, this round's progress, and the last's end."""
+        progress = self._progress
+        return {
+            "rate_bytes_per_s": self._rate_bytes_per_s,
+            "scrubbed_bytes": self._read_bytes,
+            "scrubbed_shards": self._shards,
+            "corrupt": self._found,
+            "round_share": round(progress.share, 4),
+            "round_begun_at_s": progress.begun_s or None,
+            "last_round_ended_at_s": progress.ended_s,
+        }
+
+    async def run(self) -> None:
+        """Scrub in rounds until cancelled."""
+        if not self._rate_bytes_per_s:
+            return
+        row = await self._store.catalogue.get(_KIND)
+        self._progress = ScrubProgress.from_row(row)
+        while True:
+            await asyncio.sleep(self._pause_left_s())
+            keys = sorted(self._store.shards)
+            if keys and self._health.error is None:
+                await self._round(keys)
+            else:
+                await self._changed.wait()
+
+    def _pause_left_s(self) -> float:
+        """Return the time until the next round; 0 during a round and before the first."""
+        ended_s = self._progress.ended_s
+        if self._progress.key or ended_s is None:
+            return 0.0
+        left_s = max(0.0, ended_s + self._pause_s - time.time())
+        return min(self._pause_s, left_s)  # the clock may have been set back
+
+    async def _round(self, keys: list[str]) -> None:
+        """Check the shards after the position reached."""
+        progress = self._progress
+        progress.begun_s = progress.begun_s or time.time()
+        first = bisect_right(keys, progress.key)
+        for key in keys[first:]:
+            shard = self._store.shards.get(key)
+            if shard is not None and not await self._check(shard):
+                return  # the disk is failing: continue from here once it recovers
+            progress.key = key
+            if time.monotonic() - self._saved_s > _SAVE_S:
+                await self._save(progress)
+        ended = ScrubProgress(ended_s=time.time())
+        await self._save(ended)
+        # Shown only once saved: a restart must not repeat a round already reported as complete.
+        self._progress = ended
+
+    async def _check(self, shard: Shard) -> bool:
+        """Check one shard; False if the disk itself has failed."""
+        try:
+            await self._read(shard)
+            self._shards += 1
+        except FileNotFoundError:
+            pass  # evicted while it was read
+        except CorruptShardError as exn:
+            if self._store.shards.get(shard.key) is not shard:
+                return True  # evicted while it was read
+            if not await self._health.found(shard, exn):
+                return False
+            self._found += 1
+        return True
+
+    async def _read(self, shard: Shard) -> None:
+        """Read a shard; raise CorruptShardError if it is damaged.
+
+        Not held: it may be evicted during the read.
+        """
+        begun_s = time.monotonic()
+        facts = await self._store.facts(shard)
+        scrub = self._store.scrub(shard.key, facts)
+        await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)
+        while size_bytes := await asyncio.to_thread(scrub.step):
+            self._read_bytes += size_bytes
+            due_s = scrub.read_bytes / self._rate_bytes_per_s
+            spent_s = time.monotonic() - begun_s
+            await asyncio.sleep(max(0.0, due_s - spent_s))
+
+    async def _save(self, progress: ScrubProgress) -> None:
+        self._saved_s = time.monotonic()
+        row = [progress.key, progress.begun_s, progress.ended_s]
+        await self._store.catalogue.put(row, _KIND)

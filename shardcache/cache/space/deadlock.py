@@ -1,0 +1,140 @@
+"""Deadlocks over cache space: readers and transfers hold everything, and wait for more.
+
+The general conditions apply (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM
+Computing Surveys 1971): each holder keeps its space while it waits for space that the others hold.
+Only abandoning one of the waits resolves it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.waits import Holder, PostponedError
+from shardcache.errors import CapacityError
+from shardcache.store.shard import Shard
+from shardcache.store.space import Space
+from shardcache.units import size
+
+
+def check_progress(
+    claim: KeyClaim,
+    others: Collection[KeyClaim],
+    in_use: Collection[Shard],
+    space: Space,
+) -> None:
+    """Let this claim give up if there is a deadlock and it is its turn.
+
+    Raises CapacityError; PostponedError if no reader waits for the claim.
+
+    Args:
+        others: all claims, this one included.
+        in_use: the shards that have leases.
+    """
+    blocked = [each for each in others if each.is_blocked]
+    is_anyone_waiting = any(each.reader_waits for each in blocked)
+    if not is_anyone_waiting or not claim.is_blocked:
+        return
+
+    # Everything else resolves itself: shards without leases can be evicted, and running downloads
+    # finish.
+    running = [each for each in others if not each.is_blocked]
+    use = _Use.of(blocked, running, in_use, space)
+    if use.has_room:
+        return
+    readers = _stuck_readers(blocked)
+    leases = sum(shard.leases for shard in in_use)
+    if leases != sum(reader.leased_shards() for reader in readers):
+        return  # a reader that does not wait may give its shards back
+
+    if claim is not max(blocked, key=_readiness):
+        return
+    if not claim.waits:
+        raise PostponedError
+    raise _deadlock_error(claim, use, space, len(readers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Bytes of the cache that stay as they are, and those that would let one transfer continue."""
+
+    pinned_bytes: int
+    leased_bytes: int  # leased and not pinned
+    reserved_bytes: int  # by blocked transfers
+    needed_bytes: int  # the least that a blocked transfer waits for
+    possible_bytes: int  # what the disk can hold of the capacity
+
+    @classmethod
+    def of(
+        cls,
+        blocked: Collection[KeyClaim],
+        running: Collection[KeyClaim],
+        in_use: Collection[Shard],
+        space: Space,
+    ) -> Self:
+        """Add up what is held and wanted."""
+        reservations = [claim.reservation for claim in running if claim.reservation is not None]
+        arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
+        return cls(
+            pinned_bytes=space.pinned_bytes,
+            leased_bytes=sum(shard.kept_bytes for shard in in_use if not shard.pinned),
+            reserved_bytes=sum(claim.reserved_bytes for claim in blocked),
+            needed_bytes=min(claim.wanted_bytes for claim in blocked if claim.wanted_bytes),
+            possible_bytes=space.effective_bytes(arriving_bytes),
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """True if one of the blocked transfers can continue by eviction alone."""
+        staying_bytes = self.pinned_bytes + self.leased_bytes + self.reserved_bytes
+        return staying_bytes + self.needed_bytes <= self.possible_bytes
+
+
+def _deadlock_error(claim: KeyClaim, use: _Use, space: Space, readers: int) -> CapacityError:
+    """Return the error with its arithmetic, for the readers of the claim that gives up."""
+    held = f"{size(use.pinned_bytes + use.leased_bytes)} of it is leased"
+    remedy = (
+        "the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its "
+        f"inflated form: {space.remedy}, or lower shuffle_window or the number of ranks"
+    )
+    if use.pinned_bytes:
+        held += f" or pinned ({size(use.pinned_bytes)})"
+        remedy += ", or unpin shards"
+    if use.reserved_bytes:
+        held += f", {size(use.reserved_bytes)} is reserved by transfers"
+    return CapacityError(
+        f"deadlock: {space.explanation}, {held}, the next shard needs {size(use.needed_bytes)}, "
+        f"and all {readers} reader(s) with leases wait for that space or for each other",
+        url=claim.transfers[0].ref.url,
+        remedy=remedy,
+    )
+
+
+class _Readiness(NamedTuple):
+    """Sort key of blocked claims: the one with the largest gives up."""
+
+    # 1. No reader waits for it.
+    is_idle: bool
+    # 2. A reader without anything to read waits for it.
+    is_awaited: bool
+    # 3. Its readers hold shards: giving up frees space for others.
+    holds_shards: bool
+    # 4. It is the most recent: the others continue as soon as its reader disconnects.
+    since_s: float
+
+
+def _readiness(claim: KeyClaim) -> _Readiness:
+    readers = _stuck_readers([claim])
+    return _Readiness(
+        is_idle=not claim.waits,
+        is_awaited=bool(claim.reader_waits),
+        holds_shards=any(reader.leased_shards() for reader in readers),
+        since_s=claim.waits_since_s,
+    )
+
+
+def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
+    """Return the readers that wait for blocked shards, and those that keep theirs for them."""
+    waits = [wait for claim in blocked for wait in claim.reader_waits]
+    waiting = {wait.holder for wait in waits if wait.holder is not None}
+    return waiting.union(*(reader.kept_waiting() for reader in waiting))

@@ -1,0 +1,255 @@
+"""Pinned urls, and the version that each of them keeps in the cache.
+
+A pin is on a url, not on a version: when a new version arrives, it is kept in place of the old
+one. A pin is valid whether or not its shard is cached yet. It belongs to the users who made it and
+lasts until the last one removes it, through restarts and the loss of the catalogue.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import structlog
+
+from shardcache.cache.waiting.turns import Turns
+from shardcache.config import Amount
+from shardcache.errors import CacheError, CapacityError
+from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+from shardcache.units import size, user_name
+
+log = structlog.get_logger()
+
+
+# Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one
+# after another.
+_COLLECT_S = 5.0
+
+
+class Pins:
+    """All pins: by whom, of which version, within which limit.
+
+    `Residency` keeps the cached ones in place.
+    """
+
+    def __init__(self, store: Store, turns: Turns, limit: Amount) -> None:
+        self._store = store
+        self._turns = turns
+        self._limit_bytes = limit.of(store.space.capacity_bytes)
+        self._pins: dict[str, Pin] = {}  # by url
+        self._urls: dict[str, str] = {}  # by key
+        self._size_bytes = 0
+        self._changed: Callable[[str], None] = lambda key: None
+        self._unsaved = asyncio.Event()
+        self._changing = asyncio.Lock()  # each change is checked and written after the one before
+        for pin in read_pins(store.layout):
+            shard = store.shards.get(pin.key)
+            if shard is None:
+                self._apply(pin.url, pin)
+            else:
+                self._apply(pin.url, replace(pin, size_bytes=shard.kept_bytes))
+        if self._size_bytes > self._limit_bytes:
+            log.warning("pins exceed their limit; all are kept", **self.to_json())
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(list(self._pins.values()))
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call `changed` with every pinned key, and with each that is pinned or unpinned later."""
+        self._changed = changed
+        for key in self._urls:
+            changed(key)
+
+    def get(self, url: str) -> Pin | None:
+        """Return the pin on a url, if there is one."""
+        return self._pins.get(url)
+
+    def has(self, key: str) -> bool:
+        """Return whether this version of a shard is pinned, cached or not."""
+        return key in self._urls
+
+    def to_json(self) -> dict[str, int]:
+        """Return the number of pins, how many of their shards are missing, and their total size."""
+        return {
+            "shards": len(self._pins),
+            "missing": len(self._urls.keys() - self._store.shards.keys()),
+            "size_bytes": self._size_bytes,
+            "limit_bytes": self._limit_bytes,
+        }
+
+    async def add(self, wanted: Sequence[Pin]) -> set[str]:
+        """Add pins; return the urls that were not pinned before.
+
+        Raises CapacityError, DiskError, changing nothing.
+        """
+        async with self._changing:
+            by_url = {pin.url: pin for pin in wanted}
+            growth_bytes = sum(self._growth_bytes(pin) for pin in by_url.values())
+            self._check_growth(growth_bytes)
+            previous = await self._change(wanted, self._joined)
+        return {url for url, pin in previous.items() if pin is None}
+
+    async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
+        """Remove one user, or all, from pins; return what remains, by url.
+
+        Raises DiskError, changing nothing.
+        """
+        async with self._changing:
+            await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+        return {pin.url: self._pins.get(pin.url) for pin in pins}
+
+    def arrived(self, shard: Shard) -> None:
+        """Keep a newly cached shard if its url is pinned, in place of the version kept so far."""
+        if shard.facts is not None:
+            url: str | None = shard.facts.url
+        else:
+            url = self._urls.get(shard.key)
+        if url is None:
+            return
+        pin = self._pins.get(url)
+        if pin is None:
+            return
+        present: Pin | None = replace(pin, key=shard.key, size_bytes=shard.kept_bytes)
+        try:
+            self._check_growth(shard.kept_bytes - pin.size_bytes)
+        except CapacityError as exn:
+            log.warning(
+                "shard has grown beyond the pin limit; unpinned",
+                shard=url,
+                cause=exn.message,
+            )
+            present = None
+        self._apply(pin.url, present)
+        self.schedule_save()
+
+    def schedule_save(self) -> None:
+        """Have all pins saved soon."""
+        self._unsaved.set()
+
+    async def run(self) -> None:
+        """Save the pins after changes caused by arriving shards.
+
+        Runs until cancelled, then saves once more.
+        """
+        failing = False
+        try:
+            while True:
+                await self._unsaved.wait()
+                try:
+                    await self.save()
+                    failing = False
+                except CacheError as exn:
+                    if not failing:
+                        log.warning("cannot save the pins; retrying later", cause=exn.message)
+                    failing = True
+                await asyncio.sleep(_COLLECT_S)
+        finally:
+            with contextlib.suppress(CacheError):
+                await self.save()
+
+    async def save(self) -> None:
+        """Save pending changes now. Raises DiskError; the save is then retried later."""
+        async with self._changing:
+            if self._unsaved.is_set():
+                await self._write()
+
+    async def _change(
+        self,
+        pins: Sequence[Pin],
+        become: Callable[[Pin], Pin | None],
+    ) -> dict[str, Pin | None]:
+        """Apply what `become` makes of each pin, and save; return the previous pins, by url.
+
+        On an error, undo it.
+        """
+        previous: dict[str, Pin | None] = {}
+
+        def apply(some: Sequence[Pin]) -> None:
+            for pin in some:
+                previous.setdefault(pin.url, self._pins.get(pin.url))
+                self._apply(pin.url, become(pin))
+
+        self._unsaved.set()
+        await self._turns.take(pins, apply)
+        try:
+            await self._write()
+        except CacheError:
+            for url, pin in previous.items():
+                self._apply(url, pin)
+            raise
+        return previous
+
+    async def _write(self) -> None:
+        self._unsaved.clear()
+        pins = list(self._pins.values())
+        writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, pins))
+        try:
+            await asyncio.shield(writing)
+        except (CacheError, asyncio.CancelledError):
+            self._unsaved.set()
+            await asyncio.wait([writing])  # the next writer uses the same temporary file
+            writing.exception()
+            raise
+
+    def _check_growth(self, growth_bytes: int) -> None:
+        pinned_bytes = self._size_bytes + growth_bytes
+        if growth_bytes > 0 and pinned_bytes > self._limit_bytes:
+            limit = size(self._limit_bytes)
+            raise CapacityError(
+                f"pins would take {size(pinned_bytes)}, more than their limit of {limit}; "
+                "the rest is for unpinned shards",
+                remedy="pin less, remove pins with `shardcache unpin` (`shardcache pin` lists "
+                "them), or restart the daemon with a larger --capacity or --max-pinned",
+            )
+
+    def _growth_bytes(self, pin: Pin) -> int:
+        """Return how much a pin adds to the pinned bytes."""
+        previous = self._pins.get(pin.url)
+        if previous is None:
+            return pin.size_bytes
+        return self._joined(pin).size_bytes - previous.size_bytes
+
+    def _joined(self, pin: Pin) -> Pin:
+        """Return a pin with the users of the one on the same url."""
+        previous = self._pins.get(pin.url)
+        if previous is None:
+            return pin
+        uids = previous.uids | pin.uids
+        # A cached version stays pinned until the origin's present version has arrived.
+        if previous.key in self._store.shards:
+            return replace(previous, uids=uids)
+        return replace(pin, uids=uids)
+
+    def _apply(self, url: str, pin: Pin | None) -> None:
+        """Put a pin in place of the one on the url; remove that one if there is none."""
+        previous = self._pins.get(url)
+        if previous is not None:
+            self._size_bytes -= previous.size_bytes
+            self._urls.pop(previous.key, None)
+        if pin is None:
+            self._pins.pop(url, None)
+        else:
+            self._size_bytes += pin.size_bytes
+            self._pins[url] = pin
+            self._urls[pin.key] = url
+        changed = {each.key for each in (previous, pin) if each is not None}
+        for key in changed:
+            self._changed(key)
+
+
+def _without(pin: Pin | None, uid: int | None) -> Pin | None:
+    """Return a pin without a user, or without all of them; None if nobody is left."""
+    if pin is None or uid is None:
+        return None
+    uids = pin.uids - {uid}
+    if not uids:
+        return None
+    return replace(pin, uids=uids)
+
+
+def pinned_by(pin: Pin) -> str:
+    """Return a human-readable statement of the users who pinned a shard."""
+    users = ", ".join(user_name(uid) for uid in sorted(pin.uids))
+    return f"pinned by user {users}; `shardcache unpin` removes the pin"

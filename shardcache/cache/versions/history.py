@@ -1,0 +1,135 @@
+"""The last version fetched of each url and its sample count: rows of the catalogue."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from shardcache.redact import redact
+from shardcache.shards import Shards
+from shardcache.store.shard import Facts
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+
+_KIND = "shard"  # of rows in the catalogue
+_MAX_SAMPLES = 2**63  # what SQLite, and the columns of a list of shards, cannot hold
+_READ_AT_ONCE = 256  # sidecars
+# Shards whose sample counts are looked up at a time: more would block the event loop
+_FILLED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The version of a url that was fetched last: a row of the catalogue."""
+
+    version: str
+    samples: int | None
+
+    @classmethod
+    def from_row(cls, row: object) -> "Fetched":
+        """Build from a row's value. Raises ValueError for any other value."""
+        match row:
+            case [str(version), None | int() as samples] if not isinstance(samples, bool):
+                version.encode()  # JSON may hold half a surrogate pair, which is no text
+                if samples is None or 0 <= samples < _MAX_SAMPLES:
+                    return cls(version, samples)
+        raise ValueError("the row is not a version and a number of samples")
+
+    def to_row(self) -> list[object]:
+        """Return the row's value."""
+        return [self.version, self.samples]
+
+
+class History:
+    """The last version fetched of each url and its sample count, which outlive the shard.
+
+    Attributes:
+        catalogue: the database whose rows they are.
+        changes: the number of versions and counts stored since the start.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.catalogue = store.catalogue
+        self.changes = 0
+        self._store = store
+        self._rebuilding = asyncio.Lock()
+
+    async def rebuild(self, *, damaged: bool = False) -> None:
+        """Restore lost rows from the sidecars, of each url the version read last.
+
+        Lookups wait until this is done. No-op if there are as many rows as shards, unless some of
+        them are known to be `damaged`.
+        """
+        shards = self._store.shards
+        async with self._rebuilding:
+            if not damaged and await self.catalogue.count(_KIND) >= len(shards):
+                return
+            log.info("rebuilding sample counts from the sidecars", shards=len(shards))
+            keys = list(reversed(shards))
+            for first in range(0, len(keys), _READ_AT_ONCE):
+                await self._restore(keys[first : first + _READ_AT_ONCE])
+            self.changes += 1
+
+    async def _restore(self, keys: Sequence[str]) -> None:
+        """Add the rows of cached shards that have none."""
+        cached = self._store.shards
+        shards = [cached[key] for key in keys if key in cached]
+        peeked = await self._store.peek(shards)
+        found = [facts for facts in peeked if facts is not None]
+        found.sort(key=lambda facts: facts.samples is None)  # of a url's shard and file, the shard
+        await self.catalogue.add_many([_row_of(facts) for facts in found])
+
+    async def remember(self, facts: Facts) -> None:
+        """Store a shard's version and sample count."""
+        known: Fetched | None = None
+        if facts.samples is None:  # a tar fetched as a plain file keeps its count
+            known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
+        if known is None or known.version != facts.version:
+            self.changes += 1  # first: who sees the change looks the row up after it was written
+            row = Fetched(facts.version, facts.samples).to_row()
+            await self.catalogue.put(row, _KIND, facts.url)
+
+    async def versions(self, urls: Sequence[str]) -> list[str | None]:
+        """Return the last version fetched of each url, or None."""
+        return [None if known is None else known.version for known in await self._known(urls)]
+
+    async def fill(self, shards: Shards) -> Shards:
+        """Return the shards with known sample counts filled in.
+
+        A shard without a version gets the count of the last version fetched.
+        """
+        samples = array("q", shards.samples)
+        unknown = [number for number, count in enumerate(samples) if count < 0]
+        for first in range(0, len(unknown), _FILLED):
+            numbers = unknown[first : first + _FILLED]
+            found = await self._known([shards.urls[number] for number in numbers])
+            for number, known in zip(numbers, found, strict=True):
+                if known is None or known.samples is None:
+                    continue
+                if shards.versions[number] in ("", known.version):
+                    samples[number] = known.samples
+        return replace(shards, samples=samples)
+
+    async def _known(self, urls: Sequence[str]) -> list[Fetched | None]:
+        """Return what is known of each url.
+
+        Rows that turn out to be damaged are first restored from the sidecars.
+        """
+        async with self._rebuilding:
+            pass  # wait for its end
+        keys = [(_KIND, redact(url)) for url in urls]
+        losses = self.catalogue.losses
+        found = await self.catalogue.get_many(keys, Fetched.from_row)
+        if self.catalogue.losses != losses:
+            await self.rebuild(damaged=True)
+            found = await self.catalogue.get_many(keys, Fetched.from_row)
+        return found
+
+
+def _row_of(facts: Facts) -> tuple[tuple[str, str], list[object]]:
+    """Return the key and the value of a shard's row."""
+    return (_KIND, facts.url), Fetched(facts.version, facts.samples).to_row()

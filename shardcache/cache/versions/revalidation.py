@@ -1,0 +1,131 @@
+"""Requests to origins for the present version of cached shards."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import structlog
+
+from shardcache.access import store_of
+from shardcache.cache.planner import Planner
+from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
+from shardcache.metrics import Counters
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.store.keys import place_of, shard_key
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+
+# A reader waits this long for an answer, and nothing waits longer than the timeout.
+_GRACE_S = 1.0
+_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Revalidation:
+    """Asks origins for the present version of cached shards, once per shard for all readers.
+
+    A prompt answer takes effect immediately. A slow one is awaited in the background while the
+    cached version is served, and takes effect from the next lease on; until then that origin gets
+    one such request at a time, and no reader waits for it. An answer stays valid for `_ttl_s`.
+
+    Attributes:
+        questions: the pending requests, by the shard's name.
+    """
+
+    _store: Store
+    _origins: Origins
+    _planner: Planner
+    _counters: Counters
+    _group: asyncio.TaskGroup
+    _ttl_s: float
+    questions: dict[str, asyncio.Task[ShardcacheError | None]] = field(
+        default_factory=dict,
+        init=False,
+    )
+    _under_way: Counter[str] = field(default_factory=Counter, init=False)  # requests, by origin
+    _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer
+
+    async def check(self, name: str, ref: ShardRef) -> None:
+        """Revalidate a cached shard unless that was done lately.
+
+        Raises the origin's error if the shard is gone.
+        """
+        origin = store_of(ref.url)
+        if not self._is_stale(name):
+            return
+        if origin in self._silent and self._under_way[origin]:
+            return
+        question = self.questions.get(name)
+        if question is None:
+            question = self._group.create_task(
+                self._ask(name, ref),
+                name=f"revalidate {ref.url}",
+            )
+            self.questions[name] = question
+        if origin in self._silent:
+            return
+
+        answered, _ = await asyncio.wait([question], timeout=_GRACE_S)
+        if not answered:
+            self._silent.add(origin)
+            return
+        error = question.result()
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """Cancel the pending requests."""
+        for question in list(self.questions.values()):
+            question.cancel()
+
+    def _is_stale(self, name: str) -> bool:
+        age_s = time.monotonic() - self._planner.checked_at_s(name)
+        is_cached = self._planner.key(name) in self._store.shards  # else its transfer asks
+        return age_s > self._ttl_s and is_cached
+
+    async def _ask(self, name: str, ref: ShardRef) -> ShardcacheError | None:
+        """Learn the present version, or return the error for the reader."""
+        origin = store_of(ref.url)
+        asked_s = time.monotonic()
+        self._under_way[origin] += 1
+        try:
+            key = await self._present_key(name, ref)
+        except ShardcacheError as exn:
+            return exn
+        finally:
+            self._under_way[origin] -= 1
+            del self.questions[name]
+        if self._planner.checked_at_s(name) < asked_s:  # else a transfer has asked more recently
+            self._planner.learn(name, key, time.monotonic())
+        return None
+
+    async def _present_key(self, name: str, ref: ShardRef) -> str:
+        """Return the key of the origin's present version; the last known one if it is silent."""
+        url = ref.url
+        self._counters.fetched(url, 0, 1)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S) as limit:
+                obj = await self._origins.origin(url).stat(url)
+        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
+            log.warning(
+                "cannot revalidate the shard; serving the cached version",
+                shard=url,
+                cause=str(exn),
+            )
+            return self._planner.key(name)
+        except ShardcacheError:
+            raise
+        except Exception:
+            # A top-level guard like that of transfers: one bad shard must not end all jobs.
+            log.exception("unexpected error in revalidation; serving the cached version", shard=url)
+            return self._planner.key(name)
+        finally:
+            if limit.expired():
+                self._silent.add(store_of(url))
+            else:
+                self._silent.discard(store_of(url))
+        return shard_key(place_of(url, is_file=ref.is_file), obj.version)

@@ -1,0 +1,112 @@
+"""Lanes: the shards that each job needs in the next minutes, and whether they are cached."""
+
+import enum
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardcache.cache.views.visibility import Visible, shown
+from shardcache.cache.waiting.waits import JobKey
+from shardcache.protocol import Json
+
+# How far ahead plans are examined, in how many intervals, and how many positions per reader: one
+# shard per second.
+HORIZON_S = 300.0
+BINS = 60
+MAX_USES = 300
+_SOONEST = 5
+_MAX_GAPS = 12
+
+
+class Presence(enum.StrEnum):
+    """State of a shard that a reader will need."""
+
+    CACHED = "cached"
+    FETCHING = "fetching"
+    MISSING = "missing"
+    FAILED = "failed"  # missing, and not prefetched again
+
+
+class Use(NamedTuple):
+    """One job's need of one shard, at the reader's pace."""
+
+    in_s: float  # time until the need; 0 if the reader is already waiting or reading
+    url: str
+    client: JobKey
+    presence: Presence
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the use as JSON; the url is hidden unless it is `visible`."""
+        job, uid = self.client
+        return {
+            "in_s": round(self.in_s, 2),
+            "url": shown(self.url, visible),
+            "job": job,
+            "uid": uid,
+            "presence": self.presence.value,
+        }
+
+
+def _no_counts() -> dict[Presence, list[int]]:
+    return {presence: [0] * BINS for presence in Presence}
+
+
+@dataclass(slots=True)
+class Lane:
+    """The shards that one job's readers need in the next minutes.
+
+    Attributes:
+        counts: by presence, the number of shards needed in each of the horizon's equal intervals.
+        looked_s: how far ahead all of its readers' plans were examined.
+        soonest: the first few uses.
+        gaps: the first few uses of shards that are not cached.
+    """
+
+    client: JobKey
+    counts: dict[Presence, list[int]] = field(default_factory=_no_counts)
+    looked_s: float = HORIZON_S
+    soonest: list[Use] = field(default_factory=list)
+    gaps: list[Use] = field(default_factory=list)
+
+    def add(self, uses: Sequence[Use]) -> None:
+        """Add one reader's uses, soonest first."""
+        for use in uses:
+            number = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
+            self.counts[use.presence][number] += 1
+        if len(uses) == MAX_USES:
+            self.looked_s = min(self.looked_s, uses[-1].in_s)
+
+        self.soonest = sorted([*self.soonest, *uses[:_SOONEST]])[:_SOONEST]
+        missing = (use for use in uses if use.presence is not Presence.CACHED)
+        first_missing = itertools.islice(missing, _MAX_GAPS)
+        self.gaps = sorted([*self.gaps, *first_missing])[:_MAX_GAPS]
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the timeline as JSON; urls that are not `visible` are hidden."""
+        name, uid = self.client
+        return {
+            "name": name,
+            "uid": uid,
+            "looked_s": self.looked_s,
+            "counts": {presence.value: counts for presence, counts in self.counts.items()},
+            "soonest": [use.to_json(visible) for use in self.soonest],
+        }
+
+
+def gaps(lanes: Iterable[Lane]) -> list[Use]:
+    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
+
+    A shard that is being fetched is always among them: its transfer is shown, with the job that it
+    is for.
+    """
+    soonest: dict[str, Use] = {}
+    for use in sorted(use for lane in lanes for use in lane.gaps):
+        soonest.setdefault(use.url, use)
+    return [
+        use
+        for number, use in enumerate(
+            soonest.values(),
+        )
+        if number < _MAX_GAPS or use.presence is Presence.FETCHING
+    ]

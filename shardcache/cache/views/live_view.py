@@ -1,0 +1,173 @@
+"""The live view of the dashboard: present waits, needs of the next minutes, and the map.
+
+It is refreshed at most once a second, however many pages are open, and not at all when none is; on
+a node with many shards less often, so that it takes a small share of a core.
+"""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.planner import Planner
+from shardcache.cache.readers.reader import LISTING, Reader
+from shardcache.cache.readers.readers import Readers
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.views.lanes import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
+from shardcache.cache.views.reasons import Reasons
+from shardcache.cache.views.shard_map import ShardMap
+from shardcache.cache.views.visibility import Visible, shown
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.turns import Turns
+from shardcache.cache.waiting.waits import JobKey
+from shardcache.protocol import Json
+
+# A little less than the pages' interval, so that no page gets the same state twice.
+_PERIOD_S = 0.9
+_SHARE = 0.04  # share of the time that refreshing lanes and map may take
+
+
+class LiveView:
+    """What open dashboard pages show beyond the status page.
+
+    Attributes:
+        looks: the number of refreshes.
+        maps: the number of those that included lanes and map.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        transfers: Transfers,
+        residency: Residency,
+        reasons: Reasons,
+        turns: Turns,
+    ) -> None:
+        self.looks = 0
+        self.maps = 0
+        self._readers = readers
+        self._transfers = transfers
+        self._store = residency.store
+        self._planner: Planner = residency.planner
+        self._reasons = reasons
+        self._turns = turns
+        self._map = ShardMap(residency.store, residency.planner, turns)
+        self._lanes: list[Lane] = []
+        self._looking = asyncio.Lock()
+        self._looked_s = -math.inf  # when it was last refreshed
+        self._due_s = -math.inf  # when lanes and map are to be refreshed again
+
+    async def look(self) -> None:
+        """Refresh the view, lanes and map included if they are due, unless that was just done."""
+        async with self._looking:
+            begun_s = time.monotonic()
+            if begun_s - self._looked_s < _PERIOD_S:
+                return
+            self._looked_s = begun_s
+            if begun_s >= self._due_s:
+                await self._look_ahead(begun_s)
+            self.looks += 1
+
+    async def _look_ahead(self, begun_s: float) -> None:
+        """Refresh lanes and map; the longer that takes, the later it is done again."""
+        self._lanes = await self._present_lanes()
+        is_complete = await self._map.refresh()
+        pause_s = 0.0
+        if is_complete:
+            pause_s = (time.monotonic() - begun_s) / _SHARE
+        self._due_s = begun_s + pause_s
+        self.maps += 1
+
+    def outlook(self, visible: Visible) -> Json:
+        """Return the present waits, and each job's next minutes as of the last refresh."""
+        return {
+            "waits": list(self._waits(visible)),
+            "lanes": [lane.to_json(visible) for lane in self._lanes],
+            "gaps": [use.to_json(visible) for use in gaps(self._lanes)],
+        }
+
+    async def map(self, visible: Visible) -> Json:
+        """Return the map of cached shards as of the last refresh; see `ShardMap.to_json`."""
+        return await self._map.to_json(visible)
+
+    def _waits(self, visible: Visible) -> Iterator[Json]:
+        """Yield, for each shard or listing and job, how many readers wait for it, and why."""
+        yield from self._waits_for_listings(visible)
+        for transfer in self._transfers.all():
+            yield from self._waits_for_transfer(transfer, visible)
+
+    def _waits_for_listings(self, visible: Visible) -> Iterator[Json]:
+        waiting: defaultdict[tuple[JobKey, str], list[Reader]] = defaultdict(list)
+        for reader in self._readers:
+            if reader.resolving:
+                pattern = self._reasons.asked(reader.resolving)
+                waiting[reader.client, pattern].append(reader)
+        for ((job, uid), pattern), readers in waiting.items():
+            reason = self._reasons.of_listing([pattern]) if visible(pattern) else LISTING
+            yield {
+                "job": job,
+                "uid": uid,
+                "readers": len(readers),
+                "for_s": longest_s(readers),
+                "url": shown(pattern, visible),
+                "reason": reason,
+            }
+
+    def _waits_for_transfer(self, transfer: Transfer, visible: Visible) -> Iterator[Json]:
+        since_s: defaultdict[JobKey | None, list[float]] = defaultdict(list)
+        for wait in transfer.waits:
+            if wait.since_s is not None:
+                since_s[wait.client].append(wait.since_s)
+        url = transfer.ref.url
+        for client, begun_s in since_s.items():
+            job, uid = client or (None, None)
+            reason = transfer.stages.present.value
+            if visible(url):
+                reason = self._reasons.of_transfer(transfer)
+            yield {
+                "job": job,
+                "uid": uid,
+                "readers": len(begun_s),
+                "for_s": round(time.monotonic() - min(begun_s), 1),
+                "url": shown(url, visible),
+                "reason": reason,
+            }
+
+    async def _present_lanes(self) -> list[Lane]:
+        """Return a lane for each job with readers, sharing the event loop between readers."""
+        lanes: dict[JobKey, Lane] = {}
+        for reader in self._readers:
+            await self._turns.wait()
+            lane = lanes.setdefault(reader.client, Lane(reader.client))
+            lane.add(self._uses(reader))
+        return list(lanes.values())
+
+    def _uses(self, reader: Reader) -> list[Use]:
+        """Return what a reader needs within the horizon, soonest first."""
+        now = self._planner.now
+        uses: list[Use] = []
+        for use_s, position, name in now.ahead(reader, now.now_s + HORIZON_S, MAX_USES):
+            in_s = max(0.0, use_s - now.now_s)
+            url = reader.ref(position).url
+            uses.append(Use(in_s, url, reader.client, self._presence(name)))
+        return uses
+
+    def _presence(self, name: str) -> Presence:
+        if self._planner.key(name) in self._store.shards:
+            return Presence.CACHED
+        if name in self._transfers:
+            return Presence.FETCHING
+        if name in self._transfers.failures:
+            return Presence.FAILED
+        return Presence.MISSING
+
+
+def longest_s(readers: Iterable[Reader]) -> float | None:
+    """Return the length of the longest present wait of these readers; None if none waits."""
+    starts_s = [reader.clock.since_s for reader in readers]
+    since_s = [start_s for start_s in starts_s if start_s is not None]
+    if not since_s:
+        return None
+    return round(time.monotonic() - min(since_s), 1)

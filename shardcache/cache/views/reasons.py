@@ -1,0 +1,117 @@
+"""Reasons in words why readers wait: the stage of a transfer, and the limit that holds it back."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from shardcache.access import store_of
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.readers.reader import LISTING
+from shardcache.cache.readers.readers import Readers
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.views.visibility import Visible
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Class, JobKey
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.scheduler import Limit
+from shardcache.store.shard import Shard
+from shardcache.units import size, user_name
+
+_MAX_HOLDERS = 3  # jobs named as holding space
+_MAX_PATTERNS = 256  # of a reader, among which the one that is being asked about is searched
+
+
+class Reasons:
+    """Why shards have not arrived, and patterns are not resolved."""
+
+    def __init__(
+        self,
+        readers: Readers,
+        transfers: Transfers,
+        residency: Residency,
+        downloader: Downloader,
+    ) -> None:
+        self._readers = readers
+        self._transfers = transfers
+        self._residency = residency
+        self._space = residency.store.space
+        self._downloader = downloader
+
+    def of_transfer(self, transfer: Transfer) -> str:
+        """Return why a transfer has not finished yet."""
+        stage = transfer.stages.present
+        if stage is Stage.SPACE:
+            needs = "each rank needs space for shuffle_window + 1 shards, two without shuffling"
+            return f"{stage.value}: {self.space_in_words()}; {needs} ({self._space.remedy})"
+        failed = self._downloader.failing.get(transfer.ref.url)
+        if failed:
+            return f"{stage.value}; {failed}"
+        return self.of_stage(stage, transfer.ref.url)
+
+    def of_stage(self, stage: str, url: str | None = None) -> str:
+        """Return a stage with the limit that holds its transfers back, if one does."""
+        holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
+        if holding and stage == Stage.NETWORK:
+            return f"{stage}, limited by {holding[0]}"
+        return str(stage)
+
+    def of_listing(self, patterns: Sequence[str]) -> str:
+        """Return why patterns are not resolved yet: the object store, and its latest error."""
+        pattern = self.asked(patterns)
+        failed = self._downloader.failing.get(pattern)
+        reason = f"{LISTING} of {store_of(pattern)}"
+        if failed:
+            return f"{reason}; {failed}"
+        return reason
+
+    def asked(self, patterns: Sequence[str]) -> str:
+        """Return the pattern that its origin is being asked about; the first if unknown."""
+        asking = self._downloader.asking
+        return next((each for each in patterns[:_MAX_PATTERNS] if each in asking), patterns[0])
+
+    def limits(self, visible: Visible) -> Iterator[Limit]:
+        """Yield what may hold readers back: configured limits, and whatever does now."""
+        yield from self._downloader.limits()
+
+        transfers = self._transfers.all()
+        waits_for_space = any(each.stages.present is Stage.SPACE for each in transfers)
+        yield Limit("space", self.space_in_words(), waits_for_space)
+
+        checked = [each for each in transfers if each.stages.present is Stage.DISK]
+        if checked:
+            is_waited_for = any(each.klass is Class.WAITING for each in checked)
+            text = f"arrived shards being checked and indexed: {len(checked)}"
+            yield Limit("disk", text, is_waited_for)
+
+        failing = [str(failed) for url, failed in self._downloader.failing.items() if visible(url)]
+        if failing:
+            text = f"requests repeated after errors: {len(failing)}; {failing[-1]}"
+            yield Limit("errors", text, holds=True)
+
+    def space_in_words(self) -> str:
+        """Return the capacity, and who holds what of it."""
+        leased = f"{size(self.leased_bytes())} of it leased"
+        holders = self._largest_holders()
+        if holders:
+            leased += f" ({', '.join(holders)})"
+        if self._space.pinned_bytes:
+            leased += f", {size(self._space.pinned_bytes)} pinned"
+        arriving = size(self._space.reserved_bytes)
+        return f"{self._space.explanation}, {leased}, {arriving} reserved by transfers"
+
+    def leased_bytes(self) -> int:
+        """Return the size of all leased shards."""
+        return sum(shard.kept_bytes for shard in self._residency.leased)
+
+    def _largest_holders(self) -> list[str]:
+        """Return the jobs that hold the most space, largest first."""
+        held: defaultdict[JobKey, set[Shard]] = defaultdict(set)
+        for reader in self._readers:
+            held[reader.client].update(reader.retained())
+        sizes_bytes = {
+            f"{name} of {user_name(uid)}": sum(shard.kept_bytes for shard in shards)
+            for (name, uid), shards in held.items()
+        }
+        holders = [holder for holder, size_bytes in sizes_bytes.items() if size_bytes]
+        holders.sort(key=lambda holder: sizes_bytes[holder], reverse=True)
+        return [f"{holder} {size(sizes_bytes[holder])}" for holder in holders[:_MAX_HOLDERS]]

@@ -1,0 +1,147 @@
+"""The status page: contents and present activity of the cache, as `status` and `top` show them."""
+
+import math
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+
+from shardcache.cache.fetching.prefetcher import Prefetcher
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.readers.jobs import Job
+from shardcache.cache.readers.reader import LISTING, Reader
+from shardcache.cache.readers.readers import Readers
+from shardcache.cache.readers.recent_waits import RECENT_S
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.views.live_view import longest_s
+from shardcache.cache.views.reasons import Reasons
+from shardcache.cache.views.visibility import Visible, shown
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import JobKey
+from shardcache.errors import CacheError, ShardError
+from shardcache.fetch.download import Downloader
+from shardcache.origin.registry import Origins
+from shardcache.protocol import Json
+from shardcache.store.disk.mounts import free_bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StatusPage:
+    """A read-only view of the whole cache. Urls that are not `visible` are hidden."""
+
+    _readers: Readers
+    _transfers: Transfers
+    _prefetcher: Prefetcher
+    _residency: Residency
+    _downloader: Downloader
+    _origins: Origins
+    _reasons: Reasons
+
+    def page(self, visible: Visible) -> Json:
+        """Return cache, counters, transfers and jobs."""
+        counters = self._residency.counters
+        scheduler = self._downloader.scheduler
+        return {
+            "cache": self._cache(),
+            "counters": counters.to_json() | {"paused": scheduler.pauses},
+            "bill": counters.bills.to_json(),
+            "limits": [limit._asdict() for limit in self._reasons.limits(visible)],
+            "origins": [asdict(load) for load in scheduler.loads()],
+            "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
+            "transfers": [self._transfer(each, visible) for each in self._transfers.all()],
+            "refused": [exn.to_json() for exn in self.refused(visible)],
+            "jobs": self._jobs(visible),
+        }
+
+    def refused(self, visible: Visible) -> list[ShardError]:
+        """Return the errors of the `visible` shards that were refused when they last arrived.
+
+        The latest is last.
+        """
+        return [exn for url, exn in self._transfers.refusals.items() if visible(url)]
+
+    def _cache(self) -> Json:
+        store = self._residency.store
+        return {
+            "dir": str(store.layout.root),
+            "capacity_bytes": store.space.capacity_bytes,
+            "used_bytes": store.space.used_bytes,
+            "free_bytes": self._free_bytes(),
+            "leased_bytes": self._reasons.leased_bytes(),
+            "leases": sum(shard.leases for shard in self._residency.leased),
+            "reserved_bytes": store.space.reserved_bytes,
+            "shards": len(store.shards),
+        }
+
+    def _free_bytes(self) -> int | None:
+        try:
+            return free_bytes(self._residency.store.layout.root)
+        except CacheError:  # reported under `disk`
+            return None
+
+    def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
+        url = transfer.ref.url
+        failed = self._downloader.failing.get(url) if visible(url) else None
+        planner = self._residency.planner
+        now = planner.now
+        next_use_s = now.next_use_s(planner.key(transfer.name))
+        return {
+            "url": shown(url, visible),
+            **transfer.to_json(),
+            "last_error": None if failed is None else str(failed),
+            "needed_in_s": _time_until_s(next_use_s, now.now_s),
+        }
+
+    def _jobs(self, visible: Visible) -> list[Json]:
+        """Return the jobs, those without readers last."""
+        readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
+        for reader in self._readers:
+            reader.clock.charge()
+            readers[reader.client].append(reader)
+        jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
+        return [self._job(job, readers[job.key], visible) for job in jobs]
+
+    def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
+        now = self._residency.planner.now
+        waiting = [reader for reader in readers if reader.waiting_for is not None]
+        waiting_share = 0.0
+        if readers:
+            recently_s = sum(reader.clock.recently_s() for reader in readers)
+            waiting_share = recently_s / (RECENT_S * len(readers))
+        return job.to_json() | {
+            "bill": self._residency.counters.bills.to_json(job.key),
+            "shards_per_s": round(sum(now.shards_per_s(reader) for reader in readers), 4),
+            "ahead_s": self._ahead_s(readers),
+            "waiting": len(waiting),
+            "waiting_for": self._waiting_for(waiting, visible),
+            "waiting_s": longest_s(waiting),
+            "waiting_share": round(waiting_share, 4),
+        }
+
+    def _ahead_s(self, readers: list[Reader]) -> float | None:
+        """Return the time until a reader needs a missing shard; None if all are cached."""
+        if any(reader.resolving for reader in readers):
+            return 0.0
+        now = self._residency.planner.now
+        coming = [transfer.name for transfer in self._transfers.all()]
+        is_cared_for = self._prefetcher.is_cared_for
+        needs_s = [now.covered_until_s(reader, is_cared_for, coming) for reader in readers]
+        return _time_until_s(min(needs_s, default=math.inf), now.now_s)
+
+    def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
+        """Return what most of the waiting readers wait for; None if there are none."""
+        if not waiting:
+            return None
+        stages = [reader.waiting_for or "" for reader in waiting]
+        stage = max(set(stages), key=stages.count)
+        if stage != LISTING:
+            return self._reasons.of_stage(stage)
+        patterns = next(reader.resolving for reader in waiting if reader.resolving)
+        if not visible(self._reasons.asked(patterns)):
+            return LISTING
+        return self._reasons.of_listing(patterns)
+
+
+def _time_until_s(moment_s: float, now_s: float) -> float | None:
+    """Return the time until a moment, 0 if it has passed; None for a moment that never comes."""
+    if moment_s == math.inf:
+        return None
+    return round(max(0.0, moment_s - now_s), 3)

@@ -1,0 +1,1 @@
+"""What waits, and for what: readers for shards, transfers for space, tasks for a turn."""

@@ -1,0 +1,149 @@
+"""Early access to a shard: it can be read while it is still being downloaded.
+
+It is for readers with nothing else to read, and only for origins that check the version on every
+read: a version checked once, at the end, could be a mixture. Readers see the contiguous finished
+parts from the first byte on, and the beginning of the part after them. Each part is fetched with
+If-Match, and nothing of it is written before the answer's header proves to be the expected one.
+Whether the whole shard is sound is known only at the end, so a reader may learn then that the
+beginning it read belongs to a corrupt shard.
+
+Once a shard of any origin has passed every check, readers with nothing else to read get its files
+before these are published: a disk that is slow to sync them delays nobody.
+"""
+
+from collections.abc import Callable
+
+from shardcache.cache.waiting.signals import Signal
+from shardcache.cache.waiting.waits import JobKey, Wait
+from shardcache.errors import CorruptShardError, DiskError, ShardcacheError
+from shardcache.fetch.reads import Coming
+from shardcache.store.partial import Partial
+from shardcache.store.shard import Shard, Unpublished
+
+
+class Arrival:
+    """A shard that readers can open before it is published.
+
+    Attributes:
+        partial: the file that is filled.
+        readers: the job of each reader that has the file open.
+        is_file: True once one of them reads the object's own bytes, whatever they are.
+        files: those of the whole shard once it has passed every check, unless they are lost again.
+        damage: what readers of `files` have to be warned of.
+        shard: the shard once it is published.
+        refused: with `shard`, why it has no samples, and is only a file.
+    """
+
+    def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
+        """Offer what arrives in `partial`; the rest is the transfer's: see `Transfer.offer`."""
+        self.partial = partial
+        self.readers: list[JobKey | None] = []
+        self.is_file = False
+        self.files: Unpublished | None = None
+        self.damage: CorruptShardError | None = None
+        self.shard: Shard | None = None
+        self.refused: ShardcacheError | None = None
+        self._waits = waits
+        self._coming = coming
+        self._moved = moved
+        self._failure: ShardcacheError | None = None
+        self._parts = 0  # finished parts from the first on
+        self._ready_bytes = 0
+        self._when_left: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        url = self.partial.obj.url
+        readers = len(self.readers)
+        return f"Arrival({url!r}, ready_bytes={self.ready_bytes}, readers={readers})"
+
+    @property
+    def ready_bytes(self) -> int:
+        """Number of bytes, from the first on, that may be read."""
+        while self._parts in self.partial.done:
+            self._parts += 1
+        finished_bytes = min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
+        written_bytes = finished_bytes + self._coming.written_bytes(self._parts)
+        # Never less than before: a part that is fetched again writes the same bytes to the same
+        # place.
+        self._ready_bytes = max(self._ready_bytes, written_bytes)
+        return self._ready_bytes
+
+    def is_worth(self, wait: Wait) -> bool:
+        """Return True if the caller can read what it needs first before the shard is published."""
+        if self._failure is not None:
+            return False
+        if self._is_checked_for(wait):
+            return True
+        if not wait.partial or self.partial.codec is not None:
+            return False
+        if wait.bytes is None:
+            return 0 < self.ready_bytes < self.partial.obj.size_bytes
+        is_unpublished = self.files is not None or len(self.partial.done) < self.partial.count
+        return is_unpublished and self._has(wait.bytes)
+
+    def _is_checked_for(self, wait: Wait) -> bool:
+        return wait.unpublished and self.files is not None and self.files.facts.samples is not None
+
+    def _has(self, needed: tuple[int, int]) -> bool:
+        """Return whether every part is finished that has some of the bytes from start to end."""
+        start, end = needed
+        part_bytes = self.partial.part_bytes
+        end = min(end, self.partial.obj.size_bytes)
+        first_part = start // part_bytes
+        end_part = -(-end // part_bytes)
+        return all(part in self.partial.done for part in range(first_part, end_part))
+
+    async def beyond(self, count_bytes: int, wait: Wait) -> None:
+        """Wait for more than `count_bytes`, for those that are needed first, or the whole shard.
+
+        Raises the transfer's error.
+        """
+        self._waits.add(wait)
+        try:
+            while not self._serves(wait, count_bytes):
+                if self._failure is not None:
+                    raise self._failure
+                await self._moved.wait()
+        finally:
+            self._waits.discard(wait)
+
+    def _serves(self, wait: Wait, count_bytes: int) -> bool:
+        if self.shard is not None or self._is_checked_for(wait):
+            return True
+        if wait.bytes is not None:
+            return self._has(wait.bytes)
+        return self.ready_bytes > count_bytes
+
+    def check(self, files: Unpublished) -> None:
+        """Announce that the shard has passed every check, and may be read."""
+        self.files = files
+        self._moved.notify()
+
+    def publish(self, shard: Shard, refused: ShardcacheError | None) -> None:
+        """Announce that the shard is complete. The caller has retained it for each reader."""
+        self.shard = shard
+        self.refused = refused
+        self._moved.notify()
+
+    def fail(self, exn: ShardcacheError) -> None:
+        """Announce that the rest will not arrive; the first reason given is the one reported."""
+        self._failure = self._failure or exn
+        if self.files is not None and isinstance(exn, DiskError):
+            # The kernel may forget what it could not write.
+            message = f"it could not be written to disk: {exn.message}"
+            self.damage = CorruptShardError(message, url=exn.url)
+        self.files = None
+        self._moved.notify()
+
+    def leave(self, client: JobKey) -> None:
+        """Note that a reader closed the file before it was published."""
+        self.readers.remove(client)
+        if not self.readers and self._when_left is not None:
+            self._when_left()
+
+    def when_left(self, act: Callable[[], None]) -> None:
+        """Call `act` once no reader has the file open."""
+        if self.readers:
+            self._when_left = act
+        else:
+            act()

@@ -1,0 +1,134 @@
+"""Claims of transfers on one cache key: which of them works, and what it waits for."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Class, Wait, longest_wait
+from shardcache.fetch.scheduler import Priority
+from shardcache.store.space import Reservation
+
+
+@dataclass(slots=True, eq=False)
+class KeyClaim:
+    """All transfers that lead to one key.
+
+    The holder of the lock does the work, with the highest urgency among them.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    transfers: list[Transfer] = field(default_factory=list)
+    reservation: Reservation | None = None
+    wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
+    behind: "KeyClaim | None" = None  # the claim whose turn it waits for
+    waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
+    checked_s: float = -math.inf  # time of the last deadlock check
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while only space, for this claim or the one ahead of it, lets it continue."""
+        return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Size of the reservation."""
+        return self.reservation.size_bytes if self.reservation else 0
+
+    @property
+    def klass(self) -> Class:
+        """The highest urgency."""
+        return min(transfer.klass for transfer in self.transfers)
+
+    @property
+    def waits(self) -> list[Wait]:
+        """All waits for the shard."""
+        return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def wants_samples(self) -> bool:
+        """True if anybody wants the shard's samples."""
+        return not all(transfer.ref.is_file for transfer in self.transfers)
+
+    @property
+    def wants_file(self) -> bool:
+        """True if anybody waits for the object's own bytes, or reads them as they arrive."""
+        if any(wait.is_file for wait in self.waits):
+            return True
+        return any(arrival.is_file for arrival in self._arrivals)
+
+    @property
+    def _arrivals(self) -> list[Arrival]:
+        return [transfer.arriving for transfer in self.transfers if transfer.arriving is not None]
+
+    @property
+    def needed_first(self) -> Sequence[tuple[int, int]]:
+        """Start and end of bytes that readers wait for."""
+        return [wait.bytes for wait in self.waits if wait.bytes is not None]
+
+    @property
+    def reader_waits(self) -> list[Wait]:
+        """The waits of readers that have nothing to read."""
+        return [wait for wait in self.waits if wait.since_s is not None]
+
+    def priority(self, next_use_s: Callable[[], float]) -> Priority:
+        """Return the priority of the download.
+
+        Args:
+            next_use_s: returns when a plan next needs the shard.
+        """
+        readers = [client for arrival in self._arrivals for client in arrival.readers]
+        longest = longest_wait(self.waits)
+
+        # 1. A reader with nothing to read: the longest wait counts.
+        if longest is not None:
+            return Priority(
+                Class.WAITING,
+                longest.since_s or 0.0,
+                longest.client,
+                alone=bool(readers) or self._is_awaited_in_part(),
+            )
+
+        # 2. Readers of the beginning: they will soon have read everything that has arrived.
+        if readers:
+            return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
+
+        # 3. Nobody waits: the next need counts.
+        return Priority(self.klass, next_use_s())
+
+    def _is_awaited_in_part(self) -> bool:
+        """Return whether a waiting reader will get the beginning, which can be offered."""
+        if not self._arrivals:
+            return False
+        longest_waits = [longest_wait(transfer.waits) for transfer in self.transfers]
+        return any(wait is not None and wait.partial for wait in longest_waits)
+
+    @contextlib.contextmanager
+    def waiting_for_space(self, wanted_bytes: int) -> Iterator[None]:
+        """Mark the claim as waiting for space, which its transfers show as their stage."""
+        previous = [(transfer, transfer.stages.present) for transfer in self.transfers]
+        self.wanted_bytes = wanted_bytes
+        self.waits_since_s = time.monotonic()
+        for transfer, _ in previous:
+            transfer.stages.enter(Stage.SPACE)
+        try:
+            yield
+        finally:
+            self.wanted_bytes = 0
+            for transfer, stage in previous:
+                transfer.stages.enter(stage)
+
+    @contextlib.contextmanager
+    def waiting_behind(self, other: "KeyClaim") -> Iterator[None]:
+        """Mark the claim as waiting for another claim's turn to end."""
+        self.behind = other
+        self.waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.behind = None

@@ -1,0 +1,26 @@
+"""A broadcast event."""
+
+import asyncio
+import contextlib
+
+
+class Signal:
+    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals
+    missed ones.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # of calls of `notify`
+        self._event = asyncio.Event()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Wait for the next `notify`, or `limit_s`, if given."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._event.wait()
+
+    def notify(self) -> None:
+        """Wake all waiters."""
+        self.count += 1
+        self._event.set()
+        self._event = asyncio.Event()

@@ -1,0 +1,77 @@
+"""A transfer: the fetching of one shard from origin to cache, as those that wait for it see it."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.signals import Signal
+from shardcache.cache.waiting.stages import Stage, Stages
+from shardcache.cache.waiting.waits import Class, Wait, longest_wait
+from shardcache.fetch.reads import Coming
+from shardcache.protocol import ShardRef
+from shardcache.store.partial import Partial
+from shardcache.store.shard import Shard
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """The fetching of one shard from origin to cache."""
+
+    name: str  # of the shard in plans
+    ref: ShardRef
+    wanted: Class  # its urgency, not counting waiting readers
+    waits: set[Wait] = field(default_factory=set)  # the present waits for the shard
+    stages: Stages = field(default_factory=Stages)
+    done_bytes: int = 0  # on disk, of `total_bytes`
+    coming: Coming = field(default_factory=Coming)  # bytes received that are not on disk yet
+    total_bytes: int | None = None  # None until the origin has reported it
+    arriving: Arrival | None = None  # early access to the shard, while it can be offered
+    moved: Signal = field(default_factory=Signal)  # notified when any of these changes
+    outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def klass(self) -> Class:
+        """Present urgency, counting waiting readers."""
+        return self.wanted if longest_wait(self.waits) is None else Class.WAITING
+
+    def begin(self, total_bytes: int) -> None:
+        """Begin a download of `total_bytes`, of which nothing has been received yet."""
+        self.total_bytes = total_bytes
+        self.done_bytes = 0
+        self.coming = Coming(self.moved.notify)
+
+    def offer(self, partial: Partial) -> Arrival:
+        """Offer early access to the shard, while it arrives in `partial`."""
+        self.arriving = Arrival(partial, self.waits, self.coming, self.moved)
+        return self.arriving
+
+    def set_done(self, done_bytes: int) -> None:
+        """Record the download's progress."""
+        self.done_bytes = done_bytes
+        self.moved.notify()
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes received so far, on disk or not."""
+        return self.done_bytes + self.coming.size_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the transfer's entry in `shardcache status`, without its url."""
+        return {
+            "done_bytes": self.arrived_bytes,
+            "total_bytes": self.total_bytes,
+            "rate_bytes_per_s": self._rate_bytes_per_s(),
+            "class": self.klass.name.lower(),
+            "stage": self.stages.present.value,
+            "waiters": len(self.waits),
+        }
+
+    def _rate_bytes_per_s(self) -> int:
+        """Return the mean rate of the download so far; 0 outside that stage."""
+        elapsed_s = time.monotonic() - self.stages.present_since_s
+        if self.stages.present is not Stage.NETWORK or elapsed_s <= 0:
+            return 0
+        return round(self.arrived_bytes / elapsed_s)

@@ -1,0 +1,67 @@
+"""A caller's wait for a shard: who waits, since when, and what would do."""
+
+import enum
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from shardcache.cache.waiting.stages import Stages
+from shardcache.protocol import ShardRef
+
+
+class Class(enum.IntEnum):
+    """Priority class of a transfer; the lower class goes first in every queue."""
+
+    WAITING = 0  # a reader has nothing else to read
+    PLANNED = 1
+    WARM = 2
+
+
+class PostponedError(Exception):
+    """Postponed transfer: no space now for a shard that no reader waits for; its plan will request
+    it again.
+    """
+
+
+JobKey: TypeAlias = tuple[str, int]
+"""A job's name and its user's id."""
+
+
+class Holder(Hashable, Protocol):
+    """A reader, as the owner of a plan and of holds on shards."""
+
+    @property
+    def client(self) -> JobKey:
+        """The reader's job."""
+
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan."""
+
+    def leased_shards(self) -> int:
+        """Return the number of shards held for the reader."""
+
+    def kept_waiting(self) -> "Collection[Holder]":
+        """Return the readers that keep their shards until this one gets its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One caller's wait for a shard, or for more of an arriving one."""
+
+    client: JobKey | None = None  # the reader's job
+    # When the reader began to wait; None while it still has something to read
+    since_s: float | None = None
+    partial: bool = False  # whether the caller accepts a shard that is still arriving
+    unpublished: bool = False  # whether the caller accepts checked files before their publication
+    stages: Stages | None = None  # of the transfer being waited for, once there is one
+    holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
+    is_file: bool = False  # True if the object's own bytes will do, without samples
+    bytes: tuple[int, int] | None = None  # start and end of those that are needed first
+
+
+def longest_wait(waits: Collection[Wait]) -> Wait | None:
+    """Return the wait of the reader that has had nothing to read for longest; None if no reader
+    waits.
+    """
+    waiting = [wait for wait in waits if wait.since_s is not None]
+    return min(waiting, key=lambda wait: wait.since_s or 0.0, default=None)

@@ -1,0 +1,81 @@
+"""The file of pins, one line of JSON for each. Everything here blocks."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from shardcache.errors import CacheError
+from shardcache.store.disk.disk_errors import disk_error, disk_errors, is_exhaustion
+from shardcache.store.disk.file_operations import replace_file
+from shardcache.store.folder.layout import Layout
+from shardcache.store.keys import is_key
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned shard."""
+
+    url: str  # redacted as in its sidecar
+    key: str  # of the pinned version
+    size_bytes: int  # in the cache; an estimate until it is cached
+    uids: frozenset[int]  # the users who pinned it
+
+    def to_line(self) -> str:
+        """Return the pin's line in the file, a JSON array."""
+        return json.dumps([self.url, self.key, self.size_bytes, sorted(self.uids)]) + "\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Pin | None":
+        """Return the pin of a line; None if it is damaged."""
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return None
+        match fields:
+            case [str(url), str(key), int(size_bytes), [_, *_] as uids]:
+                is_sound = is_key(key) and size_bytes >= 0
+                if is_sound and all(type(uid) is int for uid in uids):
+                    return cls(url, key, size_bytes, frozenset(uids))
+        return None
+
+
+def read_pins(layout: Layout) -> list[Pin]:
+    """Return the pins that can be read; of a damaged file a copy is kept. Blocks.
+
+    Raises ExhaustedError.
+    """
+    aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
+    try:
+        lines = layout.pins.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise disk_error(exn, layout.pins) from exn
+        log.error("cannot read pins; nothing is pinned", file=str(aside), cause=str(exn))
+        with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
+            layout.pins.rename(aside)
+        return []
+
+    parsed = [Pin.from_line(line) for line in lines]
+    pins = [pin for pin in parsed if pin is not None]
+    if len(pins) < len(lines):
+        log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
+        # If the disk cannot be written, the next start logs it again.
+        with contextlib.suppress(OSError, CacheError):
+            shutil.copy(layout.pins, aside)
+            write_pins(layout, pins)
+    return pins
+
+
+def write_pins(layout: Layout, pins: Iterable[Pin]) -> None:
+    """Replace the pin file. Blocks. Raises DiskError, which leaves the old file intact."""
+    with disk_errors(layout.pins):
+        lines = (pin.to_line() for pin in pins)
+        replace_file(layout.pins, layout.unfinished(layout.pins), lines)
