@@ -1,1 +1,3 @@
-"""Prefetch and eviction decisions, without I/O: every session's plan, what to fetch next, what to evict."""
+"""Prefetch and eviction decisions, without I/O: every session's plan, what to fetch next, what to
+evict.
+"""

@@ -1,4 +1,5 @@
-"""Reads of shards at known times, replayed without bytes: what the schedule and other policies fetch. Pure.
+"""Reads of shards at known times, replayed without bytes: what the schedule and other policies
+fetch. Pure.
 
 A shard that a reader has in hand is not evicted, whoever decides.
 """
@@ -60,33 +61,54 @@ class Replay:
         known: int = 2,
         foreseen: bool = False,
     ) -> None:
-        self.fetched, self.used_bytes, self.peak_bytes = list[str](), 0, 0
+        self.fetched: list[str] = []
+        self.used_bytes = 0
+        self.peak_bytes = 0
         self._capacity_bytes = capacity_bytes
         self._sizes = sizes
-        self._cached, self._in_hand = set[str](), Counter[str]()
+        self._known = known
+        self._foreseen = foreseen
+        self._cached: set[str] = set()
+        self._in_hand: Counter[str] = Counter()
         self._schedule: Schedule[int] = Schedule(_SAME_NAME)
-        self._schedule.tick(reads[0].start_s)
-        plans: defaultdict[tuple[int, int], list[Read]] = defaultdict(list)  # by session and epoch
+        self._plans: defaultdict[tuple[int, int], list[Read]] = defaultdict(list)
         for read in reads:
-            plans[read.session, read.epoch].append(read)
-        for session in {read.session for read in reads} if foreseen else ():
-            self._declare(session, [plans[session, 0]])
+            self._plans[read.session, read.epoch].append(read)
+        self._run(reads)
+
+    def _run(self, reads: Sequence[Read]) -> None:
+        """Play all reads; those that begin together are declared before any of them fetches."""
+        self._schedule.tick(reads[0].start_s)
+        if self._foreseen:
+            for session in {read.session for read in reads}:
+                self._declare(session, [self._plans[session, 0]])
         ends: list[tuple[float, Read]] = []
         for now_s, some in groupby(reads, key=lambda read: read.start_s):
             while ends and ends[0][0] <= now_s:
-                self._end(heapq.heappop(ends)[1])
+                _, ended = heapq.heappop(ends)
+                self._end(ended)
             self._schedule.tick(now_s)
-            for read in (present := list(some)):
-                if read.position == 0 and not (foreseen and read.epoch == 0):
-                    epochs = range(read.epoch, read.epoch + known)
-                    self._declare(read.session, [plans.get((read.session, epoch), []) for epoch in epochs])
+            present = list(some)
+            for read in present:
+                self._declare_epochs(read)
             for read in present:
                 self._begin(read)
                 heapq.heappush(ends, (read.end_s, read))
             self._fetch_ahead()
 
+    def _declare_epochs(self, read: Read) -> None:
+        """Declare the known epochs at the first read of an epoch, unless that is done already."""
+        is_declared = self._foreseen and read.epoch == 0
+        if read.position == 0 and not is_declared:
+            epochs = range(read.epoch, read.epoch + self._known)
+            plans = [self._plans.get((read.session, epoch), []) for epoch in epochs]
+            self._declare(read.session, plans)
+
     def _declare(self, session: int, epochs: Sequence[Sequence[Read]]) -> None:
-        self._schedule.declare(session, (epochs[0][-1].end_s - epochs[0][0].start_s) / len(epochs[0])).settled = True
+        present = epochs[0]
+        took_s = present[-1].end_s - present[0].start_s
+        plan = self._schedule.declare(session, took_s / len(present))
+        plan.settled = True
         self._schedule.extend(session, [read.shard for reads in epochs for read in reads])
 
     def _begin(self, read: Read) -> None:
@@ -110,11 +132,13 @@ class Replay:
 
     def _fetch_ahead(self) -> None:
         """Fetch what is needed soonest while there is space that no plan needs sooner."""
-        while (gap := self._schedule.next_missing(self._cached.__contains__)) and self._fetch(*gap[:2]):
-            pass
+        while True:
+            missing = self._schedule.next_missing(self._cached.__contains__)
+            if missing is None or not self._fetch(missing.name, missing.needed_at_s):
+                return
 
     def _fetch(self, shard: str, needed_at_s: float) -> bool:
-        """Return False if that takes the space of shards that are to stay.
+        """Fetch a shard; return False if that takes the space of shards that are to stay.
 
         As in the daemon, space is reserved before the first byte arrives, and what is left of it
         is free once the shard is cached.
@@ -140,12 +164,18 @@ class Replay:
 
 
 def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
-    """Return the number of each read's next one of the same shard: the ranks of MIN (Belady 1966), for `misses`."""
-    following, ranks = dict[str, int](), list[int]()
-    for number, read in reversed([*enumerate(reads)]):
-        ranks.append(following.get(read.shard, len(reads)))
-        following[read.shard] = number
-    return ranks[::-1]
+    """Return the number of each read's next one of the same shard.
+
+    These are the ranks of MIN (Belady 1966), for `misses`.
+    """
+    following: dict[str, int] = {}  # by shard, the number of its next read
+    ranks: list[int] = []  # last read first
+    for number in reversed(range(len(reads))):
+        shard = reads[number].shard
+        ranks.append(following.get(shard, len(reads)))
+        following[shard] = number
+    ranks.reverse()
+    return ranks
 
 
 def misses(
@@ -154,12 +184,16 @@ def misses(
     capacity_bytes: int,
     sizes: Sizes = _UNITS,
 ) -> Iterator[str]:
-    """Yield the shard of each read that misses it if the one whose last read has the highest rank is evicted."""
-    cached = dict[str, int]()  # the rank of each shard's last read
-    in_hand = Counter[str]()
+    """Yield the shard of each read that misses it, if highest ranks are evicted first.
+
+    Args:
+        ranks: a rank for each read; a shard has that of its last read.
+    """
+    cached: dict[str, int] = {}  # the rank of each shard's last read
+    in_hand: Counter[str] = Counter()
     used_bytes = 0
-    heap = list[tuple[int, str]]()  # what is in it and in a hand is stale
-    ends = list[tuple[float, str]]()
+    heap: list[tuple[int, str]] = []  # negative ranks; an entry of a shard in hand is stale
+    ends: list[tuple[float, str]] = []
     for read, rank in zip(reads, ranks, strict=True):
         while ends and ends[0][0] <= read.start_s:
             _, shard = heapq.heappop(ends)

@@ -1,22 +1,25 @@
-"""The core of the daemon: decides from all plans and the cached shards what to fetch next and what to evict. Pure.
+"""The core of the daemon: decides from all plans and the cached shards what to fetch next and what
+to evict. Pure.
 
-The rules are those of P. Cao, E. Felten, A. Karlin and K. Li, "A Study of Integrated Prefetching and Caching
-Strategies", SIGMETRICS 1995: fetch the missing shard that is needed soonest; evict the one needed furthest ahead; never
-evict a shard that is needed before the one fetched; and do it at the first opportunity.
+The rules are those of P. Cao, E. Felten, A. Karlin and K. Li, "A Study of Integrated Prefetching
+and Caching Strategies", SIGMETRICS 1995: fetch the missing shard that is needed soonest; evict the
+one needed furthest ahead; never evict a shard that is needed before the one fetched; and do it at
+the first opportunity.
 
-The last rule needs care. A fetch into free space, or into the space of unplanned shards, costs nothing, so it starts as
-soon as there is space, however far ahead. A fetch that evicts a planned shard too early evicts the wrong one: the
-shards read in between, and then not needed for an epoch, would have been better victims. A job that loops over a
-dataset twice the size of the cache would get no hits at all. So the first opportunity for such a fetch is when waiting
-for a better victim would make it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et
-al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN ("A study of
-replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+The last rule needs care. A fetch into free space, or into the space of unplanned shards, costs
+nothing, so it starts as soon as there is space, however far ahead. A fetch that evicts a planned
+shard too early evicts the wrong one: the shards read in between, and then not needed for an epoch,
+would have been better victims. A job that loops over a dataset twice the size of the cache would
+get no hits at all. So the first opportunity for such a fetch is when waiting for a better victim
+would make it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et
+al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN
+("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
 
-Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted: every resident is
-in the queue of one plan that names it, by position, and the order within a plan never changes. The use by that plan is
-no sooner than the resident's soonest use by any plan. So the furthest among the ends of all queues is the furthest
-resident of all, if its soonest use is the one it is queued for; if not, it moves to the queue of that use, and the next
-is examined.
+Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted:
+every resident is in the queue of one plan that names it, by position, and the order within a plan
+never changes. The use by that plan is no sooner than the resident's soonest use by any plan. So the
+furthest among the ends of all queues is the furthest resident of all, if its soonest use is the one
+it is queued for; if not, it moves to the queue of that use, and the next is examined.
 """
 
 import heapq
@@ -24,11 +27,12 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from shardcache.plan.reader_plan import NEVER, ReaderPlan
 from shardcache.plan.sieve import Sieve
-from shardcache.plan.timeline import NEVER, ReaderPlan, Session, Timeline
+from shardcache.plan.timeline import Session, Timeline
 
-_SLACK = 64
-_BATCH = 32
+_SLACK = 64  # stale entries that a queue may have, beyond as many as there are residents
+_BATCH = 32  # shards of ended plans that are queued again at a time
 
 
 class Aliases(Protocol):
@@ -54,18 +58,24 @@ class Resident:
 
 
 class Schedule(Timeline[Session]):
-    """The plans of all sessions, and the cached shards in eviction order: unplanned ones, then by furthest next use."""
+    """The plans of all sessions, and the cached shards in eviction order.
+
+    First come those in no plan, then those with the furthest next use.
+    """
 
     def __init__(self, aliases: Aliases) -> None:
         super().__init__()
         self._aliases = aliases
         self._unplanned = Sieve()
         self._residents: dict[str, Resident] = {}
-        self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
+        # Heaps of negative position and key: the furthest position first. An entry is stale if its
+        # resident is gone, or queued elsewhere since.
+        self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}
         self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
 
     def __repr__(self) -> str:
-        return f"Schedule({super().__repr__()}, residents={len(self._residents)}, unplanned={self._unplanned!r})"
+        residents = len(self._residents)
+        return f"Schedule({super().__repr__()}, {residents=}, unplanned={self._unplanned!r})"
 
     def tick(self, now_s: float) -> None:
         """Set the current time, which must not decrease."""
@@ -79,8 +89,11 @@ class Schedule(Timeline[Session]):
         super().extend(session, names)
         for name in names:
             resident = self._residents.get(self._aliases.key(name))
-            # It may stay in another plan's queue: its place there is no sooner than its soonest use.
-            if resident is not None and not resident.held and (resident.plan is None or resident.plan.ended):
+            if resident is None or resident.held:
+                continue
+            # It may stay in another plan's queue: its place there is no sooner than its soonest
+            # use.
+            if resident.plan is None or resident.plan.ended:
                 self._queue(resident)
 
     def forget(self, session: Session) -> ReaderPlan | None:
@@ -88,7 +101,8 @@ class Schedule(Timeline[Session]):
         plan = super().forget(session)
         if plan is not None:
             self._orphans += self._queues.pop(plan, ())
-            if len(self._orphans) > 2 * len(self._residents) + _SLACK:  # no victim was needed for a long time
+            if len(self._orphans) > 2 * len(self._residents) + _SLACK:
+                # No victim was needed for a long time.
                 self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
         return plan
 
@@ -102,30 +116,40 @@ class Schedule(Timeline[Session]):
 
     def arrived(self, key: str, size_bytes: int) -> None:
         """Record that a shard is in the cache."""
-        self._residents[key] = Resident(key, size_bytes)
-        self._queue(self._residents[key])
+        resident = Resident(key, size_bytes)
+        self._residents[key] = resident
+        self._queue(resident)
 
     def gone(self, key: str) -> None:
         """Record that a shard is no longer in the cache."""
         resident = self._residents.pop(key, None)
         if resident is not None:
             self._unplanned.gone(key)
-            queue = self._queues.get(resident.plan) if resident.plan is not None else None
-            # Always the case for victims; other entries are dropped when they are reached.
-            if resident.plan is not None and queue and queue[0] == (-resident.position, key):
-                self._pop(resident.plan)
+            if resident.plan is not None:
+                self._drop_end(resident.plan, (-resident.position, key))
         for name in self._aliases.names(key):
             self.missed(name)
+
+    def _drop_end(self, plan: ReaderPlan, entry: tuple[int, str]) -> None:
+        """Drop an entry at the end of its queue, which a victim's always is.
+
+        Other entries are dropped when they are reached.
+        """
+        queue = self._queues.get(plan)
+        if queue and queue[0] == entry:
+            self._pop(plan)
 
     def held(self, key: str) -> None:
         """Record that a shard is in use and cannot be evicted."""
         resident = self._residents[key]
-        resident.held, resident.plan = True, None
+        resident.held = True
+        resident.plan = None
         self._unplanned.gone(key)
 
     def freed(self, key: str) -> None:
         """Record that a shard, if it is cached, is no longer in use."""
-        if (resident := self._residents.get(key)) is not None:
+        resident = self._residents.get(key)
+        if resident is not None:
             resident.held = False
             self._queue(resident)
 
@@ -150,6 +174,7 @@ class Schedule(Timeline[Session]):
             self._queue(resident)
 
     def _queue(self, resident: Resident) -> None:
+        """Put a shard into the queue of its soonest use, or among the unplanned ones."""
         use = self.next_use(self._aliases.names(resident.key))
         if use is None:
             resident.plan = None
@@ -159,16 +184,18 @@ class Schedule(Timeline[Session]):
             return
         self._unplanned.gone(resident.key)
         _, plan, position = use
-        if (resident.plan, resident.position) != (plan, position):
-            resident.plan, resident.position = plan, position
+        if resident.plan is not plan or resident.position != position:
+            resident.plan = plan
+            resident.position = position
             self._push(plan, position, resident.key)
 
     def _push(self, plan: ReaderPlan, position: int, key: str) -> None:
         queue = self._queues.setdefault(plan, [])
         heapq.heappush(queue, (-position, key))
         if len(queue) > 2 * len(self._residents) + _SLACK:  # mostly stale entries
-            self._queues[plan] = [entry for entry in set(queue) if self._is_true(plan, entry)]
-            heapq.heapify(self._queues[plan])
+            current = [entry for entry in set(queue) if self._is_true(plan, entry)]
+            heapq.heapify(current)
+            self._queues[plan] = current
 
     def _pop(self, plan: ReaderPlan) -> tuple[int, str]:
         queue = self._queues[plan]
@@ -178,15 +205,20 @@ class Schedule(Timeline[Session]):
         return entry
 
     def _is_true(self, plan: ReaderPlan, entry: tuple[int, str]) -> bool:
-        resident = self._residents.get(entry[1])
-        return resident is not None and resident.plan is plan and resident.position == -entry[0]
+        """Return whether an entry of a plan's queue is not stale."""
+        negative_position, key = entry
+        resident = self._residents.get(key)
+        if resident is None or resident.plan is not plan:
+            return False
+        return resident.position == -negative_position
 
     def _is_lost(self, key: str) -> bool:
+        """Return whether a shard is cached, and queued in a plan that has ended."""
         resident = self._residents.get(key)
         return resident is not None and resident.plan is not None and resident.plan.ended
 
     def _settle(self) -> None:
-        """Requeue a batch of shards whose plan has ended: all at once would block the event loop."""
+        """Queue a batch of shards again whose plan has ended: all would block the event loop."""
         for _, key in self._orphans[-_BATCH:]:
             if self._is_lost(key):
                 self._queue(self._residents[key])
@@ -200,23 +232,34 @@ class Schedule(Timeline[Session]):
         return NEVER if use is None else use[0]
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
-        """Return keys to evict for a shard needed at `needed_at_s`, or None if they cannot free `wanted_bytes` yet.
+        """Return keys to evict for an incoming shard; None if they cannot free enough yet.
 
-        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen shards whose
-        bytes turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at
-        the same time: that would only move the miss. Earlier than `lead_s` before the need, no planned one is.
+        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen
+        shards whose bytes turn out not to be needed are spared.
+
+        Args:
+            wanted_bytes: bytes to free; there are no victims if it is not positive.
+            needed_at_s: when the incoming shard is needed.
+            lead_s: time before the need from which planned shards may be evicted.
         """
+        if wanted_bytes <= 0:
+            return []
+        is_early = needed_at_s > self.now_s + lead_s
+        missing_bytes = wanted_bytes
         chosen: list[Resident] = []
-        missing_bytes, is_early = wanted_bytes, needed_at_s > self.now_s + lead_s
-        if missing_bytes > 0:
-            for resident, use_s in self._furthest():
-                if use_s <= needed_at_s or (is_early and use_s < NEVER):
-                    break
-                chosen.append(resident)
-                missing_bytes -= resident.size_bytes
-                if missing_bytes <= 0:
-                    break
-        return None if missing_bytes > 0 else _without_the_needless(chosen, -missing_bytes)
+        for resident, use_s in self._furthest():
+            # 1. No shard that is needed before the incoming one, or at the same time: that would
+            if use_s <= needed_at_s:
+                return None
+            # 2. No planned shard too early: one read in between may be a better victim.
+            if is_early and use_s < NEVER:
+                return None
+            # 3. Any other, the one needed furthest in the future first.
+            chosen.append(resident)
+            missing_bytes -= resident.size_bytes
+            if missing_bytes <= 0:
+                return _without_the_needless(chosen, -missing_bytes)
+        return None
 
     def _furthest(self) -> Iterator[tuple[Resident, float]]:
         """Yield the shards that may be evicted and the times of their next use, furthest first."""
@@ -232,31 +275,48 @@ class Schedule(Timeline[Session]):
         yield from self._furthest_planned()
 
     def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
-        given: dict[str, tuple[ReaderPlan, int]] = {}
+        """Yield the shards of all queues and the times of their next use, furthest first.
+
+        What was yielded is back in its queue at the end.
+        """
+        given: dict[str, tuple[ReaderPlan, tuple[int, str]]] = {}  # by key, queue and entry
         try:
-            while (end := self._furthest_end()) is not None:
+            while True:
+                end = self._furthest_end()
+                if end is None:
+                    return
                 use_s, plan = end
-                position, key = self._pop(plan)
+                entry = self._pop(plan)
+                _, key = entry
                 # Stale and duplicate entries are dropped when they reach the end of their queue.
-                if key in given or not self._is_true(plan, (position, key)):
+                if key in given or not self._is_true(plan, entry):
                     continue
+                # It is needed sooner by another plan: it moves to that one's queue.
                 if self.next_use_s(key) < use_s:
                     self._queue(self._residents[key])
                     continue
-                given[key] = plan, position
+                given[key] = (plan, entry)
                 yield self._residents[key], use_s
         finally:
-            for key, (plan, position) in given.items():
-                heapq.heappush(self._queues.setdefault(plan, []), (position, key))
+            for plan, entry in given.values():
+                heapq.heappush(self._queues.setdefault(plan, []), entry)
 
     def _furthest_end(self) -> tuple[float, ReaderPlan] | None:
         """Return the furthest use among the ends of all queues, and the queue's plan."""
-        ends = ((plan.start_s - plan.pace_s * queue[0][0], plan) for plan, queue in self._queues.items())
-        return max(ends, key=lambda end: end[0], default=None)
+        furthest: tuple[float, ReaderPlan] | None = None
+        for plan, queue in self._queues.items():
+            negative_position, _ = queue[0]
+            use_s = plan.start_s - plan.pace_s * negative_position
+            if furthest is None or use_s > furthest[0]:
+                furthest = (use_s, plan)
+        return furthest
 
 
 def _without_the_needless(chosen: list[Resident], spare_bytes: int) -> list[str]:
-    """Return the keys of the chosen without those whose bytes are not needed, sparing the soonest needed first."""
+    """Return the keys of the chosen, but for those whose bytes are not needed.
+
+    The soonest needed are spared first.
+    """
     kept: list[str] = []
     for resident in reversed(chosen):
         if resident.size_bytes <= spare_bytes:

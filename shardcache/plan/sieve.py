@@ -1,8 +1,9 @@
 """Eviction order of the shards that are in no plan: SIEVE. Pure.
 
-SIEVE is after Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
-Algorithm for Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. A
-key used since the hand last passed it is spared once and stays in place; any other is evicted.
+SIEVE is after Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient
+Turn-Key Eviction Algorithm for Web Caches", NSDI 2024: a queue in order of arrival and a hand that
+moves from the oldest to the newest. A key used since the hand last passed it is spared once and
+stays in place; any other is evicted.
 """
 
 from collections import OrderedDict
@@ -11,13 +12,16 @@ from itertools import chain
 
 
 class Sieve:
-    """A queue of keys, divided by the hand; each with True if it was used since the hand last passed it.
+    """A queue of keys, divided by the hand; each with True if it was used since the hand last
+    passed it.
 
-    It holds only what may be evicted: a shard that is in use or planned is gone, and arrives again afterwards.
+    It holds only what may be evicted: a shard that is in use or planned is gone, and arrives again
+    afterwards.
     """
 
     def __init__(self) -> None:
-        self._ahead: OrderedDict[str, bool] = OrderedDict()  # from the hand to the newest; empty only if all is
+        # From the hand to the newest; empty only if all is
+        self._ahead: OrderedDict[str, bool] = OrderedDict()
         self._passed: OrderedDict[str, bool] = OrderedDict()  # from the oldest to the hand
 
     def __repr__(self) -> str:
@@ -32,7 +36,8 @@ class Sieve:
 
     def used(self, key: str) -> None:
         """Mark a key as used."""
-        (self._ahead if key in self._ahead else self._passed)[key] = True
+        part = self._ahead if key in self._ahead else self._passed
+        part[key] = True
 
     def gone(self, key: str) -> None:
         """Remove a key, if it is in the queue."""

@@ -11,8 +11,8 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.views.visibility import Visible
 from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import Holder
+from shardcache.plan.reader_plan import NEVER
 from shardcache.plan.schedule import Schedule
-from shardcache.plan.timeline import NEVER
 from shardcache.protocol import Json
 from shardcache.redact import redact
 from shardcache.store.shard import Shard

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.plan.timeline import NEVER, Timeline
+from shardcache.plan.reader_plan import NEVER
+from shardcache.plan.timeline import Timeline
 
 SHARDS = st.sampled_from("abcdefg")
 PLANS = st.lists(
