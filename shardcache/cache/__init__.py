@@ -1,3 +1,1 @@
-"""The cache: its operations (lease, warm, evict, verify, status) and the prefetching that keeps it
-filled.
-"""
+"""The cache: its operations (lease, warm, evict, verify, status), and prefetching."""

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from shardcache.access import AllowList
+from shardcache.cache.bulk.counting import Counting
+from shardcache.cache.bulk.warming import Warming
 from shardcache.cache.disk_health import Health
 from shardcache.cache.fetching.fetcher import Fetcher
 from shardcache.cache.fetching.leasing import Leasing
@@ -12,11 +14,15 @@ from shardcache.cache.fetching.publisher import Publisher
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.manifests import Manifests
 from shardcache.cache.planner import Planner
+from shardcache.cache.readers.readers import Readers
 from shardcache.cache.scrubber import Scrubber
 from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation
+from shardcache.cache.views.live_view import LiveView
+from shardcache.cache.views.reasons import Reasons
+from shardcache.cache.views.status_page import StatusPage
 from shardcache.cache.waiting.turns import Turns
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
@@ -27,7 +33,7 @@ from shardcache.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a cache is made of, without those who use it."""
+    """What is known of shards, keeps them, and fetches them."""
 
     turns: Turns
     allow: AllowList
@@ -91,3 +97,59 @@ def assemble(
         prefetcher=prefetcher,
         leasing=leasing,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Who asks for shards, and what is shown of that."""
+
+    readers: Readers
+    warming: Warming
+    counting: Counting
+    reasons: Reasons
+    live_view: LiveView
+    status_page: StatusPage
+
+
+def assemble_uses(
+    parts: Parts,
+    settings: Settings,
+    store: Store,
+    origins: Origins,
+    downloader: Downloader,
+    indexers: Indexers,
+) -> Uses:
+    """Build what uses a cache's parts."""
+    at_once = settings.max_transfers
+    turns = parts.turns
+    history = parts.history
+    residency = parts.residency
+    transfers = parts.transfers
+    prefetcher = parts.prefetcher
+    leasing = parts.leasing
+
+    readers = Readers(residency, transfers, leasing, turns, settings.plan_memory)
+    warming = Warming(store, transfers, leasing, origins, downloader, at_once)
+    counting = Counting(
+        store,
+        transfers,
+        leasing,
+        history,
+        origins,
+        downloader,
+        indexers,
+        at_once,
+    )
+
+    reasons = Reasons(readers, transfers, residency, downloader)
+    live_view = LiveView(readers, transfers, residency, reasons, turns)
+    status_page = StatusPage(
+        readers,
+        transfers,
+        prefetcher,
+        residency,
+        downloader,
+        origins,
+        reasons,
+    )
+    return Uses(readers, warming, counting, reasons, live_view, status_page)

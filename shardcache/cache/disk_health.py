@@ -41,7 +41,8 @@ class Health:
         self._asked_s: float | None = None  # start of the present question to the disk
 
     def __repr__(self) -> str:
-        return f"Health({'well' if self.error is None else self.error.code!r})"
+        state = "well" if self.error is None else repr(self.error.code)
+        return f"Health({state})"
 
     def check(self, url: str) -> None:
         """Raise the disk's present error, if any, naming the url that cannot be fetched."""

@@ -9,20 +9,15 @@ from pathlib import Path
 import structlog
 
 from shardcache.access import Peer, canonical
-from shardcache.cache.assembly import assemble
+from shardcache.cache.assembly import assemble, assemble_uses
 from shardcache.cache.background import BackgroundTasks
-from shardcache.cache.bulk.counting import Counting
 from shardcache.cache.bulk.round import Round, Send, reporting
-from shardcache.cache.bulk.warming import CACHED, Warming
+from shardcache.cache.bulk.warming import CACHED
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.listings.matching import matcher
-from shardcache.cache.readers.readers import Readers
 from shardcache.cache.space.pins import pinned_by
 from shardcache.cache.versions.history import History
-from shardcache.cache.views.live_view import LiveView
-from shardcache.cache.views.reasons import Reasons
-from shardcache.cache.views.status_page import StatusPage
 from shardcache.config import Settings
 from shardcache.errors import CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
@@ -59,59 +54,29 @@ class Cache:
         group: asyncio.TaskGroup,
     ) -> None:
         parts = assemble(settings, store, origins, downloader, indexers, group)
-        residency = parts.residency
-        transfers = parts.transfers
-        leasing = parts.leasing
-        at_once = settings.max_transfers
-        turns = parts.turns
-
-        readers = Readers(residency, transfers, leasing, turns, settings.plan_memory)
-        warming = Warming(store, transfers, leasing, origins, downloader, at_once)
-        history = parts.history
-        counting = Counting(
-            store,
-            transfers,
-            leasing,
-            history,
-            origins,
-            downloader,
-            indexers,
-            at_once,
-        )
-        reasons = Reasons(readers, transfers, residency, downloader)
-        prefetcher = parts.prefetcher
-        status_page = StatusPage(
-            readers,
-            transfers,
-            prefetcher,
-            residency,
-            downloader,
-            origins,
-            reasons,
-        )
-
+        uses = assemble_uses(parts, settings, store, origins, downloader, indexers)
         self.layout = store.layout
         self.bills = downloader.counters.bills
         self.measures = downloader.counters.measures
-        self.turns = turns
+        self.turns = parts.turns
         self.manifests = parts.manifests
-        self.readers = readers
-        self.reasons = reasons
-        self.live_view = LiveView(readers, transfers, residency, reasons, turns)
+        self.readers = uses.readers
+        self.reasons = uses.reasons
+        self.live_view = uses.live_view
         self._store = store
         self._downloader = downloader
         self._allow = parts.allow
         self._revalidation = parts.revalidation
         self._pins = parts.pins
-        self._residency = residency
+        self._residency = parts.residency
         self._health = parts.health
         self._scrubber = parts.scrubber
-        self._transfers = transfers
-        self._warming = warming
-        self._counting = counting
-        self._status_page = status_page
+        self._transfers = parts.transfers
+        self._warming = uses.warming
+        self._counting = uses.counting
+        self._status_page = uses.status_page
         self._background = BackgroundTasks(group)
-        self._start(history, prefetcher, origins)
+        self._start(parts.history, parts.prefetcher, origins)
 
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
         """Start what runs in the background."""

@@ -1,3 +1,1 @@
-"""Prefetch and eviction decisions, without I/O: every session's plan, what to fetch next, what to
-evict.
-"""
+"""Prefetch and eviction decisions, without I/O: what to fetch next, what to evict."""

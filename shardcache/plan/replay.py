@@ -1,5 +1,4 @@
-"""Reads of shards at known times, replayed without bytes: what the schedule and other policies
-fetch. Pure.
+"""Reads of shards at known times, replayed without bytes, under the schedule and others. Pure.
 
 A shard that a reader has in hand is not evicted, whoever decides.
 """

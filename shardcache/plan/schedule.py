@@ -1,5 +1,4 @@
-"""The core of the daemon: decides from all plans and the cached shards what to fetch next and what
-to evict. Pure.
+"""The core of the daemon: what to fetch next and what to evict, by all plans. Pure.
 
 The rules are those of P. Cao, E. Felten, A. Karlin and K. Li, "A Study of Integrated Prefetching
 and Caching Strategies", SIGMETRICS 1995: fetch the missing shard that is needed soonest; evict the

@@ -12,8 +12,9 @@ from itertools import chain
 
 
 class Sieve:
-    """A queue of keys, divided by the hand; each with True if it was used since the hand last
-    passed it.
+    """A queue of keys, divided by the hand.
+
+    Each key has True if it was used since the hand last passed it.
 
     It holds only what may be evicted: a shard that is in use or planned is gone, and arrives again
     afterwards.

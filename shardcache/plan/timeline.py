@@ -1,6 +1,4 @@
-"""All sessions' plans merged: when each shard is needed next, and which missing one is needed
-first. Pure.
-"""
+"""All sessions' plans merged: when each shard is needed next, and which is missing first. Pure."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator

@@ -22,7 +22,10 @@ import structlog
 
 log = structlog.get_logger()
 
-_SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
+_SELECT = """
+    SELECT key, mode, filename, value FROM Cache
+    WHERE key IN (SELECT value FROM json_each(?))
+"""
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
 _PRAGMAS = (

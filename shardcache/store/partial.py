@@ -75,7 +75,7 @@ class Partial:
         return self._facts(self.obj.size_bytes, self.crcs())
 
     def inflate(self, codec: Codec, dst: Path, reserve: Callable[[int], None]) -> Facts:
-        """Decompress the complete file into `dst` and return the facts about that; see `inflate`."""
+        """Decompress the complete file into `dst`; return the facts about that. See `inflate`."""
         return self._facts(*inflate(self.path, dst, codec, self.part_bytes, reserve, self.obj.url))
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
@@ -158,7 +158,9 @@ def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
 
     With `keep_parts`, those stay that are needed to resume the download.
     """
-    suffixes = (TAR, SIDECAR) if keep_parts else (TAR, SIDECAR, PART, JOURNAL)
+    suffixes = [TAR, SIDECAR]
+    if not keep_parts:
+        suffixes += [PART, JOURNAL]
     # A failing disk was reported by the failed write; the next start cleans up
     with contextlib.suppress(OSError):
         unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))

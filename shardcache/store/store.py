@@ -183,7 +183,8 @@ class Store:
             shard.sidecar_bytes += added_bytes
             shard.facts = facts
             self.space.kept_bytes += added_bytes
-            self.space.pinned_bytes += added_bytes if shard.pinned else 0
+            if shard.pinned:
+                self.space.pinned_bytes += added_bytes
 
     def _replace_sidecar(self, shard: Shard, sidecar_path: Path) -> int:
         with disk_errors(sidecar_path):
@@ -334,7 +335,7 @@ class Store:
         return False
 
     async def remove_leftover(self, key: str) -> bool:
-        """Remove an idle partial or a quarantined shard; False if some process still has it open."""
+        """Remove an idle partial or a quarantined shard; False if a process still has it open."""
         leftover = self.leftovers.pop(key)
         removed = False
         try:
@@ -387,7 +388,7 @@ class Store:
     # Changes to the folder by others
 
     def known(self) -> frozenset[str]:
-        """Return the keys of all shards that use space, damaged ones and those being removed too."""
+        """Return the keys of all shards that use space, also if damaged or being removed."""
         return frozenset(self.shards) | frozenset(self._condemned) | frozenset(self._removing)
 
     def forget(self, key: str) -> bool:

@@ -40,8 +40,9 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
-        """Fetch the shards, reporting to `send`; sizes that no listing gave are asked for
-        meanwhile.
+        """Fetch the shards, reporting to `send`.
+
+        Sizes that no listing gave are asked for meanwhile.
 
         Raises CapacityError as soon as they are known to exceed the cache's capacity together.
         """
@@ -109,8 +110,9 @@ class Warming:
         return await work.run(visit, self._max_transfers)
 
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
-        """Return each ref once, with sizes that its pattern did not give; with `versions`, those
-        too.
+        """Return each ref once, with sizes that its pattern did not give.
+
+        With `versions`, those are asked for, too.
         """
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if _lacks_facts(ref, versions=versions)]

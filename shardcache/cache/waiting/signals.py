@@ -5,8 +5,9 @@ import contextlib
 
 
 class Signal:
-    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals
-    missed ones.
+    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment.
+
+    Its `count` reveals missed ones.
     """
 
     def __init__(self) -> None:

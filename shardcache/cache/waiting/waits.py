@@ -18,8 +18,9 @@ class Class(enum.IntEnum):
 
 
 class PostponedError(Exception):
-    """Postponed transfer: no space now for a shard that no reader waits for; its plan will request
-    it again.
+    """Postponed transfer: no space now for a shard that no reader waits for.
+
+    Its plan will request it again.
     """
 
 
@@ -60,8 +61,6 @@ class Wait:
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:
-    """Return the wait of the reader that has had nothing to read for longest; None if no reader
-    waits.
-    """
+    """Return the wait of the reader that has waited for longest; None if no reader waits."""
     waiting = [wait for wait in waits if wait.since_s is not None]
     return min(waiting, key=lambda wait: wait.since_s or 0.0, default=None)

@@ -35,7 +35,9 @@ def ask_openness(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except PermissionError:
-        return None if _is_anothers(path.parent, fd) else False
+        if _is_anothers(path.parent, fd):
+            return None
+        return False
     except OSError as exn:
         if is_exhaustion(exn):
             raise

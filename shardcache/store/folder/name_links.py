@@ -30,8 +30,11 @@ def name_of(facts: Facts) -> str | None:
     is_inflated = facts.samples is not None and compression_of(facts.url) is not None
     if is_inflated:
         name = without_compression(name) + TAR
-    is_possible = name not in _NO_NAMES and len(os.fsencode(name)) <= _MAX_NAME_BYTES
-    return name if is_possible and "\0" not in name else None
+    if name in _NO_NAMES or "\0" in name:
+        return None
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        return None
+    return name
 
 
 class NameLinks:

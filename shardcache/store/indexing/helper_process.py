@@ -95,7 +95,7 @@ class HelperProcess:
         assert self._process.stdout
         self.send(value)
         unanswered = 0
-        while unanswered <= (_PINGS if self._is_up else _STARTING_PINGS):
+        while unanswered <= self._max_unanswered:
             try:
                 async with asyncio.timeout(self._ping_s):
                     line = await self._process.stdout.readline()
@@ -109,6 +109,10 @@ class HelperProcess:
             self._is_up = True
         log.warning("a process does not respond; killing it", pid=self.pid)
         return b""
+
+    @property
+    def _max_unanswered(self) -> int:
+        return _PINGS if self._is_up else _STARTING_PINGS
 
     def _write(self, data: bytes) -> None:
         if self.runs:
