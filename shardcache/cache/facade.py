@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import structlog
-
 from shardcache.access import Peer, canonical
 from shardcache.cache.assembly import assemble, assemble_uses
 from shardcache.cache.background import BackgroundTasks
@@ -32,8 +30,6 @@ from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
 from shardcache.url_names import INDEX_SUFFIX
-
-log = structlog.get_logger()
 
 _AT_ONCE = 256  # shards or pins: a hundred thousand would block the event loop
 
