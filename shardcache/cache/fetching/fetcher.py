@@ -75,14 +75,15 @@ class Fetcher:
 
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard:
+        # 1. A cached shard only lacks an index, for which the origin need not be asked.
         known = self._planner.key(transfer.name)
         if known in self._store.shards:
-            # It lacks an index, for which the origin need not be asked.
             async with self._claimed(known, transfer) as claim:
                 shard = await self._cached(transfer, claim, known)
                 if shard is not None:
                     return shard
 
+        # 2. Its version gives the key.
         url = transfer.ref.url
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
@@ -95,6 +96,8 @@ class Fetcher:
         key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
+
+        # 3. One transfer at a time brings in a key; the next finds the shard cached.
         async with self._claimed(key, transfer) as claim:
             shard = await self._cached(transfer, claim, key)
             if shard is not None:
@@ -113,14 +116,14 @@ class Fetcher:
         if shard is None:
             return None
         facts = shard.facts
-        lacks_index = facts is not None and facts.samples is None
-        if facts is None or not lacks_index or not claim.wants_samples:
+        if facts is None or facts.samples is not None or not claim.wants_samples:
             return shard
 
         transfer.stages.enter(Stage.DISK)
         with self._residency.retained(shard):
             try:
-                await self._store.check_tar(shard, facts)  # damaged bytes may have a sound index
+                # An index of damaged bytes would look sound.
+                await self._store.check_tar(shard, facts)
             except CorruptShardError as exn:
                 if await self._health.found(shard, exn):
                     return None
