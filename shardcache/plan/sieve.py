@@ -21,8 +21,7 @@ class Sieve:
     """
 
     def __init__(self) -> None:
-        # From the hand to the newest; empty only if all is
-        self._ahead: OrderedDict[str, bool] = OrderedDict()
+        self._ahead: OrderedDict[str, bool] = OrderedDict()  # from the hand to the newest
         self._passed: OrderedDict[str, bool] = OrderedDict()  # from the oldest to the hand
 
     def __repr__(self) -> str:
@@ -68,6 +67,9 @@ class Sieve:
             self._go_round()
 
     def _go_round(self) -> None:
-        """Continue with the oldest key once the hand has passed the newest."""
+        """Continue with the oldest key once the hand has passed the newest.
+
+        So there is a key ahead of the hand whenever there is any.
+        """
         if not self._ahead:
             self._ahead, self._passed = self._passed, self._ahead

@@ -39,8 +39,7 @@ class Partial:
     key: str
     is_file: bool = False  # True if the object's own bytes are wanted
     inode: int = 0  # of the file at `path`; changes if the download is restarted
-    # CRC32C of each finished part, by part number
-    done: dict[int, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)  # CRC32C of finished parts, by number
 
     @property
     def count(self) -> int:
@@ -76,19 +75,18 @@ class Partial:
 
     def inflate(self, codec: Codec, dst: Path, reserve: Callable[[int], None]) -> Facts:
         """Decompress the complete file into `dst`; return the facts about that. See `inflate`."""
-        return self._facts(*inflate(self.path, dst, codec, self.part_bytes, reserve, self.obj.url))
+        url = self.obj.url
+        size_bytes, crcs = inflate(self.path, dst, codec, self.part_bytes, reserve, url)
+        return self._facts(size_bytes, crcs)
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
-        obj = self.obj
         return Facts(
-            redact(
-                obj.url,
-            ),
-            obj.version,
-            size_bytes,
-            obj.size_bytes,
-            self.part_bytes,
-            tuple(crcs),
+            url=redact(self.obj.url),
+            version=self.obj.version,
+            size_bytes=size_bytes,
+            origin_bytes=self.obj.size_bytes,
+            part_bytes=self.part_bytes,
+            part_crcs=tuple(crcs),
             samples=None,
         )
 

@@ -116,13 +116,12 @@ def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
-    # A filesystem without O_DIRECT, or with larger blocks
-    return _pread(path, 0, offset, size_bytes)
+    return _pread(path, 0, offset, size_bytes)  # no O_DIRECT there, or larger blocks
 
 
 def _pread(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
-    # Aligned, as O_DIRECT requires
-    buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    whole_pages = -(-size_bytes // mmap.PAGESIZE)
+    buffer = mmap.mmap(-1, whole_pages * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]

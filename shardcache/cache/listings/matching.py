@@ -20,12 +20,8 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     def matches(url: str) -> bool:
         place = canonical(url)
-        return (
-            place in urls
-            or place.startswith(
-                prefixes,
-            )
-            or any(glob.fullmatch(place) for glob in globs)
-        )
+        if place in urls or place.startswith(prefixes):
+            return True
+        return any(glob.fullmatch(place) for glob in globs)
 
     return matches

@@ -103,10 +103,6 @@ def gaps(lanes: Iterable[Lane]) -> list[Use]:
     soonest: dict[str, Use] = {}
     for use in sorted(use for lane in lanes for use in lane.gaps):
         soonest.setdefault(use.url, use)
-    return [
-        use
-        for number, use in enumerate(
-            soonest.values(),
-        )
-        if number < _MAX_GAPS or use.presence is Presence.FETCHING
-    ]
+    uses = list(soonest.values())
+    later = [use for use in uses[_MAX_GAPS:] if use.presence is Presence.FETCHING]
+    return uses[:_MAX_GAPS] + later

@@ -105,9 +105,7 @@ class Layout:
             if found is None:
                 log.warning(
                     "the file with the cache folder's format is damaged; writing it again",
-                    file=str(
-                        self.format,
-                    ),
+                    file=str(self.format),
                 )
             if found != FORMAT:
                 replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])

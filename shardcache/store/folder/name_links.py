@@ -66,7 +66,7 @@ class NameLinks:
         if link.is_symlink():
             return
         link.parent.mkdir(parents=True, exist_ok=True)
-        # Made by another reader's request at the same time
+        # Another reader's request may make it at the same time.
         with contextlib.suppress(FileExistsError):
             # Relative, since a container may see the cache elsewhere.
             link.symlink_to(os.path.relpath(tar, link.parent))
