@@ -10,9 +10,9 @@ from aiohttp import WSMsgType, web
 
 from shardcache import __version__, protocol
 from shardcache.access import Peer
+from shardcache.cache.readers.connected_reader import Reader
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leases import Lease
-from shardcache.cache.readers.reader import Reader
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.logs import about

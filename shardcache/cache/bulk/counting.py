@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardcache.cache.bulk.round import FETCHED, Event, Outcome, Round, Send
 from shardcache.cache.fetching.leasing import Leasing
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.listings.listing import name_of
+from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.versions.history import History
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import CorruptShardError, TokensError

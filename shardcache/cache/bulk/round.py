@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.listings.listing import name_of
+from shardcache.cache.listings.shard_listing import name_of
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.protocol import ShardRef

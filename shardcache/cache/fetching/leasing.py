@@ -10,7 +10,7 @@ import structlog
 
 from shardcache.cache.disk_health import Health
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.listings.listing import name_of
+from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from shardcache.access import AllowList, Peer, is_sound
-from shardcache.cache.listings.listing import Listing
+from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.versions.history import History
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader

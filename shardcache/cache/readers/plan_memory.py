@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Collection
 from typing import Protocol
 
-from shardcache.cache.listings.listing import Listing
+from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import CapacityError
 from shardcache.units import size
 

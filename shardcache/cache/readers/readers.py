@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from shardcache.cache.fetching.leasing import Leasing
 from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.readers.connected_reader import Reader, Shared
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.plan_memory import PlanMemory
-from shardcache.cache.readers.reader import Reader, Shared
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import JobKey

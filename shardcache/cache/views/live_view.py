@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.planner import Planner
-from shardcache.cache.readers.reader import LISTING, Reader
+from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.space.residency import Residency
-from shardcache.cache.views.lanes import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
+from shardcache.cache.views.job_timelines import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
 from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.shard_map import ShardMap
 from shardcache.cache.views.visibility import Visible, shown

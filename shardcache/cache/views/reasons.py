@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from shardcache.access import store_of
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.readers.reader import LISTING
+from shardcache.cache.readers.connected_reader import LISTING
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.views.visibility import Visible

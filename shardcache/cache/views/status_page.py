@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.jobs import Job
-from shardcache.cache.readers.reader import LISTING, Reader
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.readers.recent_waits import RECENT_S
 from shardcache.cache.space.residency import Residency

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cache.views.lanes import BINS, HORIZON_S, Lane, Presence, Use, gaps
+from shardcache.cache.views.job_timelines import BINS, HORIZON_S, Lane, Presence, Use, gaps
 
 JOB = ("job", 7)
 USES = st.lists(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.listings.listing import Listing, name_of
+from shardcache.cache.listings.shard_listing import Listing, name_of
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.leases import Lease, LeaseState
 from shardcache.cache.readers.plan_memory import PlanMemory
