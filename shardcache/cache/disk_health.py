@@ -15,8 +15,8 @@ from shardcache.store.shard import Shard
 
 log = structlog.get_logger()
 
-
 _LOOK_S = 5.0
+
 # A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0

@@ -12,8 +12,10 @@ from shardcache.cache.waiting.waits import Holder
 from shardcache.plan.schedule import Schedule
 
 _NEVER_S = float("-inf")
+
 # Number of names whose answer from the origin is remembered, in addition to those of cached shards.
 _REMEMBERED = 200_000
+
 # Assumed duration of a transfer until one has been measured, and the weight of a new measurement.
 _GUESS_S = 5.0
 _NEWEST = 0.2

@@ -13,6 +13,7 @@ from shardcache.store.keys import is_key
 from shardcache.store.shard import Shard
 
 _KIND = "scrub"  # of the row in the catalogue
+
 # Interval for saving the position: a restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
 _MIN_BYTES = 64 * 1024  # opening a file counts as reading this much

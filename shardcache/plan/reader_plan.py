@@ -16,9 +16,11 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 NEVER = math.inf
+
 # Weight of a new measurement in the moving average: it follows a change of pace within a few
 # shards.
 _NEWEST = 0.3
+
 # Less reading time than this does not show the pace: a loader that fills its queues reads as fast
 # as it can.
 _ENOUGH_S = 1.0

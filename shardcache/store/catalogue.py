@@ -48,6 +48,7 @@ _DAMAGED = (
     RecursionError,
 )
 _FAILURES = (*_DAMAGED, sqlite3.Error, diskcache.Timeout, OSError)
+
 # Primary result codes that indicate a problem with the disk, the process or concurrent access, not
 # a damaged database.
 _NO_DAMAGE = (

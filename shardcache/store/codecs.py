@@ -27,6 +27,7 @@ else:
 _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
+
 # The libraries report it only by these messages.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 

@@ -31,8 +31,8 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-
 _SHARD_MODE = 0o440  # published files are never written again
+
 # More would end no sooner, on the same disk. Each takes a thread, of which other work needs some.
 _MAX_PUBLISHED_AT_ONCE = 8
 

@@ -23,7 +23,6 @@ from shardcache.store.shard import Facts, Shard
 
 log = structlog.get_logger()
 
-
 _RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
 
 

@@ -5,6 +5,7 @@ from shardcache.errors import ShardcacheError
 # A shard that fails this often, while others succeed, is not prefetched again; it is fetched when a
 # reader asks.
 _TRIES_AHEAD = 3
+
 # Number of failed shards remembered; a forgotten one is prefetched again.
 _REMEMBERED = 100_000
 

@@ -26,7 +26,6 @@ from shardcache.store.shard import Shard
 
 log = structlog.get_logger()
 
-
 _MAX_REFUSALS = 100  # the latest, for people to read
 
 

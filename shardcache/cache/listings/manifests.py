@@ -27,7 +27,6 @@ from shardcache.url_names import is_index
 
 log = structlog.get_logger()
 
-
 _KIND = "shards"  # of rows in the catalogue
 _INDEX_TTL_S = 2.0  # all ranks of a job ask within seconds of each other
 _MAX_SENT_BYTES = 64 * 1024 * 1024  # of a list that a user sends, inflated

@@ -22,7 +22,6 @@ from shardcache.units import size, user_name
 
 log = structlog.get_logger()
 
-
 # Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one
 # after another.
 _COLLECT_S = 5.0

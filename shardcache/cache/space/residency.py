@@ -23,14 +23,15 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-
 # Closing a file in another process notifies nobody: what depends on it is checked again after this
 # time.
 LOOK_AGAIN_S = 1.0
+
 # Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter
 # comes after all planned shards and before those in no plan.
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
+
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
 # runs less often.
 _CHECK_AGAIN_S = 0.5

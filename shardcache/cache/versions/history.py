@@ -14,10 +14,10 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-
 _KIND = "shard"  # of rows in the catalogue
 _MAX_SAMPLES = 2**63  # what SQLite, and the columns of a list of shards, cannot hold
 _READ_AT_ONCE = 256  # sidecars
+
 # Shards whose sample counts are looked up at a time: more would block the event loop
 _FILLED = 1_000
 

@@ -18,7 +18,6 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-
 # A reader waits this long for an answer, and nothing waits longer than the timeout.
 _GRACE_S = 1.0
 _TIMEOUT_S = 5.0

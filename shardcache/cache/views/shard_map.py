@@ -25,6 +25,7 @@ UNPLANNED = len(BANDS_S) + 1
 
 # As many cells as a picture can show; a larger cache is shown in part.
 _MAX_CELLS = 20_000
+
 # After a restart only the shards' keys are known: each refresh reads sidecars for this long.
 _READING_S = 0.5
 _READ_AT_ONCE = 256

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+
 # A turn ends after this time or number of items. A request passes through the loop about ten times
 # until it is answered, and may meet a turn each time.
 _TURN_S = 0.001

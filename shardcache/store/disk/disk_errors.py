@@ -9,6 +9,7 @@ from pathlib import Path
 from shardcache import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 # A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is
 # gone.
 _FAILED = (
@@ -20,6 +21,7 @@ _FAILED = (
     errno.ENOTCONN,
     errno.EREMOTEIO,
 )
+
 # Limits of this process or the system, and interruptions: they say nothing about a file or its
 # disk.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)

@@ -30,7 +30,6 @@ from shardcache.store.disk.file_operations import replace_file
 
 log = structlog.get_logger()
 
-
 # A release that changes names or formats in the folder increments the number: an older release then
 # refuses the folder instead of taking every shard in it for damaged.
 FORMAT = 1

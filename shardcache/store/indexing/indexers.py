@@ -14,7 +14,6 @@ from shardcache.store.indexing.indexer import Indexed, IndexRequest, TokensReque
 
 log = structlog.get_logger()
 
-
 _TRIES = 2
 
 

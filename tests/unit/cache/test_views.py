@@ -1,4 +1,4 @@
-"""views.py: a job's next minutes are counted by when and where its shards are, the first few of them named."""
+"""Timelines: a job's next minutes are counted by when and where its shards are, the first few of them named."""
 
 from collections import Counter
 
