@@ -35,15 +35,33 @@ class UrlProtocol(NamedTuple):
 
     names: tuple[str, ...]  # of one and the same place; urls are compared by the first
     kind: PlaceKind  # decides who may use it by default, and what its urls may look like
-    origin: str = "shardcache.origin.fsspec:FsspecOrigin"  # module and class of the `Origin`, imported on first use
-    package: str = ""  # to install if that import fails; empty if it is the one that could not be imported
+    # Module and class of the `Origin`, imported on first use.
+    origin: str = "shardcache.origin.filesystems.fsspec_origin:FsspecOrigin"
+    # To install if that import fails; empty if it is the one that could not be imported.
+    package: str = ""
+    # True if a cluster's tier can be in front of it.
+    has_tier: bool = False
+    # `storage_options` with which a tier can be used; None if there are no others.
+    signed_options: frozenset[str] | None = None
+    # Module and function that loads what its first request needs, if that takes long. Blocks.
+    load: str = ""
+    # How the names of the environment's variables begin that configure it; empty if unknown.
+    variables: str = ""
+
+
+PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
+"""Keys of `storage_options` that presigned urls of S3 support; others need its SDK."""
 
 
 _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-_GCS, _AZURE, _HUB = (f"shardcache.origin.stores:{name}Origin" for name in ("Gcs", "Azure", "Hub"))
+_WEB = "shardcache.origin.http.web_origin:HttpOrigin"
+_FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
+_GCS = "shardcache.origin.cloud.gcs_origin:GcsOrigin"
+_AZURE = "shardcache.origin.cloud.azure_origin:AzureOrigin"
+_HUB = "shardcache.origin.cloud.hub_origin:HubOrigin"
 # Other store protocols by the package of their filesystem. gs and gcs, like az and abfs, stay apart: a rule that allows
 # one does not allow the other.
 _STORES = {
@@ -53,11 +71,20 @@ _STORES = {
     "tosfs": ("tos", "tosfs"),
     "lakefs-spec": ("lakefs",),
 }
-S3 = UrlProtocol(("s3", "s3a"), PlaceKind.STORE, "shardcache.origin.s3:S3Origin", "s3fs")
+S3 = UrlProtocol(
+    ("s3", "s3a"),
+    PlaceKind.STORE,
+    "shardcache.origin.s3.s3_origin:S3Origin",
+    package="s3fs",
+    has_tier=True,
+    signed_options=PRESIGNED_OPTIONS,
+    load="shardcache.origin.s3.s3_origin:load",
+    variables="AWS_",
+)
 _TABLE = (
     S3,
-    *(UrlProtocol((name,), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin") for name in ("http", "https")),
-    UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
+    *(UrlProtocol((name,), PlaceKind.WEB, _WEB, has_tier=True) for name in ("http", "https")),
+    UrlProtocol(("file", "local"), PlaceKind.LOCAL, _FILES),
     *(UrlProtocol((name,), PlaceKind.STORE, _GCS, "gcsfs") for name in ("gs", "gcs")),
     *(UrlProtocol((name,), PlaceKind.STORE, _AZURE, "adlfs") for name in ("az", "abfs", "abfss")),
     UrlProtocol(("hf",), PlaceKind.STORE, _HUB, "huggingface_hub"),
@@ -66,6 +93,9 @@ _TABLE = (
     *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),
 )
 _ROWS = {name: row for row in _TABLE for name in row.names}
+
+PREPARED = tuple(row for row in _TABLE if row.load)
+"""Protocols that are prepared before the first url comes, where they are configured."""
 
 
 def row_of(protocol: str) -> UrlProtocol:

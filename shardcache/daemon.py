@@ -137,7 +137,7 @@ class DaemonRun:
                 # Before the first connection is handled: a private daemon's reader is there already.
                 preparation = group.create_task(_prepare(origins, indexers))
                 credentials = group.create_task(_obtain_credentials(origins, preparation))
-                if origins.s3_configured:
+                if origins.prepared_urls:
                     await asyncio.wait([preparation], timeout=_PREPARED_WITHIN_S)
                     await asyncio.wait([credentials], timeout=_CREDENTIALS_WITHIN_S)
                 drain = await serve_with(cache)
@@ -182,7 +182,7 @@ async def _prepare(origins: Origins, indexers: Indexers) -> None:
         _attempt("transport worker", origins.start_worker()),
         _attempt("indexer", indexers.prepare()),
     ]
-    if origins.s3_configured:
+    if origins.prepared_urls:
         preparations.append(_attempt("S3", _load_s3()))
     await asyncio.gather(*preparations)
 
@@ -190,7 +190,7 @@ async def _prepare(origins: Origins, indexers: Indexers) -> None:
 async def _prepare_later(origins: Origins) -> None:
     """Prepare what the first readers hardly need."""
     await asyncio.sleep(_UNCONFIGURED_S)
-    if not origins.s3_configured:
+    if not origins.prepared_urls:
         await _attempt("S3", _load_s3())
     await asyncio.sleep(_OTHERS_AFTER_S - _UNCONFIGURED_S)
     await _attempt("transport workers", origins.start_other_workers())

@@ -17,7 +17,8 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
 
-from shardcache_client import ShardDataset, ShardLoader
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.loading.loader import ShardLoader
 
 BATCH = 4
 EPOCHS = 3

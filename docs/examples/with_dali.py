@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from nvidia.dali import fn, pipeline_def
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 BATCH = 4
 EPOCHS = 3

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 BATCH = 4
 EPOCHS = 3

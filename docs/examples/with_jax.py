@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 BATCH = 4
 EPOCHS = 3

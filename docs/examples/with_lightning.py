@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 4
 EPOCHS = 3

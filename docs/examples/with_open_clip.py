@@ -22,7 +22,7 @@ import webdataset as wds
 from open_clip_train import data
 from open_clip_train.main import main
 
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 
 get_theirs = data.get_wds_dataset
 

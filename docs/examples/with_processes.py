@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 BATCH = 4
 EPOCHS = 3

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ray.train import Checkpoint, RunConfig, ScalingConfig
 from torch import nn
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 4
 EPOCHS = 3

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 4
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 BATCH = 4
 EPOCHS = 3

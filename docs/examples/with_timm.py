@@ -13,7 +13,7 @@ from typing import Any
 import webdataset as wds
 from timm.data.readers import reader_wds
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 
 class ShardReader(reader_wds.ReaderWds):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Prefetcher
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 4
 EPOCHS = 3

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 4
 EPOCHS = 3

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.transformers import ShardTrainer
 
 BATCH = 4

@@ -27,7 +27,7 @@ from shardcache.cluster.access_log import AccessLog, Figures
 from shardcache.cluster.nginx_probe import answer_of
 from shardcache.cluster.tier import MAX_COMMON_NAME, MIB, PEER_NAME, Node, Tier, Tls, Upstream
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.origin.registry import QUESTION
+from shardcache.origin.tier.tier_state import QUESTION
 from shardcache.store.disk.file_operations import fsync_path
 from shardcache.unix_socket import MAX_SOCKET_BYTES, connected
 

@@ -1,1 +1,1 @@
-"""One shard's download: parts, limits, retries, checks."""
+"""Downloads of shards: connections, parts, retries, limits and checks."""

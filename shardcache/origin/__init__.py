@@ -1,1 +1,1 @@
-"""Origins: the remote places that shards come from, behind one small Protocol."""
+"""Object stores, web servers and files, behind one Protocol."""

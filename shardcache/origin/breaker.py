@@ -7,10 +7,15 @@ _PAUSE_S = 10.0
 
 
 class Breaker:
-    """Circuit breaker: opens after consecutive failures, then admits a probe every `pause_s` until one succeeds.
+    """Circuit breaker: opens after consecutive failures, then admits probes until one succeeds.
 
-    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M. Nygard, "Release It!",
-    2007. A probe that is cancelled needs no report: the next is due `pause_s` later.
+    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M.
+    Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due
+    `pause_s` later.
+
+    Args:
+        max_failures: number of consecutive failures that open it.
+        pause_s: time between two probes.
     """
 
     def __init__(self, max_failures: int = _MAX_FAILURES, pause_s: float = _PAUSE_S) -> None:
@@ -20,7 +25,8 @@ class Breaker:
         self._probe_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
+        state = "open" if self.is_open else "closed"
+        return f"<Breaker {state} after {self._failures} failures>"
 
     @property
     def is_open(self) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, cast
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.store.disk.disk_errors import disk_errors
-from shardcache.transport.parts import crc32c, write_all
+from shardcache.transport.checksums import crc32c
+from shardcache.transport.parts import write_all
 from shardcache.units import size
 from shardcache.url_names import compression_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.redact import redact
 from shardcache.store.codecs import Codec, codec_of, inflate
 from shardcache.store.disk.disk_errors import disk_errors
@@ -23,7 +23,8 @@ from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.shard import Facts
-from shardcache.transport.parts import RECORD, Parts, PartSums, crc32c
+from shardcache.transport.checksums import crc32c
+from shardcache.transport.parts import RECORD, Parts, PartSums
 
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 

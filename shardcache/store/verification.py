@@ -11,7 +11,7 @@ from shardcache.errors import CorruptShardError
 from shardcache.store.disk.disk_errors import damage_errors
 from shardcache.store.shard import Facts
 from shardcache.tarindex.tables import TarIndex
-from shardcache.transport.parts import crc32c
+from shardcache.transport.checksums import crc32c
 
 BLOCK_BYTES = 1024 * 1024
 

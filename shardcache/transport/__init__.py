@@ -1,1 +1,1 @@
-"""Worker processes that move the bodies of HTTP answers from sockets into files, and the daemon's side of them."""
+"""Worker processes that move the bodies of HTTP answers into files, and the daemon's side."""

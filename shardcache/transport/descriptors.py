@@ -1,7 +1,8 @@
-"""Files without a name on their way from the daemon to a transport worker, as descriptors over a Unix socket.
+"""Files without a name on their way from the daemon to a transport worker, as descriptors over a
+Unix socket.
 
-A path such as /proc/PID/fd/N names the file only where /proc shows the daemon's own PID namespace; elsewhere it may be
-any process's file.
+A path such as /proc/PID/fd/N names the file only where /proc shows the daemon's own PID namespace;
+elsewhere it may be any process's file.
 """
 
 import errno
@@ -35,7 +36,10 @@ def send(sock: socket.socket, fd: int) -> Identity:
 
 
 def receive(sock: socket.socket, wanted: Identity) -> int:
-    """Return the next descriptor that was sent. Raises OSError if it is of another file than `wanted`, or missing."""
+    """Return the next descriptor that was sent.
+
+    Raises OSError if it is of another file than `wanted`, or missing.
+    """
     # `socket.recv_fds` ignores its flags.
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_FD.size), flags)

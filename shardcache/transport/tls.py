@@ -1,11 +1,13 @@
 """TLS sockets that read many records in one call.
 
-Python's ssl returns one record of at most 16 KiB a call, for which it gives up and takes the interpreter lock and makes
-two system calls: 64,000 times per GB, and the threads of a process spend more time on handing over the lock than on
-decrypting. OpenSSL can do better, but ssl does not offer it: `SSL_set_read_ahead` reads several records with one system
-call, and a read through `BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names).
-Both are called by ctypes, in the very library that ssl uses, on connections that ssl has made and verified. Where that
-is not possible, for example because an interpreter contains OpenSSL statically, records are read one by one.
+Python's ssl returns one record of at most 16 KiB a call, for which it gives up and takes the
+interpreter lock and makes two system calls: 64,000 times per GB, and the threads of a process spend
+more time on handing over the lock than on decrypting. OpenSSL can do better, but ssl does not offer
+it: `SSL_set_read_ahead` reads several records with one system call, and a read through
+`BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names). Both are
+called by ctypes, in the very library that ssl uses, on connections that ssl has made and verified.
+Where that is not possible, for example because an interpreter contains OpenSSL statically, records
+are read one by one.
 """
 
 import ctypes
@@ -21,12 +23,16 @@ from typing import Any, cast
 _RECORD_BYTES = 16 * 1024
 # Bytes that OpenSSL asks the kernel for at a time.
 _AHEAD_BYTES = 64 * 1024
-# BIO_f_buffer reads shorter pieces into a buffer of this size, which would then hold bytes that ssl does not know of.
+# BIO_f_buffer reads shorter pieces into a buffer of this size, which would then hold bytes that ssl
+# does not know of.
 _BUFFER_BYTES = 4 * 1024
-# What is read at a time grows fourfold up to this after a fast read, so that the next takes at most 0.1 s at this pace.
-# After a slow one, it is a record again: bytes are reported as they arrive.
-_MAX_BYTES, _FAST_S = 256 * 1024, 0.025
-_SET_SSL, _CLOSE = 109, 1  # BIO_C_SET_SSL, BIO_CLOSE
+# What is read at a time grows fourfold up to this after a fast read, so that the next takes at most
+# 0.1 s at this pace. After a slow one, it is a record again: bytes are reported as they arrive.
+_MAX_BYTES = 256 * 1024
+_FAST_S = 0.025
+# BIO_C_SET_SSL, BIO_CLOSE
+_SET_SSL = 109
+_CLOSE = 1
 _POINTER = ctypes.sizeof(c_void_p)
 
 _FUNCTIONS = {
@@ -46,7 +52,10 @@ _FUNCTIONS = {
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A client's TLS socket that fills memory from as many records as that takes; made by a context's `wrap_socket`."""
+    """A client's TLS socket that fills memory from as many records as that takes.
+
+    It is made by the `wrap_socket` of a `client_context`.
+    """
 
     _records: "_Records | None" = None
     _next_bytes = _RECORD_BYTES
@@ -57,27 +66,40 @@ class TlsSocket(ssl.SSLSocket):
         self._records = _Records.of(self)
 
     def fill(self, memory: memoryview) -> int:
-        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end. Blocks.
+        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end.
 
-        The socket must have no time limit. Raises OSError.
+        Blocks; the socket must have no time limit. Raises OSError.
         """
-        before_s, count = time.monotonic(), 0
-        if self._records is not None and self._next_bytes > _RECORD_BYTES and len(memory) > _BUFFER_BYTES:
+        begun_s = time.monotonic()
+        count = 0
+        takes_several = self._next_bytes > _RECORD_BYTES and len(memory) > _BUFFER_BYTES
+        if takes_several and self._records is not None:
             count = self._records.read(memory[: self._next_bytes])
-        if count <= 0:  # ssl then raises the error that OpenSSL has met, or returns 0 at the stream's end
+        if count <= 0:
+            # ssl then raises the error that OpenSSL has met, or returns 0 at the stream's end.
             count = cast(int, self.read(_RECORD_BYTES, memory))
-        took_s = time.monotonic() - before_s
-        self._next_bytes = min(4 * self._next_bytes, _MAX_BYTES) if took_s < _FAST_S else _RECORD_BYTES
+
+        is_fast = time.monotonic() - begun_s < _FAST_S
+        self._next_bytes = min(4 * self._next_bytes, _MAX_BYTES) if is_fast else _RECORD_BYTES
         return count
 
     def pending(self) -> int:
-        """Return the number of decrypted bytes that wait to be read; 1 if OpenSSL holds some that are encrypted."""
-        return super().pending() or int(self._records is not None and self._records.has_unread)
+        """Return the number of decrypted bytes that wait to be read.
+
+        1 if OpenSSL holds some that are encrypted.
+        """
+        decrypted_bytes = super().pending()
+        if decrypted_bytes or self._records is None:
+            return decrypted_bytes
+        return 1 if self._records.has_unread else 0
 
 
 @cache
 def client_context(ca_file: str | None) -> ssl.SSLContext:
-    """Return a context whose sockets are TlsSockets, and trust a file's certificates, or the system's for None.
+    """Return a context whose sockets are TlsSockets.
+
+    Args:
+        ca_file: path of the certificates to trust; None for the system's.
 
     Raises OSError, ssl.SSLError.
     """
@@ -94,7 +116,8 @@ class _Records:
         self._ssl = ssl_pointer  # lives as long as this object, or longer
         library.SSL_set_read_ahead(ssl_pointer, 1)
         library.SSL_set_default_read_buffer_len(ssl_pointer, _AHEAD_BYTES)
-        # Freeing the chain shuts the connection down, which must not write to a file descriptor that may be another's.
+        # Freeing the chain shuts the connection down, which must not write to a file descriptor
+        # that may be another's.
         library.SSL_set_quiet_shutdown(ssl_pointer, 1)
         library.SSL_up_ref(ssl_pointer)
         reads = library.BIO_new(library.BIO_f_ssl())
@@ -106,8 +129,11 @@ class _Records:
     @classmethod
     def of(cls, sock: ssl.SSLSocket) -> "_Records | None":
         """Return the records of a connected socket; None if OpenSSL cannot be called here."""
-        library, pointer = _openssl(), _ssl_pointer(sock)
-        return None if library is None or pointer is None else cls(library, pointer)
+        library = _openssl()
+        pointer = _ssl_pointer(sock)
+        if library is None or pointer is None:
+            return None
+        return cls(library, pointer)
 
     @property
     def has_unread(self) -> bool:
@@ -115,33 +141,54 @@ class _Records:
         return bool(self._library.SSL_has_pending(self._ssl))
 
     def read(self, memory: memoryview) -> int:
-        """Fill the memory, or part of it before an error or the stream's end; return 0 or less for none of it."""
-        count: int = self._library.BIO_read(self._chain, ctypes.addressof(c_char.from_buffer(memory)), len(memory))
+        """Fill the memory, or part of it before an error or the stream's end.
+
+        Return 0 or less for none of it.
+        """
+        count: int = self._library.BIO_read(
+            self._chain,
+            ctypes.addressof(c_char.from_buffer(memory)),
+            len(memory),
+        )
         return count
 
 
 @cache
 def _openssl() -> ctypes.CDLL | None:
-    """Return the library that ssl uses, wherever it lies; None if it cannot be reached, or is another."""
+    """Return the library that ssl uses, wherever it lies.
+
+    None if it cannot be reached, or is another.
+    """
     try:
         import _ssl
 
-        library = ctypes.CDLL(_ssl.__file__)  # whose symbols include those of the libraries that it has loaded
+        # Its symbols include those of the libraries that it has loaded.
+        library = ctypes.CDLL(_ssl.__file__)
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
     except (ImportError, AttributeError, OSError):
         return None
     return library
 
 
 def _ssl_pointer(sock: ssl.SSLSocket) -> int | None:
-    """Return the `SSL *` of a connection; None unless it lies where CPython has it, which both neighbours prove.
+    """Return the `SSL *` of a connection.
 
-    In Modules/_ssl.c, an object's header is followed by a weak reference to the socket, the pointer, and the context.
+    None unless it lies where CPython has it, which both neighbours prove.
+
+    In Modules/_ssl.c, an object's header is followed by a weak reference to the socket, the
+    pointer, and the context.
     """
     connection: Any = getattr(sock, "_sslobj", None)
-    if sys.implementation.name != "cpython" or type(connection).__basicsize__ < object.__basicsize__ + 3 * _POINTER:
+    if sys.implementation.name != "cpython":
         return None
-    socket, pointer, context = (c_void_p * 3).from_address(id(connection) + object.__basicsize__)
-    return pointer if (socket, context) == (id(weakref.ref(sock)), id(connection.context)) else None
+    header_bytes = object.__basicsize__
+    if type(connection).__basicsize__ < header_bytes + 3 * _POINTER:
+        return None
+
+    socket, pointer, context = (c_void_p * 3).from_address(id(connection) + header_bytes)
+    if socket != id(weakref.ref(sock)) or context != id(connection.context):
+        return None
+    return pointer

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.protocol import Json
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer

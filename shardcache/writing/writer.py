@@ -14,13 +14,15 @@ from typing import Any, BinaryIO, Self, TypeVar
 from shardcache import errors, shardlist
 from shardcache.access import LOCAL, WEB, checked, protocol_of
 from shardcache.config import MIB, OriginTable, Settings
-from shardcache.fetch.download import BACKOFF
-from shardcache.origin.base import WRITABLE, RemoteObject, read_object
+from shardcache.fetch.retry import BACKOFF
+from shardcache.origin.base import WRITABLE
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.origin.whole_object import read_object
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.contents import SUFFIX, TokenMember, rows_of, tokens_in
 from shardcache.tarindex.grouping import Adjacency, Grouping
-from shardcache.transport.workers import Flow, nothing
+from shardcache.transport.flow import Flow, nothing
 from shardcache.url_names import beside_index, is_shard
 from shardcache.writing.shards import END, SHARD_NAMES, Sample, ShardNames, Stored, as_table, sample_of, shown, utf8
 

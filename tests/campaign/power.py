@@ -20,7 +20,7 @@ from campaign.harness import Result, Row
 from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
 from shardcache.store.keys import shard_key
 from shardcache.store.partial import Partial

@@ -16,7 +16,7 @@ from shardcache.cache.versions.history import History
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import CorruptShardError, TokensError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards

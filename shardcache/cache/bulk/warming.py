@@ -9,7 +9,7 @@ from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.space import Space

@@ -22,8 +22,10 @@ from shardcache.errors import (
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.download import Downloader, refetch
-from shardcache.origin.base import Origin, RemoteObject
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import refetch
+from shardcache.origin.base import Origin
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import PART

@@ -13,7 +13,7 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.errors import ShardError
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import SIDECAR, TAR
 from shardcache.store.indexing.indexer import IndexRequest, write_bare

@@ -15,14 +15,15 @@ from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.versions.history import History
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.base import RemoteObject
-from shardcache.origin.listing import expand, expand_braces, in_braces, named_by_braces
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.patterns.braces import expand_braces, in_braces
+from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.shards import Shards
-from shardcache.transport.workers import Received
+from shardcache.transport.flow import Received
 from shardcache.url_names import is_index
 
 log = structlog.get_logger()

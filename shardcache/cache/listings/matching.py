@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from shardcache.access import canonical, is_glob
-from shardcache.origin.listing import expand_braces, glob_regex
+from shardcache.origin.patterns.braces import expand_braces
+from shardcache.origin.patterns.globs import glob_regex
 from shardcache.redact import redact
 
 

@@ -13,7 +13,7 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, JobKey
 from shardcache.fetch.download import Downloader
-from shardcache.fetch.scheduler import Limit
+from shardcache.fetch.origin_states import Limit
 from shardcache.store.shard import Shard
 from shardcache.units import size, user_name
 

@@ -19,12 +19,13 @@ from shardcache.cluster.tier import expiry_warning
 from shardcache.config import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.front import PEERS, STATUS, page
-from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.listing import expand
+from shardcache.origin.base import Origin
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins, reason_to_bypass
 from shardcache.redact import HIDDEN
+from shardcache.transport.flow import Flow
 from shardcache.transport.parts import Parts
-from shardcache.transport.workers import Flow
 from shardcache.units import duration, size, user_name
 from shardcache.url_names import is_index, is_shard
 

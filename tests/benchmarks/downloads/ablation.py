@@ -26,8 +26,8 @@ from benchmarks.measure import interleaved, median_of
 from benchmarks.workplace import Daemon
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
-from shardcache.fetch import download, estimates, reads, scheduler
-from shardcache_client import ShardDataset
+from shardcache.fetch import aimd, download, hedging, link, scheduler, stopwatch
+from shardcache_client.dataset import ShardDataset
 from support.programs.cli import chosen
 from support.programs.daemon import spawn
 from support.stores.throttled_s3 import ThrottledS3
@@ -39,7 +39,7 @@ STORE = {"first_byte_s": 0.03, "connection_bytes_per_s": 7.5e6, "total_bytes_per
 BATCH_SAMPLES = 16
 
 
-def _without_rank(*places: int) -> Callable[[], None]:
+def _without_rank(*reasons: str) -> Callable[[], None]:
     """Return what makes the scheduler ignore some of the reasons for which a claim goes first."""
 
     def replace_rank() -> None:
@@ -47,7 +47,7 @@ def _without_rank(*places: int) -> Callable[[], None]:
 
         def blind(self: scheduler.Scheduler) -> Any:
             rank = ranks(self)
-            return lambda claim: tuple(0 if place in places else reason for place, reason in enumerate(rank(claim)))
+            return lambda claim: rank(claim)._replace(**dict.fromkeys(reasons, 0))
 
         scheduler.Scheduler._rank = blind  # type: ignore[method-assign]
 
@@ -59,9 +59,9 @@ def _method(owner: Any, name: str, trivial: Any) -> Callable[[], None]:
     return lambda: setattr(owner, name, trivial)
 
 
-def _begin_rich(hedging: estimates.Hedging, begin: Callable[..., None], *given: float) -> None:
-    begin(hedging, *given)
-    hedging._credit = estimates._MAX_CREDIT
+def _begin_rich(hedges: hedging.Hedging, begin: Callable[..., None], *given: float) -> None:
+    begin(hedges, *given)
+    hedges._credit = hedging._MAX_CREDIT
 
 
 def _no_alone() -> None:
@@ -71,17 +71,17 @@ def _no_alone() -> None:
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {
     "all": lambda: None,
-    "class": _without_rank(0),
-    "client": _without_rank(1, 2),
-    "deadline": _without_rank(3),
+    "class": _without_rank("klass"),
+    "client": _without_rank("held_by_client", "last_turn"),
+    "deadline": _without_rank("deadline_s"),
     "alone": _no_alone,
     "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
     "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
-    "AIMD": _method(estimates.Aimd, "refused", lambda *_: None),
-    "link": _method(estimates.Link, "connections", property(lambda _: 8)),
-    "hedging": _method(estimates.Hedging, "patience_s", lambda *_: None),
+    "AIMD": _method(aimd.Aimd, "refused", lambda *_: None),
+    "link": _method(link.Link, "connections", property(lambda _: 8)),
+    "hedging": _method(hedging.Hedging, "patience_s", lambda *_: None),
     "request size": _method(download.Downloader, "_parts_per_request", lambda *_: 1),
-    "stopwatch": _method(reads.Stopwatch, "stop", lambda _: None),
+    "stopwatch": _method(stopwatch.Stopwatch, "stop", lambda _: None),
 }
 
 
@@ -120,8 +120,8 @@ class Outcome:
 def serve(mechanism: str) -> None:
     """Run `shardcache` with this process's arguments and without a mechanism."""
     # As after the first minutes of reading.
-    estimates._MIN_OBSERVED = 8
-    estimates.Hedging.__init__ = partialmethod(_begin_rich, estimates.Hedging.__init__)  # type: ignore[method-assign, assignment]
+    hedging._MIN_OBSERVED = 8
+    hedging.Hedging.__init__ = partialmethod(_begin_rich, hedging.Hedging.__init__)  # type: ignore[method-assign, assignment]
     MECHANISMS[mechanism]()
     app(sys.argv[1:], prog_name="shardcache")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardcache.cluster.nginx import time_limits
 from shardcache.cluster.tier import Tier, Upstream, parse
-from shardcache.fetch.estimates import Hedging
+from shardcache.fetch.hedging import Hedging
 from support.cluster.ring import Ring, key_of
 
 SHARDS = 8192

@@ -16,8 +16,9 @@ from campaign.harness import Row, rows
 from shardcache import shardlist
 from shardcache.access import checked, join, store_of
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.origin.base import RemoteObject
-from shardcache.origin.listing import expand_braces, glob_regex
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.patterns.braces import expand_braces
+from shardcache.origin.patterns.globs import glob_regex
 from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states

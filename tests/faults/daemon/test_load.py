@@ -8,7 +8,7 @@ import pytest
 
 from campaign import load, memory
 from campaign.harness import QUICK, Row, rows
-from shardcache.origin.listing import parse_index
+from shardcache.origin.patterns.index_files import parse_index
 from shardcache.shardlist import read
 from shardcache.shards import Shards
 from support.programs.daemon import Daemon, eventually

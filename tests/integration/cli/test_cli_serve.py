@@ -108,7 +108,7 @@ def test_cache_folder_in_which_no_other_user_can_replace_files_is_used(mode: int
 def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
     """The modules that S3 needs are imported in the background, before a reader asks for them."""
     with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:
-        eventually(lambda: "shardcache.origin.s3_sdk" in daemon.log.read_text())
+        eventually(lambda: "shardcache.origin.s3.s3_sessions" in daemon.log.read_text())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from shardcache import shardlist
 from shardcache.cluster.authority import issue
 from shardcache.cluster.tier import Tls, parse
 from shardcache.protocol import ShardRef
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate

@@ -22,7 +22,7 @@ from shardcache.cluster.nginx_probe import answer_of, main
 from shardcache.cluster.tier import Tier, Tls, Upstream, parse
 from shardcache.cluster.tier_status import ask
 from shardcache.errors import ConfigError
-from shardcache.origin.registry import TierState
+from shardcache.origin.tier.tier_state import TierState
 from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.disks.mounts import MountedFiles
 from support.network.ports import free_port

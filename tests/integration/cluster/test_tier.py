@@ -11,8 +11,8 @@ import pytest
 from shardcache.config import OriginTable
 from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedError
 from shardcache.metrics import Counters
-from shardcache.origin.base import RemoteObject
-from shardcache.origin.registry import TierState
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.tier.tier_state import TierState
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig

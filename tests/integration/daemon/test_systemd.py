@@ -15,7 +15,7 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache.server.app import listening
 from shardcache.server.connections import ActivatedSockets
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.platforms.manager import ServiceManager, bound, handing_over
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

@@ -14,7 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.origin.base import Setup
 from shardcache.origin.registry import Origins
-from shardcache.origin.s3 import S3Origin
+from shardcache.origin.s3.s3_origin import S3Origin
 from shardcache.transport.workers import Workers
 from support.network.lead import lead
 from support.stores import aws_env

@@ -3,7 +3,7 @@
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError, OriginError
-from shardcache.origin.listing import expand
+from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from support.stores.buckets import Bucket

@@ -20,9 +20,9 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import Checksum
+from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import nothing
+from shardcache.transport.flow import nothing
 from support.network.certificates import Authority
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import AzureServer, Refusal

@@ -20,7 +20,7 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import nothing
+from shardcache.transport.flow import nothing
 from support.stores.buckets import read_range, read_whole
 
 DATA = bytes(range(256)) * 10

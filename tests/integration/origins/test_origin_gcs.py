@@ -10,11 +10,12 @@ import pytest
 
 from shardcache import errors
 from shardcache.config import OriginTable
-from shardcache.origin.base import Checksum, Origin
+from shardcache.origin.base import Origin
+from shardcache.origin.cloud.proofs import Proof, Renewed
+from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.origin.stores import Proof, Renewed
-from shardcache.transport.parts import crc32c
-from shardcache.transport.workers import nothing
+from shardcache.transport.checksums import crc32c
+from shardcache.transport.flow import nothing
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import GoogleServer, Refusal
 

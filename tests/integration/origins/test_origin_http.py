@@ -8,9 +8,9 @@ import pytest
 
 from shardcache import errors
 from shardcache.config import OriginTable
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import nothing
+from shardcache.transport.flow import nothing
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
 from support.stores.buckets import read_range, read_whole, use_aws

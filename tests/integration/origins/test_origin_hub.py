@@ -18,10 +18,10 @@ from shardcache.errors import (
     OriginError,
     ShardChangedError,
 )
-from shardcache.origin.base import Checksum
+from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import nothing
-from shardcache_client import ShardDataset
+from shardcache.transport.flow import nothing
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import read_range, read_whole

@@ -23,9 +23,9 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import MD5, Checksum, RemoteObject
+from shardcache.origin.objects import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.workers import Flow, nothing
+from shardcache.transport.flow import Flow, nothing
 from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig

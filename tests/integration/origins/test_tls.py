@@ -10,7 +10,7 @@ import pytest
 
 from shardcache.config import OriginTable
 from shardcache.errors import AccessDeniedError, ConfigError, OriginError, OriginUnavailableError
-from shardcache.origin.listing import expand
+from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
 from support.network.scripted_server import ForwardProxy, Reply, ScriptedServer, answer, cut_record, head

@@ -17,14 +17,15 @@ from shardcache.errors import (
     OutdatedError,
     ShardChangedError,
 )
+from shardcache.fetch.claims import WAITING, Priority
 from shardcache.fetch.reads import Coming
-from shardcache.fetch.scheduler import WAITING, Priority
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.base import Origin
+from shardcache.origin.objects import RemoteObject
 from shardcache.store.keys import shard_key
 from shardcache.store.partial import Partial, discard
+from shardcache.transport.flow import Commit, Flow
 from shardcache.transport.parts import Parts, PartSums, write_parts
-from shardcache.transport.workers import Commit, Flow
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.buckets import Bucket
 from support.stores.faulty_proxy import FaultyProxy
@@ -264,7 +265,7 @@ async def test_a_server_without_ranges_is_read_in_one_go(rig: Rig, faulty: Fault
     assert [asked for _, _, asked, _ in faulty.seen] == ["bytes=0-0", None, None]
 
 
-class HalfwayOrigin:
+class HalfwayOrigin(Origin):
     """A store that sends half of each range, and the rest when it is let; nothing else is asked of it here."""
 
     def __init__(self) -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.transport.connections import CancelledError, Gate, Pool
-from shardcache.transport.messages import Answer, Body, HeadError, Request
-from shardcache.transport.parts import RECORD, PartFileError, Parts, crc32c
-from shardcache.transport.worker import Exchange
+from shardcache.transport.checksums import crc32c
+from shardcache.transport.exchange import Exchange
+from shardcache.transport.gate import CancelledError, Gate
+from shardcache.transport.http_heads import HeadError
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import RECORD, PartFileError, Parts
+from shardcache.transport.pool import Pool
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head
 from support.programs.daemon import eventually

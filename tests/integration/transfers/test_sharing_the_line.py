@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from shardcache.fetch.scheduler import WAITING, OriginLoad, Priority
+from shardcache.fetch.claims import WAITING, Priority
+from shardcache.fetch.origin_states import OriginLoad
 from support.programs.downloads import PART, Rig
 from support.stores.faulty_s3 import GaugedS3
 

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from shardcache.transport import connections, workers
-from shardcache.transport.connections import Gate
+from shardcache.transport import opening, worker_process, workers
+from shardcache.transport.flow import Flow
+from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts
-from shardcache.transport.workers import Flow, TransportError, Workers
+from shardcache.transport.worker_process import TransportError
+from shardcache.transport.workers import Workers
 from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
@@ -151,7 +153,7 @@ async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pyte
 
     A worker that answers pings is left alone, however long the server says nothing.
     """
-    monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
+    monkeypatch.setattr(worker_process, "_MIN_PING_S", 0.3)
     rig.workers, release = Workers(MAX, silence_s=0.1), threading.Event()
     with ScriptedServer(HANGS, HANGS, Reply(b"", then=lambda sock: late(sock, release))) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]
@@ -222,11 +224,11 @@ async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
 
 async def test_dripped_tunnel_fails_at_the_limit_in_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though each byte comes in time."""
-    monkeypatch.setattr(connections, "_OPEN_LIMIT_S", 0.5)
+    monkeypatch.setattr(opening, "_OPEN_LIMIT_S", 0.5)
     with ScriptedServer(Reply(b"HTTP/1.1 200 ", then=dripping)) as proxy:
-        server = connections.Server("https", "far.example", proxy.url(""), None, far_only=False)
+        server = opening.Server("https", "far.example", proxy.url(""), None, far_only=False)
         with pytest.raises(TimeoutError, match=r"no connection to far\.example:443 within 0\.5 s"):
-            await asyncio.to_thread(connections.open_connection, server, Gate(math.inf))
+            await asyncio.to_thread(opening.open_connection, server, Gate(math.inf))
         await asyncio.to_thread(proxy.wait_closed, 1)
 
 

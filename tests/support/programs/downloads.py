@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardcache.config import OriginTable, Settings
-from shardcache.fetch.download import Backoff, Downloader
-from shardcache.fetch.scheduler import Priority
+from shardcache.fetch.claims import Priority
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import Backoff
 from shardcache.metrics import Counters
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial

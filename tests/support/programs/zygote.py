@@ -143,10 +143,12 @@ def main() -> None:
 def _import_all() -> None:
     from shardcache import daemon
     from shardcache.cli.main import app as commands
-    from shardcache.origin import fsspec, s3, s3_sdk, web
+    from shardcache.origin.filesystems import local_origin
+    from shardcache.origin.http import web_origin
+    from shardcache.origin.s3 import s3_origin
 
-    assert all((daemon, commands, fsspec, web, s3))
-    s3_sdk.descriptions()
+    assert all((daemon, commands, local_origin, web_origin))
+    s3_origin.load()
 
 
 def _become_command(request: dict[str, Any]) -> NoReturn:

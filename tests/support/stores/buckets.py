@@ -12,9 +12,10 @@ from typing import Any, Self
 import pytest
 from moto.server import ThreadedMotoServer
 
-from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.base import Origin
+from shardcache.origin.objects import RemoteObject
+from shardcache.transport.flow import Flow
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Flow
 from support.stores.seaweedfs import S3Server
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardcache.cluster.nginx import time_limits
 from shardcache.cluster.tier import Tier, Upstream, parse
 from shardcache.errors import ConfigError
-from shardcache.origin.registry import QUESTION
+from shardcache.origin.tier.tier_state import QUESTION
 from support.cluster.ring import Ring, key_of
 
 PART_BYTES = 8 * 1024**2

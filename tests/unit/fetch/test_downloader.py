@@ -20,10 +20,11 @@ from shardcache.errors import (
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.download import Backoff, Etags, Retry, refetch
+from shardcache.fetch.etags import Etags
+from shardcache.fetch.retry import Backoff, Retry, refetch
 from shardcache.metrics import Counters
-from shardcache.origin.base import MD5, Checksum, RemoteObject
-from shardcache.transport.parts import checksum_function, combined
+from shardcache.origin.objects import MD5, Checksum, RemoteObject
+from shardcache.transport.checksums import checksum_function, combined
 from support.programs.guard import GUARD_S
 
 URL = "s3://b/a.tar"
@@ -162,7 +163,7 @@ def test_other_bytes_the_second_time_are_damage() -> None:
 
 def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
     """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
-    script = "from shardcache.fetch import download; download.log.warning('no longer compared', origin='s3://bucket')"
+    script = "from shardcache.fetch import etags; etags.log.warning('no longer compared', origin='s3://bucket')"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True)
     assert (ran.stdout, ran.stderr) == ("", "no longer compared (origin=s3://bucket)\n")
 

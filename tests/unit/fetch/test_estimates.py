@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.estimates import Aimd, Hedging, Link
+from shardcache.fetch.aimd import Aimd
+from shardcache.fetch.hedging import Hedging
+from shardcache.fetch.link import Link
 
 SIZE = 8 * 1024 * 1024
 

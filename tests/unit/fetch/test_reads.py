@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.reads import Bandwidth, PausableRead
-from shardcache.fetch.scheduler import WAITING, Claim, Priority
+from shardcache.fetch.bandwidth import Bandwidth
+from shardcache.fetch.claims import WAITING, Claim, Priority
+from shardcache.fetch.reads import PausableRead
 from support.programs.still_loop import leaping, pass_time
 
 RATE = 1_000_000

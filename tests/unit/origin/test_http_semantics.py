@@ -7,7 +7,8 @@ import pytest
 from botocore.utils import get_environ_proxies
 
 from shardcache.errors import OriginBusyError
-from shardcache.origin.http_semantics import error_of, proxy_of
+from shardcache.origin.http.http_errors import error_of
+from shardcache.origin.http.http_semantics import proxy_of
 
 PROXY = "http://proxy:3128"
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shardcache.access import glob_prefix
 from shardcache.errors import ConfigError
-from shardcache.origin.listing import expand_braces, glob_regex
+from shardcache.origin.patterns.braces import expand_braces
+from shardcache.origin.patterns.globs import glob_regex
 
 PLAIN = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?", "?": "[^/]", "[ab]": "[ab]", "[!a]": "[^/a]"}
 patterns = st.lists(st.sampled_from([*PLAIN, "a", "b", "/", "/"]), max_size=9)

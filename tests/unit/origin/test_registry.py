@@ -8,13 +8,14 @@ import pytest
 from shardcache.config import OriginTable
 from shardcache.errors import ConfigError
 from shardcache.origin.breaker import Breaker
-from shardcache.origin.registry import Origins, SlowOwners
+from shardcache.origin.registry import Origins
+from shardcache.origin.tier.slow_owners import SlowOwners
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     """A daemon that starts does not pay for SDKs; checked in an interpreter of its own."""
     code = (
-        "import sys, shardcache.origin.listing, shardcache.fetch.download\n"
+        "import sys, shardcache.origin.patterns.expansion, shardcache.fetch.download\n"
         "print(sorted({'s3fs', 'botocore', 'aiobotocore', 'aiohttp', 'fsspec'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.origin.s3_sdk import SdkSessions
-from shardcache.origin.s3_signing import BEHIND_TIER, SIGNED_FOR_S, Signer
+from shardcache.origin.s3.s3_sessions import SdkSessions
+from shardcache.origin.s3.s3_signing import BEHIND_TIER, SIGNED_FOR_S, Signer
 
 _KEYS = {"key": "AK/ID", "secret": "SECRET", "client_kwargs": {"region_name": "eu-west-3"}}
 _HEADERS = {"x-amz-checksum-mode": "ENABLED"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardcache import shardlist
 from shardcache.access import checked
 from shardcache.errors import ConfigError, OriginError
-from shardcache.origin.listing import parse_index
+from shardcache.origin.patterns.index_files import parse_index
 from shardcache.protocol import ShardRef
 
 ETAG = "0123456789abcdef0123456789abcdef-12"

@@ -20,12 +20,13 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.objects import RemoteObject
 from shardcache.store.codecs import Codec, codec_of, inflate
 from shardcache.store.folder.layout import Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard
 from shardcache.store.partial import Partial
-from shardcache.transport.parts import crc32c, write_parts
+from shardcache.transport.checksums import crc32c
+from shardcache.transport.parts import write_parts
 from support.shards.stores import open_store
 from support.shards.tars import make_tar, random_samples, with_window
 

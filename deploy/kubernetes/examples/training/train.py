@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 EPOCHS = 2
 BATCH = 32

@@ -31,7 +31,10 @@ _TEXTS = ("AccessKeyId", "SecretAccessKey")
 
 
 class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
-    """The SDK's providers for a profile's credentials; the one that runs a program has it on a leash."""
+    """The SDK's providers for a profile's credentials.
+
+    The one that runs a program has it on a leash.
+    """
 
     def __init__(self, session: AioSession, region: str | None) -> None:
         super().__init__(session, cache={}, region_name=region)
@@ -40,12 +43,15 @@ class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
     def providers(self, profile_name: str, disable_env_vars: bool = False) -> list[Any]:
         """Return the providers in the order of the SDK."""
         usual = super().providers(profile_name, disable_env_vars)
-        leashed = self.process_provider(profile_name)
-        return [leashed if isinstance(each, AioProcessProvider) else each for each in usual]
+        return _replaced(usual, self.process_provider(profile_name))
 
     def process_provider(self, profile_name: str) -> AioProcessProvider:
         """Return the provider that runs a profile's program."""
-        return AioProcessProvider(profile_name=profile_name, load_config=self._load_config, popen=start)
+        return AioProcessProvider(
+            profile_name=profile_name,
+            load_config=self._load_config,
+            popen=start,
+        )
 
 
 def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolver:
@@ -58,8 +64,13 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
             role._profile_provider_builder = profiles
     profile = session.get_config_variable("profile") or "default"
     leashed = profiles.process_provider(profile)
-    resolver.providers = [leashed if isinstance(each, AioProcessProvider) else each for each in resolver.providers]
+    resolver.providers = _replaced(resolver.providers, leashed)
     return resolver
+
+
+def _replaced(providers: list[Any], leashed: AioProcessProvider) -> list[Any]:
+    """Return the providers with the leashed one in place of each that runs a program."""
+    return [leashed if isinstance(each, AioProcessProvider) else each for each in providers]
 
 
 async def start(*command: str, **_options: Any) -> "CredentialProcess":
@@ -88,7 +99,10 @@ class CredentialProcess:
         self._process = process
 
     async def communicate(self) -> tuple[bytes, bytes]:
-        """Return the credentials as JSON. Raises CredentialRetrievalError; a cancelled call kills the program."""
+        """Return the credentials as JSON.
+
+        Raises CredentialRetrievalError; a cancelled call kills the program.
+        """
         try:
             printed, _ = await self._process.communicate()
         except BaseException:
@@ -115,4 +129,7 @@ def _check(printed: bytes) -> None:
 
 
 def _failed(what: str) -> CredentialRetrievalError:
-    return CredentialRetrievalError(provider=NAME, error_msg=f"{what}; run the command of your AWS config to see why")
+    return CredentialRetrievalError(
+        provider=NAME,
+        error_msg=f"{what}; run the command of your AWS config to see why",
+    )

@@ -17,20 +17,29 @@ _HOUR_S = 3600
 
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
-_FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
+_FIELDS = {
+    "Algorithm",
+    "Credential",
+    "Date",
+    "Expires",
+    "SignedHeaders",
+    "Signature",
+    "Security-Token",
+}
 _PREFIX = "X-Amz-"
 # Accepted names of regions: they become part of a host name, and must not change the rest of it.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 # AWS hosts, from scheme to path; any other host serves all of its regions.
-_AWS_HOST = re.compile(
-    r"^(https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?)(?:\.[a-z0-9-]+)?(\.amazonaws\.com(?:\.cn)?[:/])"
-)
+_AWS_SERVICE = r"https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?"
+_AWS_DOMAIN = r"\.amazonaws\.com(?:\.cn)?[:/]"
+_AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")
 
 
 class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
-    """Signs as of the beginning of the hour, so that all nodes with the same credentials make the same url.
+    """Signs as of the beginning of the hour.
 
-    A cluster's tier asks the object store once whether it grants a url, and recognises it by its signature.
+    So all nodes with the same credentials make the same url. A cluster's tier asks the object store
+    once whether it grants a url, and recognises it by its signature.
     """
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
@@ -45,10 +54,15 @@ BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Common form of the urls of a bucket's objects."""
+    """Common form of the urls of a bucket's objects.
 
-    root: str  # everything before the key
-    region: str | None  # None if urls are not signed
+    Attributes:
+        root: everything before the key.
+        region: None if urls are not signed.
+    """
+
+    root: str
+    region: str | None
 
     def moved(self, region: str) -> "_Kind":
         """Return the kind for the same bucket in another region."""
@@ -58,7 +72,12 @@ class _Kind:
         return _Kind(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
 
     def url(
-        self, method: str, key: str, headers: Mapping[str, str], credentials: ReadOnlyCredentials | None, auth: Auth
+        self,
+        method: str,
+        key: str,
+        headers: Mapping[str, str],
+        credentials: ReadOnlyCredentials | None,
+        auth: Auth,
     ) -> str:
         """Return an object's url, signed for a method and headers."""
         request = AWSRequest(method, self.root + _quoted(key), headers)
@@ -69,10 +88,11 @@ class _Kind:
 
 
 class Signer:
-    """Makes presigned urls for the current s3fs filesystem; its successor may have other credentials.
+    """Makes presigned urls for the current s3fs filesystem; its successor has other credentials.
 
-    The SDK makes the first one for each bucket; the others are modelled on it: the SDK signs for its client's region
-    alone, and takes 0.25 ms for each instead of 0.08. If its first url has unusual features, it makes all of them.
+    The SDK makes the first one for each bucket; the others are modelled on it: the SDK signs for
+    its client's region alone, and takes 0.25 ms for each instead of 0.08. If its first url has
+    unusual features, it makes all of them.
     """
 
     def __init__(self, auth: Auth = ALONE) -> None:
@@ -80,48 +100,81 @@ class Signer:
         self._fs: Any = None
         self._kinds: dict[str, _Kind | None] = {}  # by bucket
 
-    async def url(self, fs: Any, operation: str, params: Mapping[str, str], headers: Mapping[str, str]) -> str:
+    async def url(
+        self,
+        fs: Any,
+        operation: str,
+        params: Mapping[str, str],
+        headers: Mapping[str, str],
+    ) -> str:
         """Return a url that is valid for `SIGNED_FOR_S` at least. Raises what botocore raises.
 
         Args:
             operation: "get_object" or "head_object".
             params: bucket, key and other parameters of the operation in the SDK.
-            headers: those other parameters as HTTP headers, which will be sent and have to be signed.
+            headers: those other parameters as HTTP headers, which will be sent and have to be
+                signed.
         """
         if fs is not self._fs:
-            self._fs, self._kinds = fs, {}
+            self._fs = fs
+            self._kinds = {}
         bucket = params["Bucket"]
-        kind, credentials = self._kinds.get(bucket), await _credentials(fs)
-        if kind is None or (kind.region is None) != (credentials is None):
-            url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
+        kind = self._kinds.get(bucket)
+        credentials = await _credentials(fs)
+        if not _fits(kind, credentials):
+            url: str = await fs.s3.generate_presigned_url(
+                operation,
+                Params=params,
+                ExpiresIn=SIGNED_FOR_S,
+            )
             if bucket not in self._kinds:
-                self._kinds[bucket] = _kind(url, params["Key"], credentials)
-            if (kind := self._kinds[bucket]) is None or (kind.region is None) != (credentials is None):
+                self._kinds[bucket] = _kind_of(url, params["Key"], credentials)
+            kind = self._kinds[bucket]
+            if not _fits(kind, credentials):
                 return url
+        assert kind is not None
         return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
 
     def move(self, bucket: str, region: str) -> bool:
-        """Sign for the region that the origin states for a bucket; return whether that changes anything."""
+        """Sign for the region that the origin states for a bucket.
+
+        Return whether that changes anything.
+        """
         kind = self._kinds.get(bucket)
         if kind is None or not _REGION.fullmatch(region):
             return False
-        moved = self._kinds[bucket] = kind.moved(region)
+        moved = kind.moved(region)
+        self._kinds[bucket] = moved
         return moved != kind
 
 
-def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
+def _fits(kind: _Kind | None, credentials: ReadOnlyCredentials | None) -> bool:
+    """Return whether urls of a kind can be made: they are signed if there are credentials."""
+    if kind is None:
+        return False
+    is_signed = kind.region is not None
+    return is_signed == (credentials is not None)
+
+
+def _kind_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
     """Return the kind of a url made by the SDK; None if it has features unknown to this module."""
     root, _, query = url.partition("?")
     if not root.endswith("/" + _quoted(key)) or "#" in root:
         return None
     root = root.removesuffix(_quoted(key))
+
     fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
     if not fields:
         return _Kind(root, None) if credentials is None else None
-    if credentials is None or not fields.keys() <= _FIELDS or fields.get("Algorithm") != "AWS4-HMAC-SHA256":
+    if credentials is None or not fields.keys() <= _FIELDS:
         return None
+    if fields.get("Algorithm") != "AWS4-HMAC-SHA256":
+        return None
+
     access_key, _date, region, service, _ = fields["Credential"].rsplit("/", 4)
-    return _Kind(root, region) if (access_key, service) == (credentials.access_key, "s3") else None
+    if access_key != credentials.access_key or service != "s3":
+        return None
+    return _Kind(root, region)
 
 
 async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
@@ -131,4 +184,6 @@ async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
     if fs.key:
         return ReadOnlyCredentials(fs.key, fs.secret, fs.token)
     found = await fs.session.get_credentials()
-    return None if found is None else await found.get_frozen_credentials()
+    if found is None:
+        return None
+    return await found.get_frozen_credentials()

@@ -1,0 +1,76 @@
+"""Comparison of received bytes with ETags, which may be MD5s."""
+
+import asyncio
+from pathlib import Path
+
+from shardcache.access import store_of
+from shardcache.errors import CorruptShardError
+from shardcache.logs import SharedLogger
+from shardcache.origin.objects import MD5, RemoteObject, digest_of
+
+log = SharedLogger()
+
+_MAX_DOUBTED = 1024
+
+
+class Etags:
+    """Knowledge of which origins' ETags are MD5s.
+
+    An ETag may be the MD5 of the object, but does not say so: in S3 it is for objects uploaded in
+    one piece and not encrypted with a KMS or customer key; other object stores vary. So a mismatch
+    alone proves nothing:
+
+    - It means damage if another object of the same origin matched its ETag: 128 bits do not match
+      by chance.
+    - Otherwise the object is fetched once more. If the bytes differ from the first attempt's, they
+      were damaged in transit; if they are the same, the origin's ETags are not MD5s and are ignored
+      from then on.
+    """
+
+    def __init__(self) -> None:
+        self._digests: set[str] = set()  # origins where an object matched its ETag
+        self._other: set[str] = set()  # origins whose ETags are not MD5s
+        self._doubted: dict[tuple[str, str], int] = {}  # MD5s that differed, by url and version
+
+    async def verify(self, obj: RemoteObject, path: Path) -> None:
+        """Compare a file with its object's ETag, if that may be an MD5.
+
+        Raises CorruptShardError; OSError if the file cannot be read.
+        """
+        if obj.checksum is None or obj.checksum.algorithm != MD5:
+            return
+        if store_of(obj.url) in self._other:
+            return
+        found = await asyncio.to_thread(digest_of, path, MD5)
+        self.judge(obj, obj.checksum.value, found)
+
+    def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
+        """Compare an object's ETag with the MD5 of the received bytes, and learn from it.
+
+        Raises CorruptShardError.
+        """
+        origin = store_of(obj.url)
+        name = (obj.url, obj.version)
+        if found == wanted:
+            self._digests.add(origin)
+            self._doubted.pop(name, None)
+            return
+
+        if origin not in self._digests and self._doubted.get(name) == found:
+            self._other.add(origin)
+            log.warning(
+                "the origin's ETags are not MD5s; no longer comparing them",
+                origin=origin,
+            )
+            return
+
+        self._doubted[name] = found
+        if len(self._doubted) > _MAX_DOUBTED:
+            oldest = next(iter(self._doubted))
+            del self._doubted[oldest]
+        raise CorruptShardError(
+            f"the MD5 of the received bytes is {found:032x}, the origin's is {wanted:032x}",
+            url=obj.url,
+            remedy="upload the shard again; if the origin's value is not meant to be it, "
+            "set `verify_etag = false` in its [[origin]] table",
+        )

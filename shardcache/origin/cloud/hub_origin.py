@@ -1,0 +1,139 @@
+"""The Hugging Face Hub."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from yarl import URL
+
+from shardcache.errors import NotAllowedError, NotFoundError, ShardChangedError
+from shardcache.near import is_near
+from shardcache.origin.base import Setup
+from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
+from shardcache.origin.cloud.store_origin import StoreOrigin
+from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, following
+from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
+from shardcache.transport.messages import Answer
+
+_LOCATED_S = 600
+_MAX_LOCATED = 10_000
+# Algorithms by the number of a checksum's digits.
+_ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
+
+
+class HubOrigin(StoreOrigin):
+    """Repositories of the Hugging Face Hub.
+
+    It redirects to signed urls of other servers for files of git LFS. The version is the SHA-256 of
+    such a file, and git's SHA-1 of any other: both are checksums as well. A mirror of the Hub may
+    have neither. Nothing then tells what its servers hold of which version, so the file comes in
+    one answer.
+    """
+
+    versions = ("etag", "blob_id")
+    endpoint = "endpoint"
+    anonymous: ClassVar[dict[str, Any]] = {"token": False}
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._home = URL(self._fs.endpoint)
+        self._is_far = not is_near(self._home.host or "")
+        self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
+
+    async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
+        answer, place = await self._find(url)
+        if self._is_far and is_near(place.host or ""):
+            raise NotAllowedError(
+                f"the Hub leads to {place.host}, which is this node or its metadata service",
+                url=url,
+            )
+        if len(self._located) >= _MAX_LOCATED:
+            self._located.clear()
+        obj = self._object(url, answer)
+        if obj.checksum is None:
+            obj = replace(obj, ranges=False, guarded=False)
+        self._located[url] = (obj, place)
+        return obj
+
+    async def _find(self, url: str) -> tuple[Answer | None, URL]:
+        """Return the answer that describes a file, and the url at which it lies."""
+        place = URL(self._target(url), encoded=True)
+        for _ in range(MAX_REDIRECTS):
+            answer = await self._ask("HEAD", url, {}, place=str(place))
+            location = None
+            if answer is not None and answer.status in REDIRECTS:
+                location = answer.headers.get("location")
+            if not location:
+                break
+            place = following(url, place, location)
+            if place.origin() != self._home.origin():  # where the token must not be sent
+                break
+        return answer, place
+
+    async def prepare(self, url: str) -> None:
+        """As `Origin.prepare`; the credentials alone.
+
+        Each HEAD has the Hub sign another url, and a server may refuse those that were signed
+        before, also the one by which a reader's GET is on its way.
+        """
+        await self.credentials(url)
+
+    async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
+        known = self._located.get(obj.url)
+        if known is None or again or _is_old(known[0]):
+            await self.stat(obj.url)
+        found, place = self._located[obj.url]
+        if found.version != obj.version:
+            raise ShardChangedError(
+                "the Hub holds another version than requested",
+                url=obj.url,
+            )
+        return str(place), place.origin() != self._home.origin()
+
+    def _target(self, url: str) -> str:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import parse_hf_uri
+
+        try:
+            at = parse_hf_uri(url)
+            target = hf_hub_url(
+                at.id,
+                at.path_in_repo,
+                repo_type=at.type,
+                revision=at.revision,
+                endpoint=self._fs.endpoint,
+            )
+        except ValueError as exn:
+            message = f"not the url of a file on the Hub: {exn}"
+            raise NotFoundError(message, url=url) from None
+        return str(target)
+
+    def _version(self, info: Mapping[str, Any], url: str) -> str:
+        linked = info.get("x-linked-etag")
+        if info.get("lfs"):
+            linked = info["lfs"]["sha256"]
+        if linked:
+            return super()._version({"etag": linked}, url)
+        return super()._version(info, url)
+
+    def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        version = self._version(headers, url)
+        algorithm = _ALGORITHMS.get(len(version))
+        if algorithm is None or not re.fullmatch("[0-9a-f]+", version):
+            return None
+        return Checksum(algorithm, int(version, 16))
+
+    async def _prove(self, _was_refused: bool) -> Proof:
+        from huggingface_hub.utils import build_hf_headers
+
+        headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)
+        source = "token" if "authorization" in headers else NO_CREDENTIALS
+        return Proof(headers, until_s=time.time() + _LOCATED_S, source=source)
+
+
+def _is_old(obj: RemoteObject) -> bool:
+    return time.monotonic() - obj.reported_s > _LOCATED_S

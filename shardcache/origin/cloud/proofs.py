@@ -1,0 +1,102 @@
+"""Credentials as requests show them, renewed before they expire."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from shardcache.errors import ShardcacheError
+from shardcache.origin.filesystems.fsspec_errors import translated
+
+NO_CREDENTIALS = "none: anonymous"
+
+_EARLY_S = 300.0
+_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proof:
+    """Credentials as requests show them.
+
+    Attributes:
+        query: to append to the url, with its "?"; empty for none.
+        until_s: POSIX time of expiry; infinite for none.
+        source: their kind, for people.
+    """
+
+    headers: Mapping[str, str]
+    query: str = ""
+    until_s: float = math.inf
+    source: str = NO_CREDENTIALS
+
+
+def _expired_proof() -> Proof:
+    return Proof({}, until_s=-math.inf)
+
+
+class Renewed:
+    """A proof that is renewed five minutes before it expires, by one request for all.
+
+    Args:
+        prove: returns a new proof; its argument is True if the last one was refused.
+    """
+
+    def __init__(self, prove: Callable[[bool], Awaitable[Proof]]) -> None:
+        self._prove = prove
+        self._proving = asyncio.Lock()
+        self._proof = _expired_proof()
+        self._was_refused = False
+        self._due_s = -math.inf
+        self._failed_s = -math.inf
+        self._failure: ShardcacheError  # of all requests that were waiting for a proof then
+
+    async def get(self, url: str) -> Proof:
+        """Return the proof for a url.
+
+        While it is renewed or cannot be, that is the previous one until that expires.
+        """
+        now_s = time.time()
+        if now_s < self._due_s:
+            return self._proof
+        is_being_renewed = self._proving.locked()
+        if is_being_renewed and now_s < self._proof.until_s:
+            return self._proof
+
+        async with self._proving:
+            if self._failed_s > now_s:
+                failure = self._failure
+                raise type(failure)(failure.message, url=url, remedy=failure.remedy)
+            if time.time() >= self._due_s:
+                await self._renew(url)
+        return self._proof
+
+    async def _renew(self, url: str) -> None:
+        now_s = time.time()
+        try:
+            with translated(url):
+                proof = await self._prove(self._was_refused)
+        except ShardcacheError as exn:
+            self._failure = exn
+            self._failed_s = time.time()
+            if now_s >= self._proof.until_s:
+                raise
+            self._due_s = now_s + _PAUSE_S
+            return
+
+        life_s = proof.until_s - now_s
+        self._proof = proof
+        self._was_refused = False
+        self._due_s = now_s + max(life_s - _EARLY_S, life_s / 2)
+
+    def refuse(self, proof: Proof) -> bool:
+        """Record that the store did not accept a proof.
+
+        Returns whether it may accept another one.
+        """
+        expires = proof.until_s < math.inf
+        if expires and proof is self._proof:
+            self._proof = _expired_proof()
+            self._due_s = -math.inf
+            self._was_refused = True
+        return expires

@@ -1,0 +1,276 @@
+"""Buckets of an object store, read by HTTP as documented."""
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from shardcache.errors import NotFoundError
+from shardcache.origin.base import Setup
+from shardcache.origin.cloud.proofs import Proof, Renewed
+from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
+from shardcache.origin.http.http_errors import error_of, translated
+from shardcache.origin.http.http_semantics import (
+    Environment,
+    content_ranges,
+    judge,
+    no_version,
+    range_header,
+    size_of,
+)
+from shardcache.origin.http.redirects import REDIRECTS
+from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
+from shardcache.transport.flow import Commit, Flow
+from shardcache.transport.http_heads import ECHOED
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import Parts, PartSums
+
+# Statuses of a signed url that has expired.
+_EXPIRED = (400, 401, 403)
+
+
+class StoreOrigin(FsspecOrigin):
+    """Buckets with one set of options.
+
+    Redirects are not followed, so that credentials reach no other server.
+
+    Attributes:
+        condition: header that requests a version, and the version's form in it.
+        versions: names of the version in answers and in listings.
+        endpoint: option of the filesystem for another endpoint; empty if it has none.
+        anonymous: its options for requests without credentials.
+        defaults: its other options.
+    """
+
+    condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')
+    versions: ClassVar[tuple[str, str]] = ("etag", "etag")
+    endpoint: ClassVar[str] = "endpoint_url"
+    anonymous: ClassVar[dict[str, Any]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    _is_far = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(self._with_options(setup))
+        self._workers = setup.workers
+        self._verify_md5 = setup.table.verify_etag
+        self._proof = Renewed(self._prove)
+        self._environment = Environment()
+
+    def _with_options(self, setup: Setup) -> Setup:
+        """Return the setup with the table's settings as options of the filesystem."""
+        table = setup.table
+        options: dict[str, Any] = {}
+        if table.endpoint_url and self.endpoint:
+            options[self.endpoint] = table.endpoint_url
+        options |= self.defaults
+        if table.anon:
+            options |= self.anonymous
+        options |= table.storage_options
+        return replace(setup, table=table.model_copy(update={"storage_options": options}))
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`; one HEAD."""
+        answer = await self._ask("HEAD", url, {}, first_bytes=first_bytes)
+        return self._object(url, answer)
+
+    def _object(self, url: str, answer: Answer | None) -> RemoteObject:
+        """Return the object that an answer to HEAD describes.
+
+        Raises the error for any other answer.
+        """
+        assert answer is not None
+        headers = answer.headers
+        # The Hub states what a file of git LFS is, and redirects to where it lies.
+        is_linked = "x-linked-etag" in headers
+        is_redirect = answer.status in REDIRECTS and is_linked
+        if answer.status >= 300 and not is_redirect:
+            what = f"the origin answered a HEAD with status {answer.status}"
+            raise error_of(answer.status, what, url, headers)
+        size_bytes = size_of(headers.get("x-linked-size" if is_linked else "content-length"), url)
+        return RemoteObject(
+            url,
+            version=self._version(headers, url),
+            size_bytes=size_bytes,
+            checksum=self._checksum(headers, url),
+            joinable=True,
+        )
+
+    async def fetch(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None = None,
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET of this version, and another if a signed url has expired."""
+        for is_last in (False, True):
+            place, away = await self._locate(obj, again=is_last)
+            headers, body = self._ask_for(obj, parts, away=away, held=commit is not None)
+            answer = await self._ask(
+                "GET",
+                obj.url,
+                headers,
+                body,
+                flow,
+                commit,
+                place=place,
+                away=away,
+            )
+            if answer is None:
+                return None
+            if answer.sums is not None:
+                return answer.sums
+            has_expired = away and answer.status in _EXPIRED
+            if is_last or not has_expired:
+                judge(answer, self._version_sent(answer, obj, away=away), obj, parts)
+        return None
+
+    def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
+        """Return the version of an answer; a server elsewhere knows none."""
+        if away:
+            return obj.version
+        return plain_etag(answer.headers.get(self.versions[0], ""))
+
+    def _ask_for(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        *,
+        away: bool,
+        held: bool,
+    ) -> tuple[dict[str, str], Body]:
+        """Return the headers that request parts, and the expected body.
+
+        Args:
+            away: True if another server has them, which knows nothing of the store's versions.
+        """
+        headers: dict[str, str] = {}
+        expected: dict[str, Sequence[str | None]] = {}
+        status = 200
+        if obj.ranges:
+            status = 206
+            headers["Range"] = range_header(parts.start, parts.stop)
+            expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+        if not away:
+            name, form = self.condition
+            wanted = form.format(obj.version)
+            headers[name] = wanted
+            expected[self.versions[0]] = (wanted, f"W/{wanted}")
+        return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`."""
+        return (await self._proof.get(url)).source
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await super().close()
+        for name in ("_session", "service_client", "credential"):  # of gcsfs, and of adlfs
+            client = getattr(self._fs, name, None)
+            if client is not None:
+                await client.close()
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        *reading: Any,
+        place: str = "",
+        away: bool = False,
+        first_bytes: int = 0,
+    ) -> Answer | None:
+        """Return the answer to a request.
+
+        It is repeated once if the store does not accept a proof that expires.
+
+        Args:
+            reading: arguments of `Workers.fetch` after the request; none to take no body.
+            place: the url to use in place of the object's own; empty for that.
+            away: True if it is another server's, which gets no credentials.
+            first_bytes: number of the object's first bytes to request ahead.
+        """
+        for is_last in (away, True):
+            proof = Proof({}) if away else await self._proof.get(url)
+            target = (place or self._target(url)) + proof.query
+            all_headers = {**proof.headers, **headers}
+            with translated(url):
+                request = self._environment.request(
+                    method,
+                    target,
+                    all_headers,
+                    far_only=away and self._is_far,
+                )
+                answer = await self._send(request, reading, first_bytes)
+            is_refused = answer is not None and answer.status == 401
+            if is_last or not is_refused or not self._proof.refuse(proof):
+                break
+        return answer
+
+    def _send(
+        self,
+        request: Request,
+        reading: tuple[Any, ...],
+        first_bytes: int,
+    ) -> Awaitable[Answer | None]:
+        if reading:
+            return self._workers.fetch(request, *reading)
+        return self._workers.ask(request, request.beginning(first_bytes))
+
+    async def _locate(self, _obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
+        """Return `place` and `away` of a request for an object.
+
+        Args:
+            again: True if the last url has expired.
+        """
+        return "", False
+
+    def _version(self, info: Mapping[str, Any], url: str) -> str:
+        """Return the version in an answer's headers or in a listing."""
+        version = ""
+        for name in self.versions:
+            if info.get(name):
+                version = plain_etag(str(info[name]))
+                break
+        if not ECHOED.fullmatch(version):
+            raise no_version(url)
+        return version
+
+    @abstractmethod
+    def _target(self, url: str) -> str:
+        """Return an object's url for HTTP. Raises OriginError."""
+
+    def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        """Return the whole object's checksum, if an answer states it.
+
+        Raises OriginUnavailableError.
+        """
+        if "content-md5" not in headers or not self._verify_md5:
+            return None
+        return checksum_in(MD5, headers["content-md5"], url)
+
+    @abstractmethod
+    async def _prove(self, was_refused: bool) -> Proof:
+        """Return current credentials.
+
+        Args:
+            was_refused: True if the store did not accept the last ones.
+        """
+
+
+def plain_etag(etag: str) -> str:
+    """Return an ETag without its quotes and the mark of a weak one."""
+    return etag.removeprefix("W/").strip('"')
+
+
+def place_of(url: str) -> tuple[str, str]:
+    """Return bucket and key of a url, quoted. Raises NotFoundError without a key."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    if not bucket or not key:
+        raise NotFoundError(
+            "this is a bucket",
+            url=url,
+            remedy="end the url with / to take every shard in the bucket",
+        )
+    return quote(bucket, safe="@"), quote(key, safe="/~")

@@ -1,0 +1,132 @@
+"""Origins whose module is loaded on first use."""
+
+import asyncio
+import contextlib
+import importlib
+from pathlib import Path
+
+from shardcache import errors
+from shardcache.access import row_of
+from shardcache.origin.base import Origin, Setup
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.tier.tier_state import Route
+from shardcache.transport.flow import Commit, Flow, Received
+from shardcache.transport.messages import Answer
+from shardcache.transport.parts import Parts, PartSums
+
+_EXPECT_S = 30.0
+
+
+class DeferredOrigin(Origin):
+    """An origin that is loaded in a thread on first use: importing an SDK takes a second.
+
+    Any method may raise MissingPackageError or ConfigError as well.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._loading = asyncio.Lock()
+        self._origin: Origin | None = None
+        self._expecting: asyncio.Task[None] | None = None
+
+    async def loaded(self) -> Origin:
+        """Return the origin itself."""
+        async with self._loading:
+            if self._origin is None:
+                self._origin = await asyncio.to_thread(_load, self._setup)
+        return self._origin
+
+    def expect(self, url: str) -> None:
+        """Load it, with its credentials and connections, before the first request.
+
+        That will report what fails.
+        """
+        if self._expecting is None:
+            self._expecting = asyncio.create_task(self._prepare(url))
+
+    async def _prepare(self, url: str) -> None:
+        with contextlib.suppress(errors.ShardcacheError, TimeoutError):
+            async with asyncio.timeout(_EXPECT_S):
+                origin = await self.loaded()
+                await origin.prepare(url)
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`."""
+        return await (await self.loaded()).stat(url, first_bytes)
+
+    async def fetch(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None = None,
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`."""
+        return await (await self.loaded()).fetch(obj, parts, flow, commit)
+
+    async def ask_tier(
+        self,
+        route: Route,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow | None,
+    ) -> Answer | None:
+        """As `Origin.ask_tier`."""
+        return await (await self.loaded()).ask_tier(route, obj, parts, flow)
+
+    async def list_prefix(
+        self,
+        prefix: str,
+        received: Received,
+        *,
+        flat: bool = False,
+    ) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        return await (await self.loaded()).list_prefix(prefix, received, flat=flat)
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`."""
+        return await (await self.loaded()).credentials(url)
+
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`."""
+        return await (await self.loaded()).upload(path, url, replaced)
+
+    async def close(self) -> None:
+        """Close the origin if it was loaded."""
+        if self._expecting is not None:
+            self._expecting.cancel()
+        if self._origin is not None:
+            await self._origin.close()
+
+
+def _load(setup: Setup) -> Origin:
+    """Import and make the origin of a protocol. Blocks.
+
+    Raises MissingPackageError, ConfigError.
+    """
+    row = row_of(setup.protocol)
+    module, _, name = row.origin.partition(":")
+    try:
+        origin: Origin = getattr(importlib.import_module(module), name)(setup)
+    except ImportError as exn:
+        missing = (exn.name or "").partition(".")[0]
+        raise _missing_package(setup.protocol, row.package or missing, exn) from exn
+    return origin
+
+
+def _missing_package(
+    protocol: str,
+    package: str,
+    exn: ImportError,
+) -> errors.MissingPackageError:
+    """Return the error for an import that failed; `package` is empty if it is not known."""
+    what = f"a Python package ({exn})"
+    remedy = "install the package for the daemon"
+    if package:
+        what = f"the Python package {package}"
+        remedy = f"pip install {package}"
+    return errors.MissingPackageError(
+        f"{protocol}:// urls need {what}, which is not installed",
+        remedy=remedy,
+    )

@@ -1,0 +1,1 @@
+"""fsspec filesystems: local files, and all others that have no module of their own."""

@@ -1,0 +1,108 @@
+"""Errors that fsspec filesystems and their packages raise, as shardcache's."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardcache import errors
+from shardcache.origin.http.http_errors import error_of
+from shardcache.protocol import local_path
+
+# Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
+_FOREIGN = {
+    "aiohttp": "ClientError",
+    "gcsfs.retry": "HttpError",
+    "google.auth.exceptions": "GoogleAuthError",
+    "azure.core.exceptions": "AzureError",
+    "httpx": "HTTPError",
+    "httpx2": "HTTPError",
+}
+# Those of them that a retry does not cure.
+_DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
+# Attributes by which an exception, or the response that it has, states an HTTP status.
+_STATUSES = ("status", "status_code", "code")
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Translate what a filesystem raises in the block."""
+    try:
+        yield
+    except errors.ShardcacheError:  # NotFoundError is also an OSError
+        raise
+    except foreign() as exn:
+        raise _error(exn, url) from exn
+
+
+def foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the exceptions that a filesystem may raise, and `more` of them."""
+    loaded: list[type[Exception]] = []
+    for module, name in _FOREIGN.items():
+        if module in sys.modules:
+            loaded.append(getattr(sys.modules[module], name))
+    return OSError, ValueError, *loaded, *more
+
+
+def _error(exn: Exception, url: str) -> errors.ShardcacheError:
+    reason = str(exn) or type(exn).__name__
+    if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
+        return missing("file", url)
+    if _is_denial(exn):
+        return errors.AccessDeniedError(
+            f"the daemon may not read it: {reason}",
+            url=url,
+            remedy="give the daemon's user or credentials access",
+        )
+    if isinstance(exn, IsADirectoryError):
+        return is_folder(url)
+    status = _status(exn)
+    if status is not None:
+        return error_of(status, reason, url)
+    return errors.OriginUnavailableError(f"the read failed: {reason}", url=url)
+
+
+def _is_denial(exn: Exception) -> bool:
+    if isinstance(exn, PermissionError):
+        return True
+    names = {cls.__name__ for cls in type(exn).__mro__}
+    return not _DENIALS.isdisjoint(names)
+
+
+def _status(exn: Exception) -> int | None:
+    """Return the HTTP status that an exception states; None without one."""
+    for source in (exn, getattr(exn, "response", None)):
+        for name in _STATUSES:
+            status = getattr(source, name, None)
+            if isinstance(status, int):
+                return status
+    return None
+
+
+def missing(kind: str, url: str) -> errors.NotFoundError:
+    """Return the error for a file or folder that does not exist."""
+    path = local_path(url)
+    remedy = path
+    if path:
+        folder = shlex.quote(str(Path(path).parent))
+        remedy = f"check the path (ls {folder}/), on the node of the daemon"
+    return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
+
+
+def is_folder(url: str) -> errors.NotFoundError:
+    """Return the error for a url that names a folder, not a file."""
+    return errors.NotFoundError(
+        "this is a folder",
+        url=url,
+        remedy="end the url with / to take every shard below it",
+    )
+
+
+def is_special(url: str) -> errors.NotFoundError:
+    """Return the error for a url that names neither a file nor a folder."""
+    return errors.NotFoundError(
+        "this is no regular file, but a pipe, socket or device",
+        url=url,
+        remedy="write its content to a file",
+    )

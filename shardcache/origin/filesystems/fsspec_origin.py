@@ -1,0 +1,265 @@
+"""Origins that are fsspec filesystems."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.registry import known_implementations, registry
+
+from shardcache.access import COMMON, STORES, protocol_of
+from shardcache.errors import (
+    ConfigError,
+    OriginUnavailableError,
+    ShardChangedError,
+    did_you_mean,
+)
+from shardcache.origin.base import WRITABLE, Origin, Setup, commit_parts
+from shardcache.origin.filesystems.fsspec_errors import (
+    foreign,
+    is_folder,
+    is_special,
+    translated,
+)
+from shardcache.origin.http.http_semantics import size_of
+from shardcache.origin.objects import RemoteObject
+from shardcache.transport.flow import Commit, Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+
+# Fields that identify the content, most specific first; failing those, fields that date it,
+# combined with the size.
+_IDENTITIES = ("ETag", "etag", "e_tag", "sha", "checksum")
+_DATES = (
+    "mtime",
+    "last_modified",
+    "LastModified",
+    "updated",
+    "modified",
+    "modify",
+    "modificationTime",
+    "created",
+)
+
+
+def check_protocol(url: str) -> None:
+    """Raise ConfigError if a url or prefix is of a protocol without a filesystem."""
+    protocol = protocol_of(url)
+    if protocol not in known_implementations and protocol not in registry:
+        raise _unknown_protocol(protocol)
+
+
+def _unknown_protocol(protocol: str) -> ConfigError:
+    known = sorted({*COMMON, *known_implementations})
+    suggestion = did_you_mean(protocol, known, 0.5)
+    examples = ", ".join(f"{name}://" for name in COMMON)
+    return ConfigError(
+        f"there is no filesystem for {protocol}:// urls{suggestion}",
+        remedy=f"write one of {examples}, or another of fsspec's",
+    )
+
+
+class FsspecOrigin(Origin):
+    """One fsspec filesystem: on this event loop if it is asynchronous, else in its own threads.
+
+    fsspec has no conditional reads, so its objects are not `guarded`. A blocking read can be
+    neither cancelled nor paused midway: a stalled thread is abandoned.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Open the filesystem. Raises ImportError, ConfigError."""
+        check_protocol(f"{setup.protocol}://")
+        self._setup = setup
+        # Files grow as they are written, except in object stores.
+        self._is_atomic = setup.protocol in STORES
+        self._fs = self._open()
+        self._pool = ThreadPoolExecutor(
+            setup.max_connections,
+            thread_name_prefix=f"{setup.protocol}-read",
+        )
+
+    async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`."""
+        await self._check(url)
+        with translated(url):
+            self._fs.invalidate_cache()
+            info = await self._call("info", self._path(url))
+            if info["type"] == "other":
+                raise is_special(url)
+            if info["type"] == "directory":
+                raise is_folder(url)
+            return self._remote_object(url, info)
+
+    async def fetch(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None = None,
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
+        await self._check(obj.url)
+        with translated(obj.url):
+            path = self._path(obj.url)
+            await flow.ready()
+            span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
+            data: bytes = await self._call("cat_file", path, **span)
+        _check_length(len(data), parts.size_bytes, obj)
+        flow.received(len(data))
+        return await commit_parts(parts, data, commit)
+
+    async def list_prefix(
+        self,
+        prefix: str,
+        received: Received,
+        *,
+        flat: bool = False,
+    ) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        folder = prefix[: prefix.rindex("/") + 1]
+        root = self._path(folder).rstrip("/") + "/"
+        await self._check(folder)
+        with translated(prefix):
+            self._fs.invalidate_cache()
+            found = await self._infos(root, received, flat=flat)
+            objects: list[RemoteObject] = []
+            for path, info in found.items():
+                if f"{path}/" == root:
+                    continue
+                url = folder + path.removeprefix(root)
+                objects.append(self._listed(url, info, flat=flat))
+        matching = [obj for obj in objects if obj.url.startswith(prefix)]
+        return sorted(matching, key=lambda obj: obj.url)
+
+    async def _infos(self, root: str, received: Received, *, flat: bool) -> dict[str, Any]:
+        """Return what the filesystem says of each file below a folder, by path."""
+        found: Any
+        if not flat:
+            found = await self._call("find", root, detail=True)
+            received(len(found))
+            return dict(found)
+        found = await self._call("ls", root, detail=True)
+        received(len(found))
+        return {info["name"].rstrip("/"): info for info in found}
+
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`.
+
+        Where files grow as they are written, it has another name until the end.
+        """
+        target = self._path(url)
+        try:
+            with translated(url):
+                if self._is_atomic:
+                    await self._call("put_file", str(path), target)
+                else:
+                    await self._upload_and_rename(path, target)
+        except NotImplementedError:
+            message = "this kind of url can only be read"
+            raise ConfigError(message, url=url, remedy=WRITABLE) from None
+        return await self.stat(url)
+
+    async def _upload_and_rename(self, path: Path, target: str) -> None:
+        folder, _, name = target.rpartition("/")
+        draft = f"{folder}/.{name}.part"
+        await self._call("makedirs", folder, exist_ok=True)
+        await self._call("put_file", str(path), draft)
+        await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
+
+    async def close(self) -> None:
+        """Stop the threads.
+
+        fsspec filesystems close their connections when they are garbage-collected.
+        """
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self) -> Any:
+        """Return a new filesystem. Raises ImportError, ConfigError."""
+        try:
+            return self._connect(self._filesystem_class())
+        except ImportError as exn:
+            # fsspec's own is prose; its cause has the package's name.
+            raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
+        except foreign(TypeError) as exn:
+            what = f"{self._setup.protocol}:// cannot be opened"
+            raise ConfigError(
+                f"{what} with its endpoint_url or storage_options: {exn}",
+                remedy="correct the [[origin]] table in the daemon's config",
+            ) from exn
+
+    def _filesystem_class(self) -> type[fsspec.AbstractFileSystem]:
+        """Return the class of the filesystem. Raises ImportError."""
+        cls: type[fsspec.AbstractFileSystem] = fsspec.get_filesystem_class(self._setup.protocol)
+        return cls
+
+    def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        options: dict[str, Any] = {}
+        if cls.async_impl:
+            options["asynchronous"] = True
+        options |= self._setup.table.storage_options
+        return cls(**options, skip_instance_cache=True)
+
+    async def _check(self, url: str) -> None:
+        """Raise the error for a url that must not be read.
+
+        Such as by its symbolic links, or for want of its folder.
+        """
+
+    def _path(self, url: str) -> str:
+        return str(self._fs._strip_protocol(url))
+
+    async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the filesystem, and return its result."""
+        if self._fs.async_impl:
+            return await getattr(self._fs, f"_{name}")(*args, **kwargs)
+        call = partial(getattr(self._fs, name), *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def _listed(self, url: str, info: Mapping[str, Any], *, flat: bool) -> RemoteObject:
+        """Return an object of a listing; folders are listed if it is `flat`."""
+        if info["type"] != "directory":
+            return self._remote_object(url, info)
+        if flat:
+            return RemoteObject(f"{url.rstrip('/')}/", "", 0)
+        raise is_folder(url)
+
+    def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
+        version = self._version(info, url)
+        size_bytes = size_of(info.get("size"), url)
+        # With nothing but the size to tell versions apart, several reads could be of several.
+        has_version = version != str(size_bytes)
+        return RemoteObject(url, version, size_bytes, ranges=has_version, guarded=False)
+
+    def _version(self, info: Mapping[str, Any], _url: str) -> str:
+        """Return the version of an object that the filesystem describes."""
+        for name in _IDENTITIES:
+            if info.get(name):
+                return str(info[name]).strip('"')
+
+        parts = [str(info["size"])]
+        for name in _DATES:
+            date = info.get(name)
+            if date:
+                parts.append(str(date.timestamp() if isinstance(date, datetime) else date))
+                break
+        if "ino" in info:
+            parts.append(str(info["ino"]))
+        return "-".join(parts)
+
+
+def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> None:
+    """Raise the error for a read that returned another number of bytes than wanted."""
+    if received_bytes == wanted_bytes:
+        return
+    if not obj.ranges:
+        raise ShardChangedError(
+            f"the file has {received_bytes} bytes, not {wanted_bytes}",
+            url=obj.url,
+        )
+    raise OriginUnavailableError(
+        f"a read of {wanted_bytes} bytes returned {received_bytes}",
+        url=obj.url,
+    )

@@ -1,0 +1,78 @@
+"""Local files."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from shardcache.origin.base import Setup
+from shardcache.origin.filesystems.fsspec_errors import missing, translated
+from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
+from shardcache.origin.objects import RemoteObject
+
+
+class LocalOrigin(FsspecOrigin):
+    """Local files.
+
+    Every method raises NotAllowedError for a path whose links lead where the redirect guard
+    forbids. Links are resolved here and again when the file is opened. Only users who can write to
+    an allowed folder can replace one in between.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._redirect_guard = setup.redirect_guard
+
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`.
+
+        The file is moved if it lies on the same filesystem, and survives a loss of power.
+        """
+        with translated(url):
+            await asyncio.to_thread(_publish, path, Path(self._path(url)))
+        return await self.stat(url)
+
+    def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        return super()._connect(_LocalFiles)
+
+    async def _check(self, url: str) -> None:
+        path = url.partition("://")[2] if "://" in url else url
+        names_folder = path.endswith("/")
+        real = await asyncio.to_thread(os.path.realpath, path)
+        if self._redirect_guard is not None and real != path.rstrip("/"):
+            target = f"file://{real}"
+            if names_folder:
+                target += "/"
+            self._redirect_guard.check_hop(url, target)
+        if names_folder and not await asyncio.to_thread(os.path.isdir, real):
+            raise missing("folder", url)
+
+
+class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
+    def info(self, path: Any, **options: Any) -> Any:
+        """Describe the file that a link leads to, in a listing as by its path."""
+        if isinstance(path, os.DirEntry) and path.is_symlink() and path.is_file():
+            path = path.path
+        return super().info(path, **options)
+
+
+def _publish(path: Path, target: Path) -> None:
+    """Move or copy a file to its place, and write it and its name to the disk. Blocks."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    is_elsewhere = path.stat().st_dev != target.parent.stat().st_dev
+    if is_elsewhere:
+        draft = target.with_name(f".{target.name}.part")
+        path = Path(shutil.copyfile(path, draft))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    path.replace(target)
+
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

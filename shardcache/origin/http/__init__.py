@@ -1,0 +1,1 @@
+"""HTTP as object stores and web servers share it, and plain web servers."""

@@ -1,0 +1,120 @@
+"""Errors for HTTP answers by status, for connections that fail, and for certificates."""
+
+import ssl
+import time
+from calendar import timegm
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate
+
+from shardcache import errors
+from shardcache.access import WEB, protocol_of
+from shardcache.transport.http_heads import number_in
+
+_MEANING: dict[int, type[errors.OriginError]] = {
+    401: errors.AccessDeniedError,
+    403: errors.AccessDeniedError,
+    404: errors.NotFoundError,
+    407: errors.AccessDeniedError,
+    408: errors.OriginUnavailableError,
+    409: errors.OriginUnavailableError,
+    410: errors.NotFoundError,
+    412: errors.ShardChangedError,
+    416: errors.OriginUnavailableError,
+    425: errors.OriginUnavailableError,
+    429: errors.OriginBusyError,
+    501: errors.OriginError,
+    503: errors.OriginBusyError,
+    505: errors.OriginError,
+}
+
+_NO_HEADERS: Mapping[str, str] = {}
+_ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
+_DENIED = (
+    "if the url is signed, sign it again; else give the daemon a header that the server accepts "
+    "(`storage_options` in an [[origin]] table)"
+)
+
+
+def error_of(
+    status: int,
+    message: str,
+    url: str,
+    headers: Mapping[str, str] = _NO_HEADERS,
+) -> errors.OriginError:
+    """Return the error for a status other than 200, 206 and 304.
+
+    Args:
+        headers: the answer's, of which Retry-After matters.
+    """
+    kind = _kind(status)
+    reason = headers.get("x-ms-error-code")
+    if reason:
+        message = f"{message} ({reason})"
+    error = kind(message, url=url, remedy=_remedy(status, kind, url))
+    if isinstance(error, errors.OriginUnavailableError):
+        error.retry_after_s = _retry_after_s(headers)
+    return error
+
+
+def _kind(status: int) -> type[errors.OriginError]:
+    if status in _MEANING:
+        return _MEANING[status]
+    if status >= 500:
+        return errors.OriginUnavailableError
+    return errors.OriginError
+
+
+def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None:
+    if 300 <= status < 400:
+        return _ELSEWHERE
+    if kind is errors.AccessDeniedError and protocol_of(url) in WEB:
+        return _DENIED
+    return None
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> int:
+    """Return the time in Retry-After, which is a number of seconds or a date; 0 without it."""
+    after = headers.get("retry-after", "")
+    return number_in(after) or max(0, timestamp(after) - round(time.time()))
+
+
+def timestamp(date: str | None) -> int:
+    """Return the POSIX time of an HTTP date; 0 for anything else."""
+    try:
+        return timegm(parsedate(date) or ())
+    except (ValueError, OverflowError):
+        return 0
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Translate the exceptions of the transport into shardcache's."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as exn:
+        raise certificate_error(exn, url) from exn
+    except errors.ShardcacheError as exn:  # NotFoundError is also an OSError
+        exn.url = exn.url or url
+        raise
+    except OSError as exn:
+        raise connection_error(str(exn), url) from exn
+
+
+def connection_error(reason: str, url: str) -> errors.OriginError:
+    """Return the error for a connection that failed, or that there was none of."""
+    # If there was none, the reason names the server.
+    names_server = reason.startswith(("connection refused", "no connection"))
+    if not names_server:
+        reason = f"the connection to the server failed: {reason}"
+    return errors.OriginUnavailableError(reason, url=url)
+
+
+def certificate_error(exn: Exception, url: str) -> errors.OriginError:
+    """Return the error for a server whose certificate is not trusted; a retry would not help."""
+    return errors.OriginError(
+        f"the server's certificate is not trusted: {exn}",
+        url=url,
+        remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for all others), "
+        "or check the host name and this machine's clock",
+    )

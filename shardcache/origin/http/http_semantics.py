@@ -1,0 +1,212 @@
+"""HTTP as object stores and web servers share it: requests, ranges, versions, proxies."""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import NoReturn
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from shardcache.errors import (
+    ConfigError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+from shardcache.origin.http.http_errors import error_of
+from shardcache.origin.objects import RemoteObject
+from shardcache.transport.flow import Flow
+from shardcache.transport.http_heads import number_in
+from shardcache.transport.messages import Answer, Request
+from shardcache.transport.parts import Parts
+
+# Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to
+# fill.
+_READ_BYTES = 256 * 1024
+
+_MAX_SERVERS = 256
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
+
+
+class Environment:
+    """CA file and proxies as the environment names them for programs other than the S3 SDK.
+
+    They are looked up once each.
+    """
+
+    def __init__(self) -> None:
+        self._ca_file = _ca_file()
+        self._proxy_of = lru_cache(_MAX_SERVERS)(proxy_of)
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        proxy: str | None = None,
+        far_only: bool = False,
+    ) -> Request:
+        """Return a request. Raises ConfigError for a proxy that cannot be used."""
+        if not proxy:
+            scheme, server, *_ = urlsplit(url)
+            proxy = self._proxy_of(f"{scheme}://{server}")
+        if proxy is not None and not proxy.startswith("http://"):
+            raise ConfigError(
+                f"unsupported proxy: {proxy}",
+                remedy="use a proxy that speaks plain HTTP, as http://host:port",
+            )
+        return Request(method, url, headers, proxy, self._ca_file, far_only)
+
+
+def _ca_file() -> str | None:
+    for name in _CA_VARIABLES:
+        path = os.environ.get(name)
+        if path:
+            return path
+    return None
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy for a url, chosen as the S3 SDK does.
+
+    Names in `no_proxy` may have a port.
+    """
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if proxy is None or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+# Ranges
+
+
+def range_header(start: int, stop: int) -> str:
+    """Return the Range header for the bytes [start, stop)."""
+    return f"bytes={start}-{stop - 1}"
+
+
+def total_bytes(content_range: str | None) -> int | None:
+    """Return the object's size from a Content-Range header, or None."""
+    match = _CONTENT_RANGE.fullmatch(content_range or "")
+    if match is None:
+        return None
+    return number_in(match[3])
+
+
+def span_bytes(content_range: str | None) -> int:
+    """Return the number of bytes that a Content-Range header announces; -1 if none."""
+    match = _CONTENT_RANGE.fullmatch(content_range or "")
+    if match is None:
+        return -1
+    first = number_in(match[1])
+    last = number_in(match[2])
+    if first is None or last is None:
+        return -1
+    return last - first + 1
+
+
+def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
+    """Return the Content-Range headers that the answer to a ranged read may have."""
+    span = f"bytes {start}-{stop - 1}"
+    return f"{span}/{obj.size_bytes}", f"{span}/*"
+
+
+def check_range(
+    obj: RemoteObject,
+    start: int,
+    stop: int,
+    status: int,
+    content_range: str | None,
+) -> None:
+    """Raise OriginUnavailableError unless an answer has exactly the requested range."""
+    if status != 206:
+        raise OriginUnavailableError(
+            f"the origin answered a ranged read with status {status}, not 206",
+            url=obj.url,
+        )
+    permitted = content_ranges(obj, start, stop)
+    if content_range not in permitted:
+        raise OriginUnavailableError(
+            f"the origin sent {content_range!r} instead of {permitted[0]!r}",
+            url=obj.url,
+        )
+
+
+# Bodies and versions
+
+
+async def read_exactly(
+    count: int,
+    read: Callable[[int], Awaitable[bytes]],
+    flow: Flow,
+    url: str,
+) -> memoryview:
+    """Return a body of exactly `count` bytes.
+
+    Args:
+        read: returns at most the given number of bytes, as soon as any are available; b"" at the
+            end.
+
+    Raises OriginUnavailableError for a body of another length.
+    """
+    buffer = memoryview(bytearray(count))
+    filled = 0
+    while True:
+        await flow.ready()
+        chunk = await read(int(min(_READ_BYTES, flow.credit_bytes)))
+        flow.received(len(chunk))
+        end = filled + len(chunk)
+        if end > count or (not chunk and end < count):
+            raise wrong_length(count, url)
+        if not chunk:
+            return buffer
+        buffer[filled:end] = chunk
+        filled = end
+
+
+def wrong_length(count: int, url: str) -> OriginUnavailableError:
+    """Return the error for a body that is not `count` bytes long."""
+    return OriginUnavailableError(
+        f"the origin did not send exactly the {count} bytes requested",
+        url=url,
+    )
+
+
+def no_version(url: str) -> OriginUnavailableError:
+    """Return the error for an answer without a version."""
+    return OriginUnavailableError("the origin sent no version of the object", url=url)
+
+
+def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoReturn:
+    """Raise the error for an answer of some version that was not written."""
+    if answer.status >= 300:
+        what = f"the origin answered a ranged read with status {answer.status}"
+        raise error_of(answer.status, what, obj.url, answer.headers)
+    if obj.ranges:
+        content_range = answer.headers.get("content-range")
+        check_range(obj, parts.start, parts.stop, answer.status, content_range)
+    if not version:
+        raise no_version(obj.url)
+    if version != obj.version:
+        raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
+    raise wrong_length(parts.size_bytes, obj.url)
+
+
+def size_of(stated: object, url: str) -> int:
+    """Return an object's size as its origin states it.
+
+    Raises OriginError if it does not, or absurdly.
+    """
+    size_bytes = number_in(stated)
+    if size_bytes is None:
+        missing = "the server does not state the file's size"
+        raise OriginError(
+            f"{missing}, so a truncated download could not be detected",
+            url=url,
+            remedy="serve it with a Content-Length header, as any file server does",
+        )
+    return size_bytes

@@ -1,0 +1,75 @@
+"""Redirects of web servers, and urls as they are sent."""
+
+import re
+from urllib.parse import quote, urlsplit
+
+from yarl import URL
+
+from shardcache.access import WEB
+from shardcache.errors import OriginError
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 5
+
+_UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
+# Of a Location; its bytes beyond ASCII are sent back as they came.
+_BLANKS = re.compile(r"[\x00-\x20\x7f]")
+
+
+def following(url: str, target: URL, location: str) -> URL:
+    """Return where a redirect of `target` leads. Raises OriginError unless it can be followed.
+
+    Args:
+        url: the user's, which errors name.
+        location: the answer's Location header.
+    """
+    sendable = _BLANKS.sub(lambda blank: quote(blank[0]), location)
+    try:
+        found = _with_host(target.join(URL(sendable, encoded=True)))
+    except ValueError as exn:
+        raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
+    if found.scheme not in WEB or (target.scheme, found.scheme) == ("https", "http"):
+        raise OriginError(
+            f"redirects from {target.scheme} to {found.scheme} are not followed",
+            url=url,
+            remedy="have the server redirect to https, or use the target's url",
+        )
+    return found
+
+
+def parsed(url: str) -> URL:
+    """Return a user's url, encoded only where it could not be sent.
+
+    A signature is of its spelling. Raises OriginError for what is no url.
+    """
+    try:
+        server = _with_host(URL(url))
+        parts = urlsplit(url)
+        return verbatim(server, _sendable(parts.path), _sendable(parts.query))
+    except ValueError as exn:
+        raise OriginError("not a valid web url", url=url) from exn
+
+
+def verbatim(server: URL, path: str, query: str) -> URL:
+    """Return a url of a server, whose path and query are sent as they are."""
+    return URL.build(
+        scheme=server.scheme,
+        authority=server.host_port_subcomponent or "",
+        path=path,
+        query_string=query,
+        encoded=True,
+    )
+
+
+def _sendable(text: str) -> str:
+    return _UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text)
+
+
+def _with_host(url: URL) -> URL:
+    """Return the url.
+
+    Raises ValueError if it has no host or port, which yarl checks only on access.
+    """
+    if url.host is None or url.port is None:
+        raise ValueError("no host")
+    return url

@@ -1,0 +1,340 @@
+"""Plain web servers: ranged reads if the server supports them, else the whole file in one body.
+
+Each redirect is checked against the redirect guard before it is followed.
+"""
+
+import http.client
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from email.utils import parsedate
+from http.cookies import SimpleCookie
+from typing import Any
+from urllib.parse import urlencode
+
+from yarl import URL
+
+from shardcache.errors import ConfigError, OriginError
+from shardcache.origin.base import Origin, Setup
+from shardcache.origin.http.http_errors import error_of, timestamp, translated
+from shardcache.origin.http.http_semantics import (
+    Environment,
+    content_ranges,
+    judge,
+    range_header,
+    size_of,
+    span_bytes,
+    total_bytes,
+)
+from shardcache.origin.http.redirects import (
+    MAX_REDIRECTS,
+    REDIRECTS,
+    following,
+    parsed,
+    verbatim,
+)
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.tier.tier_state import Route
+from shardcache.redact import redact
+from shardcache.transport.flow import Commit, Flow, Received
+from shardcache.transport.http_heads import ECHOED, number_in
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import Parts, PartSums
+
+_OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
+_GZIP_OFF = "nginx: gzip off; Apache: SetEnv no-gzip 1"
+_ENCODED_REMEDY = f"turn off on-the-fly compression for these files ({_GZIP_OFF})"
+# A file is dated by a clock that lags by some milliseconds, in whole seconds.
+_SETTLED_S = 2
+
+
+class HttpOrigin(Origin):
+    """Web servers with one set of options.
+
+    `storage_options` are `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as
+    in fsspec's HTTPFileSystem. All but the proxy are sent only to the url's own server, never to
+    the target of a redirect.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Raise ConfigError for other options."""
+        options = setup.table.storage_options
+        merged = {**options, **options.get("client_kwargs", {})}
+        merged.pop("client_kwargs", None)
+        unknown = sorted(merged.keys() - _OPTIONS)
+        if unknown:
+            supported = ", ".join(sorted(_OPTIONS))
+            raise ConfigError(
+                f"unsupported storage_options for web servers: {', '.join(unknown)}",
+                remedy=f"the [[origin]] table of a web server supports {supported}",
+            )
+        self._headers = _headers(options)
+        self._params = _merged("params", options)
+        self._proxy: str | None = merged.get("proxy")
+        self._redirect_guard = setup.redirect_guard
+        self._workers = setup.workers
+        self._environment = Environment()
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`.
+
+        Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned
+        for GET refuse HEAD.
+        """
+        with translated(url):
+            answer = await self._get(url, {"Range": "bytes=0-0"}, first_bytes=first_bytes)
+        assert answer is not None
+        _check(answer, url)
+        size_bytes = _size_bytes(answer, url)
+        version = _version(answer.headers, size_bytes)
+        # Ranges that no version ties together could be of several: without one, the file comes in a
+        # single answer.
+        is_guarded = version == answer.headers.get("etag") or _is_settled(answer.headers)
+        return RemoteObject(
+            url,
+            version,
+            size_bytes,
+            ranges=is_guarded and answer.status != 200,
+            guarded=is_guarded,
+            joinable="content-length" in answer.headers,
+        )
+
+    async def fetch(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None = None,
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
+        headers, body = _ask_for(obj, parts, held=commit is not None)
+        with translated(obj.url):
+            answer = await self._get(obj.url, headers, body, flow, commit)
+        if answer is None:
+            return None
+        if answer.sums is not None:
+            return answer.sums
+        _check(answer, obj.url)
+        size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
+        judge(answer, _version(answer.headers, size_bytes), obj, parts)
+
+    async def ask_tier(
+        self,
+        route: Route,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow | None,
+    ) -> Answer | None:
+        """As `Origin.ask_tier`.
+
+        None unless ETags tell versions of the file apart, and for secrets that the tier keeps.
+        """
+        if not obj.ranges or not obj.version.startswith('"'):
+            return None
+        headers, body = _ask_for(obj, parts, held=False)
+        with translated(obj.url):
+            request = self._tier_request(route, obj.url, headers)
+            if request is None:
+                return None
+            if flow is None:
+                return await self._workers.ask(request)
+            return await self._workers.fetch(request, body, flow)
+
+    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.permitted_lately`."""
+        with translated(url):
+            request = self._tier_request(route, url, {})
+            if request is None:
+                return None
+            answer = await self._workers.ask(request)
+        size_bytes = total_bytes(answer.headers.get("content-range"))
+        version = answer.headers.get("etag", "")
+        if answer.status != 206 or size_bytes is None or not version.startswith('"'):
+            return None
+        return RemoteObject(url, version, size_bytes)
+
+    async def list_prefix(
+        self,
+        prefix: str,
+        received: Received,
+        *,
+        flat: bool = False,
+    ) -> list[RemoteObject]:
+        """Raise OriginError: HTTP has no listings."""
+        remedy = "use a brace pattern such as {000..099}, or an index file (.json)"
+        raise OriginError("web servers cannot list files", url=prefix, remedy=remedy)
+
+    async def _get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *reading: Any,
+        first_bytes: int = 0,
+    ) -> Answer | None:
+        """Return the answer to a GET, after all redirects, which the guard may reject.
+
+        None if `commit` refused.
+
+        Args:
+            reading: arguments of `Workers.fetch` after the request; none to take no body.
+            first_bytes: number of the file's first bytes to request ahead.
+        """
+        home = parsed(url)
+        target = home
+        for _ in range(MAX_REDIRECTS + 1):
+            is_at_home = target.origin() == home.origin()
+            request = self._request(target, headers, at_home=is_at_home)
+            ahead_bytes = first_bytes if target is home else 0
+            answer = await self._send(request, reading, ahead_bytes)
+            if answer is None or answer.status not in REDIRECTS:
+                return answer
+            location = answer.headers.get("location")
+            if location is None:
+                return answer
+            target = following(url, target, location)
+            if self._redirect_guard is not None:
+                self._redirect_guard.check_hop(url, str(target))
+        raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
+
+    def _send(
+        self,
+        request: Request,
+        reading: tuple[Any, ...],
+        first_bytes: int,
+    ) -> Awaitable[Answer | None]:
+        if reading:
+            return self._workers.fetch(request, *reading)
+        return self._workers.ask(request, request.beginning(first_bytes))
+
+    def _tier_request(self, route: Route, url: str, headers: Mapping[str, str]) -> Request | None:
+        """Return a request to the tier; None for a url with secrets that the tier would keep."""
+        all_headers = {**headers, **route.headers}
+        request = self._request(parsed(url), all_headers, at_home=True)
+        bare = request.url.replace("X-Amz-", ".")
+        if redact(bare) != bare:
+            return None
+        return replace(request, via=route.address, proxy=None, far_only=False)
+
+    def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
+        """Return a request; `at_home` to send the options to the url's own server."""
+        own = self._headers if at_home else {}
+        if at_home and self._params:
+            queries = [target.raw_query_string, urlencode(self._params)]
+            query = "&".join(filter(None, queries))
+            target = verbatim(target, target.raw_path, query)
+        guard = self._redirect_guard
+        return self._environment.request(
+            "GET",
+            str(target),
+            {**own, **headers},
+            proxy=self._proxy,
+            far_only=guard is not None and guard.far_only,
+        )
+
+
+def _headers(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers that the options give, cookies included; they are sent as UTF-8."""
+    given = _merged("headers", options)
+    cookies = SimpleCookie(_merged("cookies", options)).output(header="", sep=";", attrs=[]).strip()
+    if cookies:
+        given["Cookie"] = cookies
+    return {name: str(value).encode().decode("latin-1") for name, value in given.items()}
+
+
+def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return an option's values, given for the session or for each request."""
+    of_session: dict[str, str] = options.get("client_kwargs", {}).get(name, {})
+    of_request: dict[str, str] = options.get(name, {})
+    return {**of_session, **of_request}
+
+
+def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
+    """Return the headers that request parts of exactly this version, and the expected body."""
+    headers, expected = _pinned(obj.version)
+    status = 200
+    if obj.ranges:
+        status = 206
+        headers["Range"] = range_header(parts.start, parts.stop)
+        expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+    return headers, Body(parts, status, expected, held=held, encoded_chunks=False)
+
+
+def _pinned(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:
+    """Return the headers that request a version, and those required of its answer."""
+    if version.startswith("size="):
+        return {}, {}
+    if version.startswith('"'):
+        return {"If-Match": version}, {"etag": (version,)}
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared
+    # instead.
+    if version.startswith("W/") or parsedate(version) is None:
+        return {}, {"etag": (version,)}
+    return {"If-Unmodified-Since": version}, {"last-modified": (version,)}
+
+
+def _check(answer: Answer, url: str) -> None:
+    """Raise the error for an answer without bytes of the file."""
+    # The requested byte is missing from an empty file.
+    file_bytes = total_bytes(answer.headers.get("content-range"))
+    is_empty_file = answer.status == 416 and file_bytes == 0
+    if answer.status >= 300 and not is_empty_file:
+        reason = http.client.responses.get(answer.status, "")
+        what = f"the server answered {answer.status} {reason}"
+        raise error_of(answer.status, what, url, answer.headers)
+    _check_encoding(answer, url)
+
+
+def _check_encoding(answer: Answer, url: str) -> None:
+    """Raise OriginError if the server encodes the stored bytes as it sends them.
+
+    A file may also be stored encoded, with the same header. Then its length is known, whereas the
+    length of a body encoded on the fly is unknown or differs from the range's.
+    """
+    encoding = answer.headers.get("content-encoding", "identity")
+    length = _length(answer)
+    wanted_length = length
+    if answer.status == 206:
+        wanted_length = span_bytes(answer.headers.get("content-range"))
+    if encoding != "identity" and (length is None or length != wanted_length):
+        raise OriginError(
+            f"the server encodes the file on the fly ({encoding}), although asked not to",
+            url=url,
+            remedy=_ENCODED_REMEDY,
+        )
+
+
+def _length(answer: Answer) -> int | None:
+    """Return the body's length, if the server states it."""
+    if "transfer-encoding" in answer.headers:
+        return None
+    return number_in(answer.headers.get("content-length"))
+
+
+def _size_bytes(answer: Answer, url: str) -> int:
+    """Return the whole file's size. Raises OriginError if the server does not state it."""
+    if answer.status == 200:
+        return size_of(_length(answer), url)
+    return size_of(total_bytes(answer.headers.get("content-range")), url)
+
+
+def _version(headers: Mapping[str, str], size_bytes: int) -> str:
+    """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little.
+
+    A value that cannot be sent back cannot pin a version.
+    """
+    etag = headers.get("etag", "")
+    if ECHOED.fullmatch(etag):
+        return etag
+    date = headers.get("last-modified", "")
+    if parsedate(date) and ECHOED.fullmatch(date):
+        return date
+    return f"size={size_bytes}"
+
+
+def _is_settled(headers: Mapping[str, str]) -> bool:
+    """Return whether any later version has another Last-Modified.
+
+    One of the same second may follow a file that is new.
+    """
+    sent_s = timestamp(headers.get("date"))
+    modified_s = timestamp(headers.get("last-modified"))
+    return 0 < modified_s <= sent_s - _SETTLED_S

@@ -1,0 +1,104 @@
+"""Objects as their origins state them: versions, sizes and checksums."""
+
+import base64
+import hashlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardcache.errors import CorruptShardError, OriginUnavailableError
+
+MD5 = "md5"
+SHA256 = "sha256"
+GIT_BLOB = "git blob"
+
+DIGESTS = frozenset({SHA256, GIT_BLOB})
+"""Algorithms of checksums that cannot be made of those of an object's parts.
+
+Their origins state them of the whole object.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Checksum of a whole object, as reported by its origin.
+
+    Attributes:
+        algorithm: one of `ALGORITHMS` or `DIGESTS`, or `MD5`, which is presumed: an ETag does not
+            say it.
+        value: unsigned.
+    """
+
+    algorithm: str
+    value: int
+
+    def check(self, found: int, url: str) -> None:
+        """Raise CorruptShardError if another checksum was found."""
+        if found != self.value:
+            received = f"the {self.algorithm} of the received bytes is {found:x}"
+            stated = f"the origin's is {self.value:x}"
+            raise CorruptShardError(f"{received}, {stated}", url=url)
+
+
+def checksum_in(algorithm: str, stated: str, url: str) -> Checksum:
+    """Return the checksum that a header states in Base64.
+
+    Raises OriginUnavailableError for anything else.
+    """
+    try:
+        value = base64.b64decode(stated, validate=True)
+    except ValueError as exn:  # also of characters beyond ASCII
+        raise OriginUnavailableError(
+            f"the origin states {stated!r} as {algorithm}, which is no Base64",
+            url=url,
+        ) from exn
+    return Checksum(algorithm, int.from_bytes(value, "big"))
+
+
+def digest_of(path: Path, algorithm: str) -> int:
+    """Return the MD5 of a file, or its checksum by one of `DIGESTS`. Blocks. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        begun = _digest(algorithm, size_bytes)
+        digest = hashlib.file_digest(file, lambda: begun)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def digest_of_bytes(data: bytes, algorithm: str) -> int:
+    """As `digest_of`, of bytes in memory."""
+    digest = _digest(algorithm, len(data))
+    digest.update(data)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _digest(algorithm: str, size_bytes: int) -> "hashlib._Hash":
+    """Return a digest that has not seen any of an object's bytes."""
+    if algorithm == GIT_BLOB:
+        return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
+    return hashlib.new(algorithm, usedforsecurity=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteObject:
+    """One version of one object.
+
+    Attributes:
+        version: ETag or its substitute; two reads of one version return the same bytes.
+        ranges: True if the origin answers ranged reads of one version; otherwise the object comes
+            as one stream.
+        guarded: True if every read detects that the origin holds another version; otherwise the
+            version has to be checked again after the last read.
+        joinable: True if one read may fetch several parts, because its bytes are written as they
+            arrive; otherwise all of them are in memory at once.
+        reported_s: when the origin reported this, by the monotonic clock.
+    """
+
+    url: str
+    version: str
+    size_bytes: int
+    checksum: Checksum | None = field(default=None, compare=False)
+    ranges: bool = True
+    guarded: bool = field(default=True, compare=False)
+    joinable: bool = field(default=False, compare=False)
+    reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)

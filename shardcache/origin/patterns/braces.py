@@ -1,0 +1,139 @@
+"""Braces in urls, expanded as in bash."""
+
+import os
+import re
+from itertools import islice
+from math import prod
+
+from braceexpand import braceexpand
+
+from shardcache.access import checked
+from shardcache.errors import ConfigError
+from shardcache.protocol import local_path
+from shardcache.shardlist import MAX_SHARDS
+
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+# NeMo's other spellings of braces: a range in brackets, which no glob means, and `_OP_` and `_CL_`.
+_BRACKETED = re.compile(r"\[(-?\d+\.\.-?\d+(?:\.\.-?\d+)?|[A-Za-z]\.\.[A-Za-z])\]")
+_WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
+# Escaped braces and commas, and what stands for them meanwhile: characters that no url has.
+_ESCAPED = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
+_BRACES_REMEDY = r"write {000..099} or {a,b}; a brace in a name is written \{ or \}"
+_MAX_DIGITS = 18
+# Expansion takes more than linear time in the number of braces, their depth, and the number of
+# words that they list.
+_MAX_BRACES = 32
+_MAX_LISTED = 10_000
+
+
+def in_braces(pattern: str) -> str:
+    """Return a pattern with braces for NeMo's `[0..9]`, `_OP_0..9_CL_` and `_OP_a,b_CL_`."""
+    with_ranges = _BRACKETED.sub(r"{\1}", pattern)
+    return _WORDED.sub(_braces_of_words, with_ranges)
+
+
+def _braces_of_words(found: re.Match[str]) -> str:
+    listed = found[1]
+    if ".." in listed or "," in listed:
+        return f"{{{listed}}}"
+    return found[0]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the urls that a brace pattern expands to, as in bash and in its order. Blocks.
+
+    Braces after a backslash are characters of the url, and so are those of a local file's own path.
+    Raises ConfigError for braces that are unbalanced or do not expand, and for a range beyond
+    `MAX_SHARDS`.
+    """
+    checked(pattern)
+    braced = in_braces(pattern)
+    has_braces = "{" in braced or "}" in braced
+    if not has_braces or _is_local_file(pattern):
+        return [pattern]
+    for escaped, stand_in in _ESCAPED.items():
+        braced = braced.replace(escaped, stand_in)
+    return [_unescaped(url) for url in _expanded(braced, pattern)]
+
+
+def _is_local_file(url: str) -> bool:
+    path = local_path(url)
+    if path is None:
+        return False
+    return os.path.isfile(path)  # noqa: PTH113  # False for what is too long for a path
+
+
+def _unescaped(url: str) -> str:
+    for escaped, stand_in in _ESCAPED.items():
+        url = url.replace(stand_in, escaped[1])
+    return url
+
+
+def _expanded(braced: str, pattern: str) -> list[str]:
+    """Return what unescaped braces expand to; errors name the user's own pattern."""
+    if braced.count("{") > _MAX_BRACES:
+        raise ConfigError(
+            f"the pattern has more than {_MAX_BRACES} braces",
+            url=pattern,
+            remedy="split it into several",
+        )
+    _check_cost(braced, pattern)
+    try:
+        urls = list(islice(braceexpand(braced, escape=False), MAX_SHARDS + 1))
+    except ValueError:
+        raise ConfigError("unbalanced braces", url=pattern, remedy=_BRACES_REMEDY) from None
+    check_number(len(urls), pattern)
+    if any("{" in url or "}" in url for url in urls):
+        raise ConfigError("the braces do not expand", url=pattern, remedy=_BRACES_REMEDY)
+    return urls
+
+
+def check_number(shards: int, pattern: str) -> None:
+    """Raise ConfigError for more shards than a dataset may have."""
+    if shards > MAX_SHARDS:
+        raise ConfigError(
+            f"it expands to more than {MAX_SHARDS:,} shards",
+            url=pattern,
+            remedy="write larger shards, or read the dataset in several parts",
+        )
+
+
+def _check_cost(braced: str, pattern: str) -> None:
+    """Raise ConfigError for a pattern that would take minutes to expand.
+
+    It is judged by its outermost braces.
+    """
+    ranges = _RANGE.findall(braced)
+    if any(len(number) > _MAX_DIGITS for numbers in ranges for number in numbers):
+        raise ConfigError("a number in the pattern is too long", url=pattern)
+
+    ranged = prod(_range_count(start, stop, step) for start, stop, step in ranges)
+    listed = prod(_word_counts(braced))
+    if ranged > MAX_SHARDS or listed > _MAX_LISTED:
+        raise ConfigError(
+            "the pattern expands to too many shards",
+            url=pattern,
+            remedy="split it into several",
+        )
+
+
+def _range_count(start: str, stop: str, step: str) -> int:
+    """Return how many numbers a range has; a step that is empty or 0 is 1."""
+    step_size = int(step or 1) or 1
+    return abs(int(stop) - int(start)) // step_size + 1
+
+
+def _word_counts(braced: str) -> list[int]:
+    """Return how many words each pair of outermost braces lists, by its commas."""
+    counts: list[int] = []
+    depth = 0
+    for char in braced:
+        if char == "{":
+            depth += 1
+            if depth == 1:
+                counts.append(1)
+        elif char == "}":
+            depth = max(0, depth - 1)
+        elif char == "," and depth:
+            counts[-1] += 1
+    return counts

@@ -1,0 +1,219 @@
+"""Expansion of a dataset's patterns, prefixes, index files and urls into shards."""
+
+import asyncio
+from collections.abc import MutableMapping, Sequence
+
+import structlog
+
+from shardcache.access import checked, glob_prefix, is_glob, is_sound
+from shardcache.errors import NotAnIndexError, NotFoundError
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.patterns.braces import check_number, expand_braces, in_braces
+from shardcache.origin.patterns.globs import glob_regex
+from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index
+from shardcache.origin.registry import Origins
+from shardcache.origin.whole_object import read_object
+from shardcache.protocol import ShardRef, Wanted
+from shardcache.shards import Shards
+from shardcache.transport.flow import Flow, Received, nothing
+from shardcache.units import size
+from shardcache.url_names import SHARD_SUFFIXES, is_index, is_shard
+
+log = structlog.get_logger()
+
+Indexes = MutableMapping[tuple[str, str], Shards]
+"""Index files that have been read, by url and version."""
+
+
+async def expand(
+    pattern: str,
+    origins: Origins,
+    received: Received = nothing,
+    indexes: Indexes | None = None,
+    wanted: Wanted = "samples",
+) -> Shards:
+    """Return the shards that a pattern expands to.
+
+    Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`,
+    `**`; sorted by url), a prefix that ends in "/" (every shard below it; sorted by url), an index
+    file (.json, wids format; in its own order) or a shard's url. A glob that is an object's own url
+    is that object. Sizes and versions are set where a listing states them.
+
+    A listed key that is no url, as for its control characters, is left out, and logged. If "files"
+    or "entries" are wanted, it is listed as well: whoever fetches it is refused.
+
+    Args:
+        received: called with numbers of objects and bytes as they arrive.
+        indexes: index files that are not read again; those that are read are added.
+        wanted: with "files", a file that is no index stands for itself, and a prefix for every file
+            below it; with "either", only if there is no shard. With "entries", the pattern is a
+            folder's own url, whatever its characters, and stands for the files and folders that lie
+            directly below it.
+
+    Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
+    origin's errors.
+    """
+    if wanted == "entries":
+        return await _entries(checked(pattern), origins, received)
+
+    if indexes is None:
+        indexes = {}
+    found: list[Shards] = []
+    for url in await asyncio.to_thread(expand_braces, pattern):
+        found.append(await _expand_one(url, origins, received, indexes, wanted))
+        check_number(sum(map(len, found)), pattern)
+    return await asyncio.to_thread(Shards.joined, found)
+
+
+def named_by_braces(pattern: str) -> Shards | None:
+    """Return the shards that braces alone determine; None if the origin has to be asked. Blocks."""
+    urls = expand_braces(pattern)
+    if asks_store(pattern):
+        return None
+    return Shards.of(map(ShardRef, urls))
+
+
+def asks_store(pattern: str) -> bool:
+    """Return whether a pattern needs a request to the origin. Blocks.
+
+    Otherwise braces alone determine its shards.
+    """
+    braced = in_braces(pattern)
+    if _is_asked_for(braced):
+        return True
+    if "{" not in braced or braced.endswith(SHARD_SUFFIXES):
+        return False
+    return any(map(_is_asked_for, expand_braces(pattern)))
+
+
+def _is_asked_for(url: str) -> bool:
+    return url.endswith("/") or is_index(url) or is_glob(url)
+
+
+async def _expand_one(
+    url: str,
+    origins: Origins,
+    received: Received,
+    indexes: Indexes,
+    wanted: Wanted,
+) -> Shards:
+    """Return the shards of a url without braces."""
+    if is_glob(url):
+        found = await _matching(url, origins, received)
+        return _some(url, _listed(url, found, wanted), wanted)
+    if url.endswith("/"):
+        found = await origins.origin(url).list_prefix(url, received)
+        return _some(url, _listed(url, _below(url, found, wanted), wanted), wanted)
+    if is_index(url):
+        return await _indexed(url, origins, received, indexes, wanted)
+    return Shards.of([ShardRef(url)])
+
+
+async def _indexed(
+    url: str,
+    origins: Origins,
+    received: Received,
+    indexes: Indexes,
+    wanted: Wanted,
+) -> Shards:
+    """Return the shards that an index file lists."""
+    obj = await origins.origin(url).stat(url)
+    known = indexes.get((url, obj.version))
+    if known is not None:
+        return known
+    try:
+        shards = _some(url, await _read_index(obj, origins, received), wanted)
+    except NotAnIndexError:
+        if wanted == "samples":
+            raise
+        return Shards.of([_ref(obj)])
+    indexes[url, obj.version] = shards
+    return shards
+
+
+async def _read_index(obj: RemoteObject, origins: Origins, received: Received) -> Shards:
+    if obj.size_bytes > MAX_INDEX_BYTES:
+        raise NotAnIndexError(
+            f"the file is too large for an index ({size(obj.size_bytes)})",
+            url=obj.url,
+        )
+    data = await read_object(origins.origin(obj.url), obj, Flow(received))
+    return await asyncio.to_thread(parse_index, obj.url, data)
+
+
+async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
+    """Return the files and folders directly below a folder."""
+    found = await origins.origin(folder).list_prefix(folder, received, flat=True)
+    inside = [obj for obj in found if obj.url != folder]
+    return _some(folder, _listed(folder, inside, "entries"), "entries")
+
+
+async def _matching(glob: str, origins: Origins, received: Received) -> list[RemoteObject]:
+    """Return the object whose own url this is, else all that the glob matches."""
+    match = glob_regex(glob).fullmatch
+    prefix = glob_prefix(glob)
+    is_flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
+    found = await origins.origin(glob).list_prefix(prefix, received, flat=is_flat)
+    literal = [obj for obj in found if obj.url == glob]
+    return literal or [obj for obj in found if match(obj.url)]
+
+
+def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
+    """Return the shards or files among what lies below a prefix."""
+    files = [obj for obj in found if not obj.url.endswith("/")]
+    shards = [obj for obj in files if is_shard(obj.url)]
+    if wanted == "files" or (wanted == "either" and not shards):
+        return files
+
+    left_out = [obj.url for obj in files if not is_shard(obj.url)]
+    if left_out:
+        log.info(
+            "files below the prefix that have no shard's name are left out",
+            url=prefix,
+            files=len(left_out),
+            first=left_out[0],
+        )
+    return shards
+
+
+def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
+    """Return what a listing names.
+
+    Of keys that are no urls, only those of files, to be refused one by one.
+    """
+    odd = [obj for obj in found if not is_sound(obj.url)]
+    if not odd:
+        return Shards.of(map(_ref, found))
+
+    log.warning(
+        "keys below the prefix that are no urls cannot be fetched",
+        url=pattern,
+        files=len(odd),
+        first=_written(odd[0].url),
+    )
+    if wanted in ("files", "entries"):
+        return Shards.of(ShardRef(_written(obj.url), obj.version, obj.size_bytes) for obj in found)
+    left_out = {obj.url for obj in odd}
+    return Shards.of(_ref(obj) for obj in found if obj.url not in left_out)
+
+
+def _written(url: str) -> str:
+    """Return a key as text: local names may hold bytes that are none."""
+    return url.encode(errors="backslashreplace").decode()
+
+
+def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
+    """Return the shards. Raises NotFoundError if there are none."""
+    if shards:
+        return shards
+    remedy = "check it for typos"
+    if is_glob(pattern):
+        remedy += "; in a name, `[` is written `[[]`, `*` is `[*]`, and `?` is `[?]`"
+    elif wanted == "samples":
+        remedy += f"; a prefix matches only {', '.join(SHARD_SUFFIXES)}"
+    kind = "shard" if wanted == "samples" else "file"
+    raise NotFoundError(f"no {kind} matches", url=pattern, remedy=remedy)
+
+
+def _ref(obj: RemoteObject) -> ShardRef:
+    return ShardRef(checked(obj.url), obj.version, obj.size_bytes)

@@ -1,0 +1,179 @@
+"""Errors of the S3 SDK, s3fs on aiobotocore, as shardcache's."""
+
+import ssl
+from typing import TypeVar
+
+import aiohttp
+from aiohttp.http_exceptions import LineTooLong
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from shardcache import errors
+from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
+from shardcache.transport.http_heads import HEAD_REMEDY, HeadError
+from shardcache.transport.sockets import failure
+
+E = TypeVar("E", bound=Exception)
+
+# Raised for an answer with a missing or unreadable field.
+_NONSENSE = (ResponseParserError, KeyError, ValueError)
+# Raised by botocore when credentials are still expired after a refresh.
+_STILL_EXPIRED = RuntimeError
+
+FOREIGN = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    aiohttp.ClientError,
+    OSError,
+    *_NONSENSE,
+    _STILL_EXPIRED,
+)
+"""Everything that an s3fs call or the parsing of its answer may raise.
+
+s3fs turns S3's refusals into OSErrors.
+"""
+
+# botocore errors that are not the request's fault.
+_CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
+
+_EXPIRED = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"},
+)
+_REFUSED = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"},
+)
+# Of them, those that other credentials may cure.
+_WRONG_CREDENTIALS = _EXPIRED | _REFUSED - {"AccessDenied"}
+_BUSY = frozenset(
+    {
+        "SlowDown",
+        "SlowDownRead",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    },
+)
+_TRANSIENT = frozenset({"RequestTimeout", "InternalError"})
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.UnauthorizedSSOTokenError,
+    boto.TokenRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+)
+_DENIED = (
+    "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it "
+    "others (AWS_PROFILE, or `profile` in an [[origin]] table), or `anon = true` for public data"
+)
+
+
+class LedAwayError(OSError):
+    """A redirect that does not state the bucket's region.
+
+    botocore would ask for the region by a HEAD, and treat its answer the same way, hundreds of
+    times.
+    """
+
+
+def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
+    """Translate one of `FOREIGN`.
+
+    The result is also True if reloading the credentials may help. A RuntimeError that is not about
+    credentials is a bug, and raised again.
+    """
+    cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    if isinstance(cause, _STILL_EXPIRED):
+        if "expired" not in str(cause):
+            raise cause
+        return _expired(f"the credentials cannot be renewed: {cause}", url), True
+    if isinstance(cause, _NO_CREDENTIALS):
+        message = f"there are no usable credentials ({cause})"
+        return errors.AccessDeniedError(message, url=url), True
+    if isinstance(cause, boto.ClientError):
+        return _answer_error(cause, url), _code(cause) in _WRONG_CREDENTIALS
+    return _client_error(cause, url), False
+
+
+def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
+    """Return the error for an exception of the client, which is not S3's answer."""
+    # 1. The client does not send the request.
+    if isinstance(exn, boto.ProfileNotFound):
+        remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
+        return errors.ConfigError(str(exn), url=url, remedy=remedy)
+    if isinstance(exn, boto.ConfigParseError):
+        remedy = "correct that file, or set AWS_CONFIG_FILE to another"
+        return errors.ConfigError(str(exn), url=url, remedy=remedy)
+    if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
+        return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
+
+    # 2. The server is no S3, or is not trusted.
+    if isinstance(exn, LedAwayError):
+        status = exn.errno or 0
+        return error_of(status, f"the origin answered with status {exn.errno}", url)
+    certificate = _cause(exn, ssl.SSLCertVerificationError)  # also a ValueError
+    if certificate is not None:
+        return certificate_error(certificate, url)
+    if _cause(exn, HeadError) or _cause(exn, LineTooLong):
+        return errors.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
+    if isinstance(exn, _NONSENSE):
+        return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
+
+    # 3. There is no connection, or it has failed.
+    refused = _cause(exn, aiohttp.ClientConnectorError)
+    if refused is not None:
+        place = f"{refused.host}:{refused.port}"
+        return connection_error(failure(refused.os_error, place), url)
+    return connection_error(str(exn) or type(exn).__name__, url)
+
+
+def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
+    """Return the error of a kind behind an error of the SDK or a worker, if any."""
+    while exn is not None and not isinstance(exn, kind):
+        exn = exn.__cause__ or exn.__context__
+    return exn
+
+
+def _code(exn: boto.ClientError) -> str:
+    return str(exn.response.get("Error", {}).get("Code", ""))
+
+
+def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
+    """Return the error for an answer of S3."""
+    code = _code(exn)
+    status = exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    reason = exn.response.get("Error", {}).get("Message") or "no reason given"
+    text = f"{reason} ({code}, status {status})"
+
+    if code in _EXPIRED:
+        return _expired(f"the credentials have expired: {text}", url)
+    if code in _REFUSED:
+        remedy = _DENIED if code == "AccessDenied" else None
+        message = f"the origin denies access: {text}"
+        return errors.AccessDeniedError(message, url=url, remedy=remedy)
+    if code in _BUSY:
+        return errors.OriginBusyError(f"the origin is throttling: {text}", url=url)
+    if code in _TRANSIENT:
+        message = f"temporary error at the origin: {text}"
+        return errors.OriginUnavailableError(message, url=url)
+    if code == "NoSuchBucket":
+        message = "the bucket does not exist"
+        return errors.NotFoundError(message, url=url, remedy=_no_bucket(url))
+    if status == 404:
+        return errors.NotFoundError("the object does not exist in its bucket", url=url)
+    return error_of(status, f"the origin answered: {text}", url)
+
+
+def _no_bucket(url: str) -> str:
+    bucket = url.partition("://")[2].partition("/")[0]
+    return (
+        "correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or "
+        f"`endpoint_url`; or create it: aws s3 mb s3://{bucket}"
+    )
+
+
+def _expired(message: str, url: str) -> errors.ShardcacheError:
+    remedy = "renew the daemon's credentials; it reloads them by itself"
+    return errors.OriginUnavailableError(message, url=url, remedy=remedy)

@@ -1,0 +1,122 @@
+"""HTTP session of the S3 SDK: no redirects, no large heads, no trust in silent connections."""
+
+import asyncio
+import math
+from typing import Any
+
+import aiohttp
+from aiobotocore.httpsession import AIOHTTPSession
+
+from shardcache.origin.s3.s3_errors import LedAwayError
+from shardcache.transport.http_heads import MAX_HEAD_BYTES, HeadError
+from shardcache.transport.pool import IDLE_S, SILENCE_S
+from shardcache.transport.sockets import new_socket
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REGION = "x-amz-bucket-region"
+_REPEATABLE = ("GET", "HEAD")
+_POOLED = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
+
+
+class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore session that does not follow redirects."""
+
+    async def _get_session(self, proxy_url: str | None) -> "_Staying":
+        return _Staying(await super()._get_session(proxy_url))
+
+
+class StoreSession(_StayingSession):
+    """Session that reuses connections, with a second one that does not.
+
+    For `AioConfig(http_session_cls=…)`. After one connection stayed silent, idle ones are
+    distrusted for `IDLE_S`: by then, those that were idle together with it are closed.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        connector_args: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        pooled = _POOLED | (connector_args or {})
+        fresh = pooled | {"force_close": True}
+        del fresh["keepalive_timeout"]
+        super().__init__(*args, connector_args=pooled, **options)
+        self._fresh = _StayingSession(*args, connector_args=fresh, **options)
+        self._trusted_from_s = -math.inf
+        # Time of the latest answer over a pooled connection.
+        self._answered_s = -math.inf
+
+    async def __aenter__(self) -> "StoreSession":
+        await self._fresh.__aenter__()
+        await super().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._fresh.__aexit__(*exc_info)
+        await super().__aexit__(*exc_info)
+
+    async def send(self, request: Any) -> Any:
+        """Send a request; a GET or HEAD again over a new connection if an idle one stays silent.
+
+        Raises LedAwayError.
+        """
+        if request.method in _REPEATABLE:
+            answer = await self._send_twice(request)
+        else:
+            answer = await super().send(request)
+        is_redirect = answer.status_code in _REDIRECTS and _REGION not in answer.headers
+        if request.method == "HEAD" and is_redirect:
+            raise LedAwayError(answer.status_code, "the server redirects")
+        return answer
+
+    async def _send_twice(self, request: Any) -> Any:
+        is_trusted = asyncio.get_running_loop().time() >= self._trusted_from_s
+        if is_trusted:
+            answer = await self._send_pooled(request)
+            if answer is not None:
+                return answer
+        return await self._fresh.send(request)
+
+    async def _send_pooled(self, request: Any) -> Any:
+        """Return the answer over a pooled connection; None if that stays silent."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        try:
+            async with asyncio.timeout(SILENCE_S) as patience:
+                answer = await super().send(request)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            self._trusted_from_s = loop.time() + IDLE_S
+            return None
+        except asyncio.CancelledError:
+            # After a later answer, the pool works, and this was the slower of two requests.
+            if self._answered_s <= asked_s:
+                self._trusted_from_s = loop.time() + IDLE_S
+            raise
+        self._answered_s = loop.time()
+        return answer
+
+
+class _Staying:
+    """aiohttp session, as aiobotocore uses one, that does not follow redirects."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
+        answer = await self._session.request(*args, **options, allow_redirects=False)
+        head_bytes = sum(len(name) + len(value) for name, value in answer._raw_headers)
+        if head_bytes > MAX_HEAD_BYTES:
+            answer.close()
+            raise HeadError
+        # aiobotocore takes them for UTF-8. As Latin-1, each character is a byte, as in the
+        # transport workers' answers.
+        pairs = answer._raw_headers
+        answer._raw_headers = tuple((_reencoded(name), _reencoded(value)) for name, value in pairs)
+        return answer
+
+
+def _reencoded(raw: bytes) -> bytes:
+    return raw.decode("latin-1").encode()

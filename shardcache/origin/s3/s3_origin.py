@@ -1,0 +1,385 @@
+"""S3 and compatible object stores: ranged reads of one version.
+
+HEADs and GETs are sent by transport workers to presigned urls: the SDK would deliver bodies on the
+event loop, at twice the cost. It does everything else, and serves every object store or answer that
+differs from a public cloud's plain bucket.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.exceptions import NoCredentialsError
+from botocore.httpsession import get_cert_path
+
+from shardcache.access import PRESIGNED_OPTIONS
+from shardcache.errors import NotFoundError, OriginUnavailableError
+from shardcache.logs import SharedLogger
+from shardcache.origin.base import Origin, Setup, commit_parts
+from shardcache.origin.breaker import Breaker
+from shardcache.origin.http.http_errors import error_of
+from shardcache.origin.http.http_semantics import (
+    content_ranges,
+    judge,
+    proxy_of,
+    range_header,
+    size_of,
+    total_bytes,
+)
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.s3.s3_headers import Headers, checksum_of, etag_in, presumed_md5
+from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, place_of, read_by_sdk
+from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
+from shardcache.origin.s3.s3_signing import ALONE, BEHIND_TIER, SIGNED_FOR_S, Signer
+from shardcache.origin.s3.s3_uploads import Uploads
+from shardcache.origin.tier.tier_state import Route
+from shardcache.transport.flow import Commit, Flow, Received
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import Parts, PartSums
+
+log = SharedLogger()
+
+_CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+_REFUSALS = {301, 307, 308, 400, 401, 403, 404}
+_MAX_REFUSALS = 3
+_REFUSED_S = 60.0
+_MAX_SIGNED = 64
+_MAX_HOSTS = 256
+
+_SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
+
+T = TypeVar("T", bound=Answer | None)
+
+
+def load() -> None:
+    """Load what the first request needs, which takes a second with this module's import. Blocks."""
+    descriptions()
+
+
+class SdkNeededError(Exception):
+    """The SDK has to make the request."""
+
+
+class RefusedError(SdkNeededError):
+    """A presigned url was refused.
+
+    The SDK's answer states the reason, or only the url was not accepted.
+    """
+
+
+class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
+    fmt = (
+        "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
+        "~/.aws/credentials and config, the container's role, the instance's role"
+    )
+
+
+class S3Origin(Origin):
+    """Buckets with one set of options; requests are by presigned urls unless a bucket refuses them.
+
+    After three refusals in a row the SDK serves the bucket, and one read of each minute tries a
+    presigned url again.
+
+    Args:
+        refused_s: the time between two such tries.
+    """
+
+    def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
+        table = setup.table
+        # The downloader retries, counts its retries, and notices stalls.
+        self._sessions = SdkSessions(table, setup.max_connections)
+        self._uploads = Uploads(table, setup.max_connections)
+        self._verify_etag = table.verify_etag
+        self._is_plain = set(table.storage_options) <= PRESIGNED_OPTIONS
+        self._workers = setup.workers
+        new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
+        self._presigned = defaultdict[str, Breaker](new_breaker)  # by bucket
+        self._signer = Signer(ALONE if table.tier is None else BEHIND_TIER)
+        # Presigned urls and the times at which they were signed, by url.
+        self._signed: dict[str, tuple[str, float]] = {}
+        self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
+        self._ca_file = lru_cache(1)(_ca_file)
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`; one HEAD."""
+        where = place_of(url)
+        if not where["Key"]:
+            raise NotFoundError(
+                "this is a bucket",
+                url=url,
+                remedy="end the url with / to take every shard in the bucket",
+            )
+        async with self._sessions.use(url) as fs:
+            try:
+                head = await self._head(fs, where, url, first_bytes)
+                is_joinable = True
+            except SdkNeededError as exn:
+                head = await head_by_sdk(fs, where)
+                is_joinable = False
+                self._record_refusal(exn, url, where["Bucket"])
+            size_bytes = size_of(head.get("content-length"), url)
+            return self._object(url, head, size_bytes, joinable=is_joinable)
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`: the link of botocore's chain, never the credentials."""
+        async with self._sessions.use(url) as fs:
+            if fs.anon:
+                return "none: the [[origin]] table sets anon"
+            if fs.key:
+                return "storage_options of the [[origin]] table"
+            found = await fs.session.get_credentials()
+            if found is None:
+                raise _NoneFoundError
+            is_temporary = (await found.get_frozen_credentials()).token
+            profile = fs.session.get_config_variable("profile")
+
+        kind: str = _SOURCES.get(found.method, found.method.replace("-", " "))
+        if profile:
+            kind += f", profile {profile}"
+        if is_temporary:
+            kind += ", temporary"
+        return kind
+
+    async def fetch(
+        self,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow,
+        commit: Commit | None = None,
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match."""
+        where = place_of(obj.url)
+        bucket = where["Bucket"]
+        async with self._sessions.use(obj.url) as fs:
+
+            async def sign() -> str:
+                return await self._signed_url(fs, where, obj.url)
+
+            async def ask(signed: str) -> Answer | None:
+                request = self._request(fs, "GET", signed, _of_version(obj, parts))
+                body = _body(obj, parts, held=commit is not None)
+                return await self._workers.fetch(request, body, flow, commit)
+
+            try:
+                if not self._admits(bucket):
+                    raise SdkNeededError
+                answer = await self._answer(bucket, sign, ask)
+            except SdkNeededError as exn:
+                data = await read_by_sdk(fs, where, obj, parts, flow)
+                sums = await commit_parts(parts, data, commit)
+                self._record_refusal(exn, obj.url, bucket)
+                return sums
+        if answer is None:
+            return None
+        if answer.sums is None:
+            version = answer.headers.get("etag", "").strip('"')
+            judge(answer, version, obj, parts)
+        self._presigned[bucket].succeeded()
+        return answer.sums
+
+    async def ask_tier(
+        self,
+        route: Route,
+        obj: RemoteObject,
+        parts: Parts,
+        flow: Flow | None,
+    ) -> Answer | None:
+        """As `Origin.ask_tier`."""
+        where = place_of(obj.url)
+        async with self._sessions.use(obj.url) as fs:
+            if not self._is_usable(where["Bucket"]):
+                return None
+            signed = await self._signed_url(fs, where, obj.url)
+            headers = {**_of_version(obj, parts), **route.headers}
+            request = Request("GET", signed, headers, via=route.address)
+            if flow is None:
+                return await self._workers.ask(request)
+            return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
+
+    async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
+        """As `Origin.permitted_lately`."""
+        where = place_of(url)
+        async with self._sessions.use(url) as fs:
+            if not self._is_usable(where["Bucket"]):
+                return None
+            signed = await self._signed_url(fs, where, url)
+            request = Request("GET", signed, route.headers, via=route.address)
+            answer = await self._workers.ask(request)
+        size_bytes = total_bytes(answer.headers.get("content-range"))
+        if answer.status != 206 or size_bytes is None or "etag" not in answer.headers:
+            return None
+        return self._object(url, answer.headers, size_bytes, joinable=False)
+
+    async def list_prefix(
+        self,
+        prefix: str,
+        received: Received,
+        *,
+        flat: bool = False,
+    ) -> list[RemoteObject]:
+        """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
+        where = place_of(prefix)
+        root = prefix.removesuffix(where["Key"])
+        options = {"Bucket": where["Bucket"], "Prefix": where["Key"]}
+        if flat:
+            options["Delimiter"] = "/"
+
+        found: list[RemoteObject] = []
+        token = None  # of the next page
+        async with self._sessions.use(prefix) as fs:
+            while True:
+                page = await fs._call_s3("list_objects_v2", **options)
+                entries = page.get("Contents", [])
+                folders = page.get("CommonPrefixes", [])
+                found += [_listed(root + entry["Key"], entry) for entry in entries]
+                found += [RemoteObject(root + folder["Prefix"], "", 0) for folder in folders]
+                received(len(entries) + len(folders))
+                if not page["IsTruncated"]:
+                    return sorted(found, key=lambda obj: obj.url)
+
+                next_token = page["NextContinuationToken"]
+                if next_token == token:
+                    raise OriginUnavailableError(
+                        "the origin repeats a page of its listing endlessly",
+                        url=prefix,
+                    )
+                token = next_token
+                options["ContinuationToken"] = token
+
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`."""
+        return await self._uploads.upload(path, url, replaced)
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await self._sessions.close()
+        await self._uploads.close()
+
+    async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
+        """Return the headers of the answer to a HEAD. Raises SdkNeededError."""
+        if not self._is_usable(where["Bucket"]):
+            raise SdkNeededError
+        ahead = None
+        if first_bytes:
+            signed_get = await self._signed_url(fs, where, url)
+            ahead = self._request(fs, "GET", signed_get, {}).beginning(first_bytes)
+
+        async def sign() -> str:
+            params = {**where, "ChecksumMode": "ENABLED"}
+            return await self._signer.url(fs, "head_object", params, _CHECKSUM_MODE)
+
+        async def ask(signed: str) -> Answer:
+            request = self._request(fs, "HEAD", signed, _CHECKSUM_MODE)
+            return await self._workers.ask(request, ahead)
+
+        answer = await self._answer(where["Bucket"], sign, ask)
+        if answer.status >= 300:
+            what = f"the origin answered a HEAD with status {answer.status}"
+            raise error_of(answer.status, what, url, answer.headers)
+        return answer.headers
+
+    def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
+        """Return the object that the headers of an answer describe."""
+        version = etag_in(head.get("etag"), url)
+        checksum = checksum_of(head, url)
+        if checksum is None and self._verify_etag:
+            checksum = presumed_md5(head)
+        return RemoteObject(url, version, size_bytes, checksum, joinable=joinable)
+
+    # presigned urls
+
+    def _is_usable(self, bucket: str) -> bool:
+        """Return whether the bucket accepts presigned urls, for all that is known."""
+        return self._is_plain and not self._presigned[bucket].is_open
+
+    def _admits(self, bucket: str) -> bool:
+        """Return whether to read by a presigned url now.
+
+        Where they were refused, it is a new try.
+        """
+        return self._is_plain and self._presigned[bucket].admits(time.monotonic())
+
+    async def _answer(
+        self,
+        bucket: str,
+        sign: Callable[[], Awaitable[str]],
+        ask: Callable[[str], Awaitable[T]],
+    ) -> T:
+        """Return the answer from the bucket's own region. Raises SdkNeededError.
+
+        Args:
+            sign: returns the presigned url.
+            ask: sends the request to it.
+        """
+        for _ in range(2):
+            answer = await ask(await sign())
+            if answer is None or answer.status not in _REFUSALS:
+                return answer
+            self._signed.clear()
+            region = answer.headers.get("x-amz-bucket-region", "")
+            has_moved = self._signer.move(bucket, region)
+            if not has_moved:
+                break
+        raise RefusedError
+
+    def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
+        """Return a request. Raises SdkNeededError if it needs a proxy that only the SDK can use."""
+        scheme, host, *_ = urlsplit(url)
+        proxy = self._proxy_of(f"{scheme}://{host}")
+        if proxy is not None and not proxy.startswith("http://"):
+            raise SdkNeededError
+        return Request(method, url, headers, proxy, self._ca_file(fs))
+
+    async def _signed_url(self, fs: Any, where: dict[str, str], url: str) -> str:
+        """Return a presigned url, reused for all parts of an object during half of its validity."""
+        now_s = time.monotonic()
+        signed, signed_at_s = self._signed.get(url, ("", 0.0))
+        if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
+            return signed
+
+        signed = await self._signer.url(fs, "get_object", where, {})
+        if len(self._signed) >= _MAX_SIGNED:
+            self._signed.clear()
+        self._signed[url] = (signed, now_s)
+        return signed
+
+    def _record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
+        """Record that the SDK got what a presigned url may have been refused."""
+        if not isinstance(cause, RefusedError):
+            return
+        breaker = self._presigned[bucket]
+        was_open = breaker.is_open
+        breaker.failed(time.monotonic())
+        if breaker.is_open and not was_open:
+            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
+
+
+def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
+    """Return an object of a listing, whose XML is in UTF-8; in headers, a byte is a character."""
+    etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
+    return RemoteObject(url, etag_in(etag, url), size_of(entry["Size"], url))
+
+
+def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:
+    """Return the headers that request parts of exactly this version."""
+    span = range_header(parts.start, parts.stop)
+    return {"Range": span, "If-Match": f'"{obj.version}"'}
+
+
+def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
+    """Return the expected body of parts of exactly this version."""
+    expected = {
+        "content-range": content_ranges(obj, parts.start, parts.stop),
+        "etag": (f'"{obj.version}"', obj.version),
+    }
+    return Body(parts, 206, expected, held=held)
+
+
+def _ca_file(fs: Any) -> str | None:
+    """Return the path of the certificates that the SDK trusts."""
+    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(True)
+    return path

@@ -1,0 +1,67 @@
+"""Requests that the SDK makes, where a presigned url will not do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from shardcache.errors import OriginError, ShardChangedError
+from shardcache.origin.http.http_semantics import check_range, range_header, read_exactly
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.s3.s3_headers import Headers, etag_in
+from shardcache.transport.flow import Flow
+from shardcache.transport.parts import Parts
+
+
+def place_of(url: str) -> dict[str, str]:
+    """Return `Bucket` and `Key` of a url; an access point's ARN counts as the bucket.
+
+    Raises OriginError without a bucket.
+    """
+    bucket, _, key = url.partition("://")[2].partition("/")
+    if bucket.startswith("arn:"):
+        name, _, key = key.partition("/")
+        bucket += f"/{name}"
+    if not bucket:
+        raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
+    return {"Bucket": bucket, "Key": key}
+
+
+async def read_by_sdk(
+    fs: Any,
+    where: Mapping[str, str],
+    obj: RemoteObject,
+    parts: Parts,
+    flow: Flow,
+) -> memoryview:
+    """Return the bytes of parts of exactly this version."""
+    condition = {}
+    if obj.version.isascii():
+        # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
+        condition["IfMatch"] = f'"{obj.version}"'
+    span = range_header(parts.start, parts.stop)
+    answer = await fs._call_s3("get_object", **where, Range=span, **condition)
+    async with answer["Body"]:  # aiobotocore 2 enters another object, which reads all at once
+        status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
+        check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
+        if etag_in(answer.get("ETag"), obj.url) != obj.version:
+            raise ShardChangedError(
+                "the origin sent a different version than requested",
+                url=obj.url,
+            )
+        return await read_exactly(parts.size_bytes, answer["Body"].read, flow, obj.url)
+
+
+async def head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
+    """Return the headers of the answer to a HEAD."""
+    try:
+        answer = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
+    except OSError as exn:
+        if not isinstance(exn.__cause__, ClientError):
+            raise
+        # An answer to HEAD has no body, hence no reason; a GET that fails the same way states it.
+        answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
+        answer["Body"].close()
+        raise
+    headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers

@@ -1,0 +1,189 @@
+"""Sessions of the S3 SDK, s3fs on aiobotocore, and the connections that they keep."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import aiobotocore.session
+from botocore.loaders import Loader, create_loader
+from s3fs import S3FileSystem
+
+from shardcache.config import OriginTable
+from shardcache.errors import ShardcacheError
+from shardcache.origin.s3.credential_process import resolver_of
+from shardcache.origin.s3.s3_errors import FOREIGN, judge
+from shardcache.origin.s3.s3_http_session import StoreSession
+
+CONNECT_TIMEOUT_S = 10
+
+
+@dataclass(slots=True, eq=False)
+class _OpenSession:
+    """A filesystem and its client.
+
+    Attributes:
+        users: requests that use it at present.
+        retired: True once it is to be closed after the last of them.
+    """
+
+    fs: S3FileSystem
+    client: Any
+    users: int = 0
+    retired: bool = False
+
+
+class SdkSessions:
+    """Provides the current filesystem, and closes retired ones when their last user is done.
+
+    botocore renews the credentials of roles and tokens by itself. Those that it reads only once,
+    such as keys in a file, are read again by a new session after the origin has refused the old
+    ones.
+
+    Args:
+        attempts: attempts of each request by the SDK itself.
+        read_timeout_s: silence after which a request has failed; None if the caller notices it.
+    """
+
+    def __init__(
+        self,
+        table: OriginTable,
+        max_connections: int,
+        *,
+        attempts: int = 1,
+        read_timeout_s: float | None = None,
+    ) -> None:
+        self._options = _options(table, max_connections, read_timeout_s)
+        self._attempts = attempts
+        self._profile = self._options.pop("profile", table.profile)
+        self._starting = asyncio.Lock()
+        self._present: _OpenSession | None = None
+
+    @asynccontextmanager
+    async def use(self, url: str) -> AsyncIterator[S3FileSystem]:
+        """Provide the filesystem for one request, and translate foreign exceptions of the block."""
+        session: _OpenSession | None = None
+        try:
+            session = await self._borrow()
+            yield session.fs
+        except ShardcacheError as exn:  # NotFoundError is also an OSError
+            exn.url = exn.url or url
+            raise
+        except FOREIGN as exn:
+            error, may_help_to_reload = judge(exn, url)
+            if may_help_to_reload and session is self._present:
+                self._retire()
+            raise error from exn
+        finally:
+            if session is not None:
+                await self._give_back(session)
+
+    async def close(self) -> None:
+        """Close the current session as soon as it is unused."""
+        session = self._present
+        if session is not None:
+            self._retire()
+            session.users += 1
+            await self._give_back(session)
+
+    async def _borrow(self) -> _OpenSession:
+        async with self._starting:
+            session = self._present
+            if session is None:
+                session = await self._open()
+                self._present = session
+        session.users += 1
+        return session
+
+    async def _open(self) -> _OpenSession:
+        region = self._options["client_kwargs"].get("region_name")
+        boto_session = await asyncio.to_thread(_boto_session, self._profile, region)
+        fs = S3FileSystem(session=boto_session, **self._options)
+        fs.retries = self._attempts
+        client = await fs.set_session()
+        for operation in ("GetObject", "HeadObject"):
+            event = f"choose-signer.s3.{operation}"
+            client.meta.events.register_first(event, keep_signature_v4)
+        return _OpenSession(fs, client)
+
+    async def _give_back(self, session: _OpenSession) -> None:
+        session.users -= 1
+        if session.retired and not session.users:
+            await session.client.close()
+
+    def _retire(self) -> None:
+        if self._present is not None:
+            self._present.retired = True
+            self._present = None
+
+
+_describing = threading.Lock()
+
+
+def descriptions() -> Loader:
+    """Return botocore's descriptions of S3, loaded once for all sessions.
+
+    Blocks for some 0.3 s the first time.
+    """
+    with _describing:  # else two threads that need them at the same time would both load them
+        return _descriptions()
+
+
+@cache
+def _descriptions() -> Loader:
+    # Not by a session's own setting: that of a profile which does not exist would raise, and
+    # descriptions need none.
+    loader: Loader = create_loader(os.environ.get("AWS_DATA_PATH"))
+    for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", description)
+    for name in ("endpoints", "partitions", "sdk-default-configuration"):
+        loader.load_data(name)
+    return loader
+
+
+def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
+    session = aiobotocore.session.AioSession(profile=profile)
+    session.register_component("data_loader", descriptions())
+    session.lazy_register_component("credential_provider", lambda: resolver_of(session, region))
+    return session
+
+
+def _options(
+    table: OriginTable,
+    max_connections: int,
+    read_timeout_s: float | None,
+) -> dict[str, Any]:
+    """Return the options of the filesystem; the table's own go before all but the last three."""
+    given = dict(table.storage_options)
+    client = {"region_name": table.region} if table.region else {}
+    config = {
+        "max_pool_connections": max_connections,
+        "retries": {"total_max_attempts": 1},
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "http_session_cls": StoreSession,
+        "read_timeout": read_timeout_s,
+        "response_checksum_validation": "when_required",  # parts have no checksum of their own
+    }
+    return {
+        "anon": table.anon,
+        "endpoint_url": table.endpoint_url,
+        **given,
+        "client_kwargs": client | given.get("client_kwargs", {}),
+        "config_kwargs": config | given.get("config_kwargs", {}),
+        "asynchronous": True,
+        "skip_instance_cache": True,
+        "use_listings_cache": False,
+    }
+
+
+def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
+    """Select signature version 4 for urls, as for requests.
+
+    botocore would fall back to version 2 in older regions. This is a handler for its events
+    `choose-signer.s3.…`.
+    """
+    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None

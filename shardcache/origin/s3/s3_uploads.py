@@ -1,0 +1,82 @@
+"""Uploads to S3, by the SDK."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+from botocore.exceptions import ParamValidationError
+
+from shardcache.config import OriginTable
+from shardcache.origin.http.http_semantics import size_of
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.s3.s3_headers import etag_in
+from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, place_of
+from shardcache.origin.s3.s3_sessions import SdkSessions
+
+# Parts are in memory while they are sent. S3 takes 10,000 of them: shards of up to 160 GB.
+_PART_BYTES = 16 * 1024**2
+_CONCURRENT_PARTS = 4
+# Larger than any file: it is sent whole.
+_NO_PARTS_BYTES = 2**32
+_ATTEMPTS = 5
+_SILENCE_S = 60
+
+# Answers of a store, and of a botocore, that know no conditions of uploads.
+_NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
+
+
+class Uploads:
+    """Uploads with sessions of their own.
+
+    The SDK retries them and notices their stalls.
+    """
+
+    def __init__(self, table: OriginTable, max_connections: int) -> None:
+        self._sessions = SdkSessions(
+            table,
+            max_connections,
+            attempts=_ATTEMPTS,
+            read_timeout_s=_SILENCE_S,
+        )
+
+    async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
+        """As `Origin.upload`.
+
+        A large file is sent in parts, which become an object only after the last. One that replaces
+        a certain version is sent whole: parts have no conditions.
+        """
+        where = place_of(url)
+        condition = _condition(replaced)
+        async with self._sessions.use(url) as fs:
+            target = f"{where['Bucket']}/{where['Key']}"
+            put = partial(fs._put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
+            if not condition:
+                await put(chunksize=_PART_BYTES)
+            else:
+                try:
+                    await put(chunksize=_NO_PARTS_BYTES, **condition)
+                except (OSError, ParamValidationError) as exn:
+                    if not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
+                        raise
+                    await put(chunksize=_PART_BYTES)
+
+            head = await head_by_sdk(fs, where)
+            version = etag_in(head.get("etag"), url)
+            return RemoteObject(url, version, size_of(head["content-length"], url))
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._sessions.close()
+
+
+def _condition(replaced: str | None) -> dict[str, str]:
+    """Return the condition under which an upload may replace a version.
+
+    Args:
+        replaced: the version; "" for no object, None for no condition.
+    """
+    if replaced is None:
+        return {}
+    if not replaced:
+        return {"IfNoneMatch": "*"}
+    return {"IfMatch": f'"{replaced}"'}

@@ -1,0 +1,197 @@
+"""State of the tier as the daemon sees it, and the routes of requests to it."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache import front
+from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
+from shardcache.logs import SharedLogger
+from shardcache.origin.breaker import Breaker
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.tier.slow_owners import SlowOwners
+from shardcache.transport.messages import Answer
+from shardcache.transport.parts import PartSums
+
+log = SharedLogger()
+
+OWNER = "x-shardcache-owner"
+"""Header of a question about a part's owner in the tier, and of the answer.
+
+The answer's is the owner's address.
+"""
+
+QUESTION = 0.25
+"""Share of the stall time-out after which the owner of a part that sends nothing is asked.
+
+It is asked whether it lives, and has as long to answer.
+"""
+
+_WATCHED_S = 60.0
+_STATUS_TIMEOUT_S = 5.0
+_MAX_SUSPECTS = 4096
+_BUSY = (429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Address and headers of one request to the tier.
+
+    Attributes:
+        address: path of the socket to connect to.
+        refreshes: True to fetch the part past the tier's cache, and replace what it has cached.
+        detours: True to be led to another owner.
+        question: "name" or "alive" to ask about the owner, in place of the parts; empty for the
+            parts.
+        asks_version: True to ask which version of the object the store permitted lately, in place
+            of the parts.
+    """
+
+    address: str
+    refreshes: bool = False
+    detours: bool = False
+    question: str = ""
+    asks_version: bool = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers to send in addition to the origin's."""
+        headers: dict[str, str] = {}
+        if self.refreshes:
+            headers["X-Shardcache-Fresh"] = "1"
+        if self.detours:
+            headers["X-Shardcache-Detour"] = "1"
+        if self.asks_version:
+            headers["X-Shardcache-Version"] = "asked"
+        if self.question:
+            headers[OWNER] = self.question
+        return headers
+
+
+class TierState:
+    """State of the tier at one socket.
+
+    Args:
+        address: path of the socket of this node's nginx.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.slow_owners = SlowOwners()
+        self._breaker = Breaker()
+        self._published: dict[str, Any] = {}
+        # Parts whose cached bytes may be damaged, by url, version and start, oldest first.
+        self._suspects: dict[tuple[str, str, int], None] = {}
+
+    def __repr__(self) -> str:
+        return f"<TierState {self.address} {self._breaker}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state for the status page."""
+        expires_s = self._published.get("certificate_expires_s")
+        return {
+            "address": self.address,
+            "failing": self._breaker.is_open,
+            "stale": bool(self._published.get("stale")),
+            "certificate_expires_s": expires_s if isinstance(expires_s, float) else None,
+            "owners_left_out": self.slow_owners.left_out(time.monotonic()),
+            "store_bytes": self._count("from_store_bytes"),
+            "cached_bytes": self._count("cached_bytes"),
+        }
+
+    def _count(self, name: str) -> int:
+        """Return a number that this node's nginx publishes; 0 if it does not."""
+        found = self._published.get(name)
+        return found if isinstance(found, int) else 0
+
+    async def watch(self) -> None:
+        """Keep up with what `shardcache cluster run` publishes on this node.
+
+        Runs until it is cancelled.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                    self._published = await self._status() or {}
+            except (OSError, ValueError):
+                self._published = {}
+            await asyncio.sleep(_WATCHED_S)
+
+    async def _status(self) -> dict[str, Any] | None:
+        reader, writer = await asyncio.open_unix_connection(self.address)
+        try:
+            front.check_listener(writer.get_extra_info("socket"))
+            writer.write(front.page_request(front.STATUS))
+            return front.page_of(await reader.read())
+        finally:
+            writer.close()
+
+    def route(self, obj: RemoteObject, start: int) -> Route | None:
+        """Return the way to request the part at `start`; None while the breaker is open."""
+        if not self._breaker.admits(time.monotonic()):
+            return None
+        is_suspect = (obj.url, obj.version, start) in self._suspects
+        return Route(self.address, refreshes=is_suspect)
+
+    def version_route(self) -> Route | None:
+        """Return the way to ask which version the store permitted lately.
+
+        None while the breaker is open.
+        """
+        if not self._breaker.admits(time.monotonic()):
+            return None
+        return Route(self.address, asks_version=True)
+
+    def served(self, obj: RemoteObject, start: int) -> None:
+        """Record that the tier answered a request as expected."""
+        self._suspects.pop((obj.url, obj.version, start), None)
+        if self._breaker.is_open:
+            log.info("tier recovered", tier=self.address)
+        self._breaker.succeeded()
+
+    def failed(self, obj: RemoteObject, cause: str, *, stalled: bool = False) -> None:
+        """Record that it did not.
+
+        Args:
+            stalled: True if this node's nginx was silent: for a lost owner, it answers with 504.
+        """
+        was_open = self._breaker.is_open
+        self._breaker.failed(time.monotonic(), stalled=stalled)
+        if self._breaker.is_open and not was_open:
+            log.warning(
+                "tier unavailable; fetching from the origin",
+                tier=self.address,
+                url=obj.url,
+                cause=cause,
+            )
+
+    def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
+        """Request the parts at `starts` past the tier's cache the next time.
+
+        Its bytes may be damaged.
+        """
+        for start in starts:
+            self._suspects[obj.url, obj.version, start] = None
+        while len(self._suspects) > _MAX_SUSPECTS:
+            oldest = next(iter(self._suspects))
+            del self._suspects[oldest]
+
+
+def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
+    """Return the checksums of the parts that the tier sent.
+
+    Raises ShardChangedError for bytes that were not requested, OriginBusyError if the object store
+    is throttling, OriginUnavailableError for any other answer without bytes.
+    """
+    if answer.sums is not None:
+        return answer.sums
+    if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:
+        raise OriginBusyError(
+            f"the object store answered the tier with status {answer.status}",
+            url=obj.url,
+        )
+    if answer.status < 300:
+        raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
+    raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)

@@ -1,0 +1,64 @@
+"""Origins that have a cluster's tier in front of them."""
+
+import asyncio
+from dataclasses import replace
+
+from shardcache.errors import OriginError, OriginUnavailableError
+from shardcache.origin.base import Setup
+from shardcache.origin.deferred_origin import DeferredOrigin
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.tier.tier_state import TierState
+
+_MAX_KNOWN = 10_000
+_VERSION_LIMIT_S = 5.0
+
+
+class TieredOrigin(DeferredOrigin):
+    """An origin behind a tier, which may have an object's parts while the origin fails.
+
+    Its `fetch` bypasses the tier; `ask_tier` does not.
+    """
+
+    def __init__(self, setup: Setup, tier: TierState) -> None:
+        super().__init__(setup)
+        self.tier: TierState = tier
+        self._known: dict[str, RemoteObject] = {}  # objects by url, oldest first
+
+    async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
+        """As `Origin.stat`; while the origin is unavailable, the version that was last known.
+
+        The tier may have its parts; it asks whether this version may be read.
+        """
+        origin = await self.loaded()
+        try:
+            found = await origin.stat(url)
+        except OriginUnavailableError:
+            lately = self._known.get(url) or await self._permitted_by_tier(url)
+            if lately is None:
+                raise
+            return lately
+        obj = replace(found, joinable=False)  # the tier caches single parts
+        self._remember(obj, url)
+        return obj
+
+    def _remember(self, obj: RemoteObject, url: str) -> None:
+        self._known.pop(url, None)
+        self._known[url] = obj
+        if len(self._known) > _MAX_KNOWN:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+
+    async def _permitted_by_tier(self, url: str) -> RemoteObject | None:
+        """Return the version that the tier knows while the store fails.
+
+        None if it knows none, or fails, too.
+        """
+        route = self.tier.version_route()
+        if route is None:
+            return None
+        origin = await self.loaded()
+        try:
+            async with asyncio.timeout(_VERSION_LIMIT_S):
+                return await origin.permitted_lately(route, url)
+        except (OriginError, TimeoutError):
+            return None

@@ -1,0 +1,328 @@
+"""The daemon's side of one transport worker: its process, and its requests in flight."""
+
+import asyncio
+import errno
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import cast
+
+from shardcache.errors import NotAllowedError, OriginError
+from shardcache.logs import SharedLogger
+from shardcache.transport import descriptors
+from shardcache.transport.flow import Commit, Flow
+from shardcache.transport.http_heads import HEAD_REMEDY
+from shardcache.transport.messages import (
+    Answer,
+    Body,
+    Message,
+    Request,
+    decoded,
+    encoded,
+    request_to_json,
+)
+from shardcache.transport.parts import PartFileError, Parts
+
+log = SharedLogger()
+
+# A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has
+# longer.
+_PINGS = 3
+_STARTING_PINGS = 60
+_MIN_PING_S = 1.0
+# A write that hangs with its disk must not block the daemon; if it completes later, it writes the
+# right bytes in place.
+_END_LIMIT_S = 2.0
+# The latest urls whose bodies have not been asked for.
+_MAX_PRIMED = 8
+
+
+_NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
+
+
+class TransportError(OSError):
+    """A connection failed, or the answer was not HTTP."""
+
+
+def ping_interval_s(silence_s: float) -> float:
+    """Return the interval of pings by which a hung worker is found within `silence_s`."""
+    return max(_MIN_PING_S, silence_s / (_PINGS + 1))
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request in flight.
+
+    Attributes:
+        send: sends a message to the worker.
+        path: of the file that its body is written to; None for no body.
+        received_bytes: bytes of the body so far.
+    """
+
+    number: int
+    send: Callable[[Message], None]
+    flow: Flow
+    path: str | None
+    received_bytes: int = 0
+    _written_bytes: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _paused: bool = False
+    _held: bool = False
+    _end: Message | None = None
+
+    def pause(self) -> None:
+        """Pause until the flow is ready again."""
+        if not self._paused and self._end is None:
+            self._paused = True
+            self.send({"do": "pause", "id": self.number})
+            self._changed.set()
+
+    async def outcome(self, commit: Commit | None) -> Answer | None:
+        """Return the answer; None if its body was not committed.
+
+        Raises what `Workers.fetch` raises.
+        """
+        while self._end is None:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._paused and self._end is None:
+                await self.flow.ready()
+                self._paused = False
+                limit_bytes = self.limit_bytes()
+                self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
+            if self._held and self._end is None:
+                self._held = False
+                if commit is not None and not await commit():
+                    return None
+                self.send({"do": "commit", "id": self.number})
+        return _result(self._end)
+
+    async def end(self) -> None:
+        """Cancel the request if it has not ended, and wait for its end."""
+        if self._end is not None:
+            return
+        self.send({"do": "cancel", "id": self.number})
+        try:
+            async with asyncio.timeout(_END_LIMIT_S):
+                while self._end is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("cancelled request still writing; the disk may be hung")
+
+    def limit_bytes(self) -> float | None:
+        """Return the number of bytes of the body that may be read in all; None for no limit."""
+        if math.isinf(self.flow.credit_bytes):
+            return None
+        return self.received_bytes + max(0, self.flow.credit_bytes)
+
+    def receive(self, message: Message) -> None:
+        """Handle the worker's message about this request."""
+        if message["is"] == "held":
+            self._held = True
+        else:
+            received_bytes = message.get("received_bytes", self.received_bytes)
+            self.progress(received_bytes, self._written_bytes)
+            self._end = message
+        self._changed.set()
+
+    def progress(self, received_bytes: int, written_bytes: int) -> None:
+        """Record the numbers of bytes of the body received and written so far."""
+        more_bytes = received_bytes - self.received_bytes
+        if more_bytes > 0:  # two threads' reports may come in the wrong order
+            self.received_bytes = received_bytes
+            self.flow.received(more_bytes)
+        if written_bytes > self._written_bytes:
+            self._written_bytes = written_bytes
+            self.flow.written(written_bytes)
+
+
+def _result(message: Message) -> Answer:
+    """Return the answer in a request's last message, or raise the error that it stands for."""
+    match message["is"]:
+        case "answer":
+            return Answer.from_json(message["answer"])
+        case "disk":
+            raise PartFileError(OSError(message["errno"], message["reason"]))
+        case "near":
+            raise NotAllowedError(message["reason"], remedy=_NEAR_REMEDY)
+        case "head":
+            raise OriginError(message["reason"], remedy=HEAD_REMEDY)
+        case "certificate":
+            raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
+        case _:
+            raise TransportError(message.get("reason", "cancelled"))
+
+
+class WorkerProcess(asyncio.SubprocessProtocol):
+    """One worker process.
+
+    Args:
+        report_silence: called when an idle connection stays silent, with the time of the request.
+        ping_s: interval of pings while there are requests.
+        files: socket for descriptors of files without a name.
+
+    Attributes:
+        requests: those in flight, by number.
+        primed: the latest urls whose bodies have not been asked for.
+        up: set once it takes requests, or has ended.
+    """
+
+    def __init__(
+        self,
+        report_silence: Callable[[float], None],
+        ping_s: float,
+        files: socket.socket,
+    ) -> None:
+        self._report_silence = report_silence
+        self._ping_s = ping_s
+        self._files = files
+        self._pings = 0  # sent since its last message
+        self._pinging = False
+        self.requests: dict[int, RunningRequest] = {}
+        self.primed = deque[str](maxlen=_MAX_PRIMED)
+        self.up = asyncio.Event()
+        self.has_ended = False
+        self._exited = asyncio.Event()
+        self._numbers = count()
+        self._partial_line = b""
+        self._process: asyncio.SubprocessTransport
+        self._input: asyncio.WriteTransport
+
+    def writes_to(self, path: str) -> bool:
+        """Return whether a request in flight writes to a file; never for an empty path."""
+        if not path:
+            return False
+        return any(path == running.path for running in self.requests.values())
+
+    def begin(self, request: Request, body: Body | None, flow: Flow) -> RunningRequest:
+        """Send a request. Raises TransportError if the descriptor of its file cannot be sent."""
+        file: Message = {}
+        path = None
+        if body is not None:
+            file = self._send_descriptor(body.parts)
+            path = body.parts.path
+        running = RunningRequest(next(self._numbers), self._send, flow, path)
+        self.requests[running.number] = running
+        if body is not None and request.url in self.primed:
+            self.primed.remove(request.url)
+
+        if not self._pinging:
+            self._pings = -1
+            self._pinging = True
+            self._ping()
+        message = {
+            "do": "ask",
+            "id": running.number,
+            "limit_bytes": running.limit_bytes(),
+            "prompt": flow.prompt,
+            **request_to_json(request, body),
+            **file,
+        }
+        self._send(message)
+        return running
+
+    def _send_descriptor(self, parts: Parts) -> Message:
+        """Send the descriptor of a file without a name; return what the message says of it."""
+        if parts.fd is None:
+            return {}
+        try:
+            return {"file": descriptors.send(self._files, parts.fd)}
+        except OSError as exn:  # the worker has just ended, or is far behind: a retry helps
+            raise TransportError(f"the transport worker takes no file ({exn.strerror})") from exn
+
+    def prime(self, request: Request) -> None:
+        """Send a request ahead."""
+        self.primed.append(request.url)
+        self._send({"do": "prime", **request_to_json(request, None)})
+
+    def distrust(self, before_s: float) -> None:
+        """Close connections that have been idle since before `before_s`."""
+        self._send({"do": "distrust", "before_s": before_s})
+
+    async def end(self) -> None:
+        """Kill the process."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._process.kill()
+        await self._exited.wait()
+        self._process.close()
+
+    def _send(self, message: Message) -> None:
+        if not self._input.is_closing():
+            self._input.write(encoded(message))
+
+    # asyncio.SubprocessProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Store the process and its input."""
+        self._process = cast(asyncio.SubprocessTransport, transport)
+        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Handle each complete message."""
+        self._pings = 0
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        for line in lines:
+            self._take(decoded(line))
+
+    def process_exited(self) -> None:
+        """Fail the requests in flight: the process was killed."""
+        if not self.has_ended:
+            log.warning("a transport worker was killed", requests=len(self.requests))
+        self.has_ended = True
+        self.up.set()
+        self._exited.set()
+        self._files.close()
+        while self.requests:
+            _, running = self.requests.popitem()
+            running.receive({"is": "failed", "reason": "the transport worker was killed"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the pipes of a process that has exited by itself."""
+        self._process.close()
+
+    def _ping(self) -> None:
+        """Kill the process if it does not respond: its requests fail, and another repeats them.
+
+        Counts pings, not time: if this process was stopped itself, the answers wait to be read.
+        """
+        self._pinging = bool(self.requests) and not self.has_ended
+        if not self._pinging:
+            return
+        maximum = _PINGS if self.up.is_set() else _STARTING_PINGS
+        if self._pings < maximum:
+            self._pings += 1
+            self._send({"do": "ping"})
+            asyncio.get_running_loop().call_later(self._ping_s, self._ping)
+        else:
+            log.warning(
+                "a transport worker does not respond; replacing it",
+                requests=len(self.requests),
+            )
+            self.has_ended = True
+            self._process.kill()
+
+    def _take(self, message: Message) -> None:
+        """Handle a message of the worker."""
+        match message["is"]:
+            case "progress":
+                for number, *counts in message["counts"]:
+                    if number in self.requests:
+                        self.requests[number].progress(*counts)
+            case "silent":
+                self._report_silence(message["asked_s"])
+            case "up":
+                self.up.set()
+            case "held":
+                running = self.requests.get(message["id"])
+                if running is not None:
+                    running.receive(message)
+            case _:  # the end of a request
+                running = self.requests.pop(message["id"], None)
+                if running is not None:
+                    running.receive(message)
