@@ -20,10 +20,10 @@ from shardcache.fetch.tier_watch import (
     LostRequestError,
     OwnerQuestions,
     SlowOwnerError,
+    TierSpan,
     WatchedRequest,
 )
-from shardcache.origin.tier.tier_state import Route, TierState
-from shardcache.transport.flow import Received
+from shardcache.origin.tier.tier_state import Route
 from shardcache.transport.parts import PartSums
 
 # Then the object store is requested.
@@ -51,31 +51,26 @@ class TierFirst:
                 return await self._requests.fetch(span, partial(counters.fetched, span.obj.url))
 
             count_past_tier = partial(counters.fetched_past_tier, span.obj.url)
-            sums = await _TierSpan(self._requests, span, tier, count_past_tier).fetch()
+            questions = OwnerQuestions(span, self._requests.stall_timeout_s)
+            shared = TierSpan(self._requests, span, tier, count_past_tier, questions)
+            sums = await _TierRequests(shared).fetch()
             if sums is None:
                 sums = await self._requests.fetch(span, count_past_tier)
             return sums
 
 
-class _TierSpan:
+class _TierRequests:
     """Requests to the tier for one span, one after the other.
 
     They go to the parts' owner, past its cache, or to another owner.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        span: RequestSpan,
-        tier: TierState,
-        count_past_tier: Received,
-    ) -> None:
-        self._requests = requests
-        self._counters = requests.counters
-        self._span = span
-        self._tier = tier
-        self._count_past_tier = count_past_tier
-        self._questions = OwnerQuestions(span, requests.stall_timeout_s)
+    def __init__(self, shared: TierSpan) -> None:
+        self._shared = shared
+        self._requests = shared.requests
+        self._counters = shared.requests.counters
+        self._span = shared.span
+        self._tier = shared.tier
 
     async def fetch(self) -> list[PartSums] | None:
         """Return the checksums of the bytes; None if the origin has to be requested.
@@ -114,15 +109,7 @@ class _TierSpan:
         read: PausableRead,
     ) -> tuple[list[PartSums] | None, bool]:
         """Return the checksums, and True unless the object store has sent the bytes sooner."""
-        request = WatchedRequest(
-            self._requests,
-            self._span,
-            self._tier,
-            self._questions,
-            route,
-            read,
-            self._count_past_tier,
-        )
+        request = WatchedRequest(self._shared, route, read)
         return await race(request.send(), 0.0, request.watch)
 
     def _count(self, received_bytes: int) -> None:
@@ -148,7 +135,7 @@ class _TierSpan:
             return route
 
         for way in (route, replace(route, detours=True)):
-            owner = await self._questions.address(way)
+            owner = await self._shared.questions.address(way)
             if not slow_owners.has(owner, time.monotonic()):
                 return way
         return None

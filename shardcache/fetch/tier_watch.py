@@ -9,7 +9,7 @@ requested from the store.
 import asyncio
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from shardcache.errors import OriginError, OriginUnavailableError
@@ -89,33 +89,40 @@ class OwnerQuestions:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class TierSpan:
+    """A span that is requested from the tier, and what all requests for it share.
+
+    Attributes:
+        count_past_tier: called with numbers of bytes that the object store sends in its place.
+    """
+
+    requests: Requests
+    span: RequestSpan
+    tier: TierState
+    count_past_tier: Received
+    questions: OwnerQuestions
+
+
 class WatchedRequest:
     """One request to the tier, and the watch over it.
 
     Args:
-        count_past_tier: called with bytes that the object store sends sooner.
+        shared: what it shares with the other requests for its span.
+        read: of the answer that the tier sends.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        span: RequestSpan,
-        tier: TierState,
-        questions: OwnerQuestions,
-        route: Route,
-        read: PausableRead,
-        count_past_tier: Received,
-    ) -> None:
-        self._requests = requests
-        self._span = span
-        self._tier = tier
-        self._questions = questions
+    def __init__(self, shared: TierSpan, route: Route, read: PausableRead) -> None:
+        self._requests = shared.requests
+        self._span = shared.span
+        self._tier = shared.tier
+        self._count_past_tier = shared.count_past_tier
+        self._questions = shared.questions
         self._route = route
         self._read = read
-        self._count_past_tier = count_past_tier
-        self._hedging = requests.scheduler.origin(span.claim.origin).hedging
-        self._stall_timeout_s = requests.stall_timeout_s
-        self._size_bytes = span.parts.size_bytes
+        self._hedging = shared.requests.scheduler.origin(shared.span.claim.origin).hedging
+        self._stall_timeout_s = shared.requests.stall_timeout_s
+        self._size_bytes = shared.span.parts.size_bytes
         # Reading time when the owner was last asked about the request.
         self._asked_s = -math.inf
         # That of its last answer, if it was that it has none in hand.

@@ -14,10 +14,9 @@ from typing import TypeAlias
 
 from shardcache.transport.body_readers import BodyReader, ChunksReader, wait_without_limit
 from shardcache.transport.gate import Gate
-from shardcache.transport.http_connection import HttpConnection
 from shardcache.transport.http_heads import Response, number_in, request_head
 from shardcache.transport.messages import KEPT, Answer, Body, Request
-from shardcache.transport.opening import ProxyError, open_connection, server_of
+from shardcache.transport.opening import HttpConnection, ProxyError, open_connection, server_of
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.pool import Pool
 from shardcache.transport.sockets import NearHostError

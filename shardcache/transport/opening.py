@@ -1,16 +1,19 @@
-"""New connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx."""
+"""Connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx."""
 
 import asyncio
 import re
+import select
 import socket
+import ssl
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from shardcache.front import connected_front
 from shardcache.transport.gate import Gate
-from shardcache.transport.http_connection import HttpConnection
 from shardcache.transport.http_heads import MAX_HEAD_BYTES, PORTS, HeadError, proxy_headers
 from shardcache.transport.messages import Request
 from shardcache.transport.sockets import connect, failure
@@ -24,6 +27,45 @@ _OPEN_LIMIT_S = 10.0
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b *([^\r\n]*)")
 _HEAD_END = re.compile(rb"\n\r?\n")
 _MAX_HEAD_END_BYTES = len(b"\n\r\n")
+
+
+@dataclass(slots=True, eq=False)
+class HttpConnection:
+    """One connection, one request at a time.
+
+    Attributes:
+        heard_s: time when its last answer ended; None before the first.
+        is_primed: True once a request has been sent ahead of its exchange, until that begins.
+    """
+
+    socket: socket.socket
+    heard_s: float | None = None
+    is_primed: bool = False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    def end_reads(self) -> None:
+        """End a blocking read in any thread.
+
+        Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext
+        for the body.
+        """
+        with suppress(OSError):  # the peer closed it first
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+    @property
+    def is_readable(self) -> bool:
+        """True if bytes or the stream's end have arrived.
+
+        An idle connection is unusable after that.
+        """
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0:
+            return True
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        return bool(poller.poll(0))
 
 
 class ProxyError(ConnectionError):

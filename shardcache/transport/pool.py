@@ -12,10 +12,9 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 
 from shardcache.transport.gate import Gate
-from shardcache.transport.http_connection import HttpConnection
 from shardcache.transport.http_heads import request_head
 from shardcache.transport.messages import Request
-from shardcache.transport.opening import Server, open_connection, server_of
+from shardcache.transport.opening import HttpConnection, Server, open_connection, server_of
 
 IDLE_S = 10.0
 """Age at which an idle connection is closed.

@@ -11,7 +11,7 @@ from shardcache.logs import SharedLogger
 from shardcache.transport import descriptors
 from shardcache.transport.flow import Commit, Flow
 from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.worker_process import WorkerProcess, ping_interval_s
+from shardcache.transport.worker_handle import WorkerProcess, ping_interval_s
 
 log = SharedLogger()
 

@@ -26,7 +26,7 @@ from benchmarks.measure import interleaved, median_of
 from benchmarks.workplace import Daemon
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
-from shardcache.fetch import aimd, download, hedging, link, scheduler, stopwatch
+from shardcache.fetch import download, hedging, origin_states, scheduler, stopwatch
 from shardcache_client.dataset import ShardDataset
 from support.programs.cli import chosen
 from support.programs.daemon import spawn
@@ -77,8 +77,8 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "alone": _no_alone,
     "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
     "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
-    "AIMD": _method(aimd.Aimd, "refused", lambda *_: None),
-    "link": _method(link.Link, "connections", property(lambda _: 8)),
+    "AIMD": _method(origin_states.Aimd, "refused", lambda *_: None),
+    "link": _method(origin_states.Link, "connections", property(lambda _: 8)),
     "hedging": _method(hedging.Hedging, "patience_s", lambda *_: None),
     "request size": _method(download.Downloader, "_parts_per_request", lambda *_: 1),
     "stopwatch": _method(stopwatch.Stopwatch, "stop", lambda _: None),

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from shardcache.transport import opening, worker_process, workers
+from shardcache.transport import opening, worker_handle, workers
 from shardcache.transport.flow import Flow
 from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts
-from shardcache.transport.worker_process import TransportError
+from shardcache.transport.worker_handle import TransportError
 from shardcache.transport.workers import Workers
 from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
@@ -153,7 +153,7 @@ async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pyte
 
     A worker that answers pings is left alone, however long the server says nothing.
     """
-    monkeypatch.setattr(worker_process, "_MIN_PING_S", 0.3)
+    monkeypatch.setattr(worker_handle, "_MIN_PING_S", 0.3)
     rig.workers, release = Workers(MAX, silence_s=0.1), threading.Event()
     with ScriptedServer(HANGS, HANGS, Reply(b"", then=lambda sock: late(sock, release))) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.aimd import Aimd
 from shardcache.fetch.hedging import Hedging
-from shardcache.fetch.link import Link
+from shardcache.fetch.origin_states import Aimd, Link
 
 SIZE = 8 * 1024 * 1024
 
