@@ -1,7 +1,7 @@
 """Buckets of an object store, read by HTTP as documented."""
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -13,17 +13,19 @@ from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
 from shardcache.origin.http.http_errors import error_of, translated
 from shardcache.origin.http.http_semantics import (
     Environment,
+    Reading,
     content_ranges,
     judge,
     no_version,
     range_header,
+    send,
     size_of,
 )
 from shardcache.origin.http.redirects import REDIRECTS
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
 from shardcache.transport.flow import Commit, Flow
 from shardcache.transport.http_heads import ECHOED
-from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums
 
 # Statuses of a signed url that has expired.
@@ -111,9 +113,7 @@ class StoreOrigin(FsspecOrigin):
                 "GET",
                 obj.url,
                 headers,
-                body,
-                flow,
-                commit,
+                Reading(body, flow, commit),
                 place=place,
                 away=away,
             )
@@ -176,7 +176,8 @@ class StoreOrigin(FsspecOrigin):
         method: str,
         url: str,
         headers: Mapping[str, str],
-        *reading: Any,
+        reading: Reading | None = None,
+        *,
         place: str = "",
         away: bool = False,
         first_bytes: int = 0,
@@ -186,7 +187,7 @@ class StoreOrigin(FsspecOrigin):
         It is repeated once if the store does not accept a proof that expires.
 
         Args:
-            reading: arguments of `Workers.fetch` after the request; none to take no body.
+            reading: None to take no body.
             place: the url to use in place of the object's own; empty for that.
             away: True if it is another server's, which gets no credentials.
             first_bytes: number of the object's first bytes to request ahead.
@@ -202,21 +203,11 @@ class StoreOrigin(FsspecOrigin):
                     all_headers,
                     far_only=away and self._is_far,
                 )
-                answer = await self._send(request, reading, first_bytes)
+                answer = await send(self._workers, request, reading, first_bytes)
             is_refused = answer is not None and answer.status == 401
             if is_last or not is_refused or not self._proof.refuse(proof):
                 break
         return answer
-
-    def _send(
-        self,
-        request: Request,
-        reading: tuple[Any, ...],
-        first_bytes: int,
-    ) -> Awaitable[Answer | None]:
-        if reading:
-            return self._workers.fetch(request, *reading)
-        return self._workers.ask(request, request.beginning(first_bytes))
 
     async def _locate(self, _obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
         """Return `place` and `away` of a request for an object.

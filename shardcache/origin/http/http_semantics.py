@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,10 +16,11 @@ from shardcache.errors import (
 )
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Flow
+from shardcache.transport.flow import Commit, Flow
 from shardcache.transport.http_heads import number_in
-from shardcache.transport.messages import Answer, Request
+from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts
+from shardcache.transport.workers import Workers
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to
 # fill.
@@ -59,6 +60,31 @@ class Environment:
                 remedy="use a proxy that speaks plain HTTP, as http://host:port",
             )
         return Request(method, url, headers, proxy, self._ca_file, far_only)
+
+
+class Reading(NamedTuple):
+    """The body to take of an answer; the arguments of `Workers.fetch` after the request."""
+
+    body: Body
+    flow: Flow
+    commit: Commit | None
+
+
+async def send(
+    workers: Workers,
+    request: Request,
+    reading: Reading | None,
+    first_bytes: int,
+) -> Answer | None:
+    """Return the answer to a request; None if `commit` refused its body.
+
+    Args:
+        reading: None to take no body.
+        first_bytes: without a body, number of the object's first bytes to request ahead.
+    """
+    if reading is not None:
+        return await workers.fetch(request, *reading)
+    return await workers.ask(request, request.beginning(first_bytes))
 
 
 def _ca_file() -> str | None:

@@ -4,7 +4,7 @@ Each redirect is checked against the redirect guard before it is followed.
 """
 
 import http.client
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate
 from http.cookies import SimpleCookie
@@ -18,9 +18,11 @@ from shardcache.origin.base import Origin, Setup
 from shardcache.origin.http.http_errors import error_of, timestamp, translated
 from shardcache.origin.http.http_semantics import (
     Environment,
+    Reading,
     content_ranges,
     judge,
     range_header,
+    send,
     size_of,
     span_bytes,
     total_bytes,
@@ -108,7 +110,7 @@ class HttpOrigin(Origin):
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
         headers, body = _ask_for(obj, parts, held=commit is not None)
         with translated(obj.url):
-            answer = await self._get(obj.url, headers, body, flow, commit)
+            answer = await self._get(obj.url, headers, Reading(body, flow, commit))
         if answer is None:
             return None
         if answer.sums is not None:
@@ -167,7 +169,7 @@ class HttpOrigin(Origin):
         self,
         url: str,
         headers: Mapping[str, str],
-        *reading: Any,
+        reading: Reading | None = None,
         first_bytes: int = 0,
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject.
@@ -175,7 +177,7 @@ class HttpOrigin(Origin):
         None if `commit` refused.
 
         Args:
-            reading: arguments of `Workers.fetch` after the request; none to take no body.
+            reading: None to take no body.
             first_bytes: number of the file's first bytes to request ahead.
         """
         home = parsed(url)
@@ -184,7 +186,7 @@ class HttpOrigin(Origin):
             is_at_home = target.origin() == home.origin()
             request = self._request(target, headers, at_home=is_at_home)
             ahead_bytes = first_bytes if target is home else 0
-            answer = await self._send(request, reading, ahead_bytes)
+            answer = await send(self._workers, request, reading, ahead_bytes)
             if answer is None or answer.status not in REDIRECTS:
                 return answer
             location = answer.headers.get("location")
@@ -194,16 +196,6 @@ class HttpOrigin(Origin):
             if self._redirect_guard is not None:
                 self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
-
-    def _send(
-        self,
-        request: Request,
-        reading: tuple[Any, ...],
-        first_bytes: int,
-    ) -> Awaitable[Answer | None]:
-        if reading:
-            return self._workers.fetch(request, *reading)
-        return self._workers.ask(request, request.beginning(first_bytes))
 
     def _tier_request(self, route: Route, url: str, headers: Mapping[str, str]) -> Request | None:
         """Return a request to the tier; None for a url with secrets that the tier would keep."""
