@@ -10,7 +10,7 @@ TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench bench-compare release-check sbom faults clean
+.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint house docs bench bench-compare release-check sbom faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -48,6 +48,9 @@ lint: $(VENV)/.installed-dev  ## check style, types, which module may import whi
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports
+	$(BIN)/python tests/house.py
+
+house: $(VENV)/.installed-dev  ## print the shape of the house, and what in it is slow to read
 	$(BIN)/python tests/house.py
 
 docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs

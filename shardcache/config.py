@@ -1,7 +1,7 @@
 """`Settings`: the single definition of the daemon's options.
 
-Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of the TOML file
-(`part_size`), in this order of precedence.
+Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of
+the TOML file (`part_size`), in this order of precedence.
 """
 
 import difflib
@@ -48,10 +48,18 @@ class Sources:
     file: Path
 
     def values(self) -> dict[str, Any]:
-        """Return the values that are set, as they are written. Raises OSError or ValueError if the file is unusable."""
-        of_file = tomllib.loads(self.file.read_text()) if self.file.exists() else {}
-        of_env = {name: self.env[key] for name in Settings.model_fields if (key := self._variable(name))}
-        return {**of_file, **of_env, **self.flags}
+        """Return the values that are set, as they are written.
+
+        Raises OSError or ValueError if the file is unusable.
+        """
+        found: dict[str, Any] = {}
+        if self.file.exists():
+            found |= tomllib.loads(self.file.read_text())
+        for name in Settings.model_fields:
+            variable = self._variable(name)
+            if variable is not None:
+                found[name] = self.env[variable]
+        return found | dict(self.flags)
 
     def kind(self, name: str) -> str:
         """Return `flag`, `environment` or `file` for an option that is set."""
@@ -60,33 +68,66 @@ class Sources:
         return "file" if self._variable(name) is None else "environment"
 
     def place(self, loc: tuple[int | str, ...]) -> str:
-        """Return where an option, or a part of one, is set: `--capacity`, `$SHARDCACHE_CAPACITY`, or a line."""
+        """Return where an option, or a part of one, is set.
+
+        `--capacity`, `$SHARDCACHE_CAPACITY`, or a line of the file.
+
+        Args:
+            loc: the option and the way to its part: keys, indices of tables, and pydantic's names
+                of validators.
+        """
         name = str(loc[0])
         if name in self.flags:
             return "--" + name.replace("_", "-")
-        if variable := self._variable(name):
+        variable = self._variable(name)
+        if variable is not None:
             return f"${variable}"
+
         dotted = ".".join(str(part) for part in loc if not str(part).startswith("function-"))
-        line = self._line(loc)
-        return f"{dotted} in {self.file}" + (f", line {line}" if line else "")
+        place = f"{dotted} in {self.file}"
+        line = _line_of(loc, self.file.read_text())
+        return place if line is None else f"{place}, line {line}"
 
     def _variable(self, name: str) -> str | None:
-        return next((each for each in self.env if each.upper() == VARIABLE_PREFIX + name.upper()), None)
+        wanted = VARIABLE_PREFIX + name.upper()
+        return next((each for each in self.env if each.upper() == wanted), None)
 
-    def _line(self, loc: tuple[int | str, ...]) -> int | None:
-        """Return the line number of a key in the file, or else of its table."""
-        table, count, begins, wanted = "", 0, None, [str(part) for part in loc if isinstance(part, str)]
-        number = next((part for part in loc if isinstance(part, int)), 0)
-        for at, text in enumerate(self.file.read_text().splitlines(), 1):
-            if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", text):
-                count = count + 1 if header[1] == table else 1
-                table = header[1]
-            is_in_table = table == wanted[0] and count == number + 1
-            begins = at if is_in_table and begins is None else begins
-            key = wanted[0] if not table else wanted[1] if is_in_table and len(wanted) > 1 else None
-            if key is not None and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", text):
-                return at
-        return begins
+
+_HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
+
+
+def _line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
+    """Return the line number of a key in a TOML file, or else that of its table's header.
+
+    Args:
+        loc: `(option,)`; or `(table, number, key)`, where `number` counts the tables of one name
+            from 0.
+        toml: text of the file, which is well-formed.
+    """
+    option, *keys = [part for part in loc if isinstance(part, str)]
+    number = next((part for part in loc if isinstance(part, int)), 0)
+    table = ""  # whose keys the present line is among; empty before the first table
+    count = 0  # of tables of that name so far, one after another
+    header_line = None
+    for line, text in enumerate(toml.splitlines(), 1):
+        header = _HEADER.match(text)
+        if header is not None:
+            count = count + 1 if header[1] == table else 1
+            table = header[1]
+        is_in_table = table == option and count == number + 1
+        if is_in_table and header_line is None:
+            header_line = line
+
+        if not table and _sets(text, option):
+            return line
+        if is_in_table and keys and _sets(text, keys[0]):
+            return line
+    return header_line
+
+
+def _sets(text: str, key: str) -> bool:
+    """Return True for a line of TOML that sets a key, which may be quoted."""
+    return re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +157,16 @@ class Amount:
         """Return a warning if the amount exceeds the size of the filesystem, else None."""
         if self.of(filesystem_bytes) <= filesystem_bytes:
             return None
-        return f"the capacity of {size(self.value_bytes)} exceeds the size of its filesystem ({size(filesystem_bytes)})"
+        capacity = size(self.value_bytes)
+        filesystem = size(filesystem_bytes)
+        return f"the capacity of {capacity} exceeds the size of its filesystem ({filesystem})"
 
 
 def _holds_a_shard(capacity: Amount) -> Amount:
-    if capacity.fraction == 0 or (capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES):
-        raise ValueError(f"{size(capacity.value_bytes)} cannot hold a single shard; add a unit, such as 500GB or 80%")
+    is_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
+    if is_small or capacity.fraction == 0:
+        found = size(capacity.value_bytes)
+        raise ValueError(f"{found} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
 
 
@@ -139,15 +184,20 @@ def _per_second(text: object) -> object:
 
 
 def _front(text: str | None) -> str | None:
-    if text is not None and not (text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES):
+    if text is None:
+        return None
+    is_socket_path = text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES
+    if not is_socket_path:
         raise ValueError(f"{text!r} is not the path of a Unix socket, such as {FRONT}")
     return text
 
 
 def _parsed(value: object) -> object:
     """Parse tables that come from the environment."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value)
     except ValueError:
         raise ValueError('write the tables as a list in JSON: [{"match": "s3://bucket/", …}]') from None
 
@@ -166,24 +216,32 @@ class OriginTable(pydantic.BaseModel):
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")
     tier: Annotated[str | None, AfterValidator(_front)] = Field(
-        None, description="socket of this node's nginx of the cluster's cache, requested before the origin"
+        None,
+        description="socket of this node's nginx of the cluster's cache, requested before the origin",
     )
     require_end: bool = Field(
-        True, description="reject tars without an end-of-archive block; false accepts them as complete"
+        True,
+        description="reject tars without an end-of-archive block; false accepts them as complete",
     )
     ignore_trailing_data: bool = Field(
-        False, description="accept tars with data after the end-of-archive block and ignore that data, as tar does"
+        False,
+        description="accept tars with data after the end-of-archive block and ignore that data, as tar does",
     )
     require_adjacent: bool = Field(
         True,
-        description="reject tars in which a key comes again with other members; false takes them for another sample, "
-        "as webdataset does, and shards are not read while they arrive",
+        description="reject tars in which a key comes again with other members; false takes them "
+        "for another sample, as webdataset does, and shards are not read while they "
+        "arrive",
     )
     verify_etag: bool = Field(
-        True, description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5"
+        True,
+        description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's Content-MD5",
     )
     price_per_gb: float | None = Field(
-        None, ge=0, le=_MAX_PRICE, description="price of 10^9 bytes from this store, in any currency"
+        None,
+        ge=0,
+        le=_MAX_PRICE,
+        description="price of 10^9 bytes from this store, in any currency",
     )
     price_per_1000_requests: float | None = Field(
         None, ge=0, le=_MAX_PRICE, description="price of 1,000 requests to this store"
@@ -198,29 +256,32 @@ class OriginTable(pydantic.BaseModel):
         """Return the price of bytes and requests; None if no price is set."""
         if self.price_per_gb is None and self.price_per_1000_requests is None:
             return None
-        return size_bytes / 1e9 * (self.price_per_gb or 0) + requests / 1e3 * (self.price_per_1000_requests or 0)
+        of_bytes = size_bytes / 1e9 * (self.price_per_gb or 0)
+        of_requests = requests / 1e3 * (self.price_per_1000_requests or 0)
+        return of_bytes + of_requests
 
 
 _NO_TABLE = OriginTable(match="")  # type: ignore[call-arg]  # the other fields have defaults
 
 
 def rule_of(tables: Sequence[OriginTable], url: str) -> OriginTable:
-    """Return the table with the longest `match` that the url begins with; the defaults if none matches."""
+    """Return the table with the longest `match` that the url begins with; defaults without one."""
     matching = (each for each in tables if url.startswith(each.match))
     return max(matching, key=lambda each: len(each.match), default=_NO_TABLE)
 
 
 def config_file(given: Path | None = None) -> Path:
-    """Return the config file: the one given, else that of `$SHARDCACHE_CONFIG`, else the node's, if it exists."""
+    """Return the config file given, else that of `$SHARDCACHE_CONFIG`, else the node's."""
     return given or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
 
 
 def default_cache_dir() -> Path:
-    """Return `/var/cache/shardcache` for root, a folder in the user's own cache directory otherwise."""
+    """Return root's cache folder, or one in the user's own cache directory."""
     if os.getuid() == 0:
         return Path("/var/cache/shardcache")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shardcache"
+    given = os.environ.get("XDG_CACHE_HOME")
+    base = Path(given) if given else Path.home() / ".cache"
+    return base / "shardcache"
 
 
 class Settings(pydantic.BaseModel):
@@ -243,30 +304,42 @@ class Settings(pydantic.BaseModel):
     )
     socket: Path | None = Field(None, description="Unix socket for jobs and tools [default: automatic]")
     group: str | None = Field(
-        None, description="group allowed to use the socket and read the cache [default: the daemon's own]"
+        None,
+        description="group allowed to use the socket and read the cache [default: the daemon's own]",
     )
     allow: tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...] = Field(
         (), description="url prefix from which shards may be fetched; repeatable [default: any]"
     )
     http: str | None = Field(
-        None, description="HOST:PORT for read-only status over TCP, such as 127.0.0.1:9300 [default: off]"
+        None,
+        description="HOST:PORT for read-only status over TCP, such as 127.0.0.1:9300 [default: off]",
     )
     http_token_file: Path | None = Field(
-        None, description="file with the token for TCP requests; required beyond loopback [default: none]"
+        None,
+        description="file with the token for TCP requests; required beyond loopback [default: none]",
     )
     socket_connections: int | None = Field(
-        None, ge=8, description="maximum connections to the socket [default: as many as there may be open files]"
+        None,
+        ge=8,
+        description="maximum connections to the socket [default: as many as there may be open files]",
     )
     user_connections: int | None = Field(
-        None, ge=4, description="maximum connections of one user, root and the daemon's own excepted [default: half]"
+        None,
+        ge=4,
+        description="maximum connections of one user, root and the daemon's own excepted [default: half]",
     )
     max_connections: int = Field(16, ge=1, le=1024, description="maximum connections to all origins")
     shard_connections: int = Field(8, ge=1, le=256, description="maximum connections for one shard")
     max_transfers: int = Field(
-        4, ge=1, le=256, description="maximum shards prefetched in parallel; those a reader waits for are extra"
+        4,
+        ge=1,
+        le=256,
+        description="maximum shards prefetched in parallel; those a reader waits for are extra",
     )
     max_bandwidth: Annotated[ByteSize | None, BeforeValidator(_per_second)] = Field(
-        None, ge=64 * 1024, description="maximum bytes per second from all origins, such as 500MB [default: no limit]"
+        None,
+        ge=64 * 1024,
+        description="maximum bytes per second from all origins, such as 500MB [default: no limit]",
     )
     part_size: Annotated[ByteSize, AfterValidator(_whole_blocks)] = Field(
         ByteSize(8 * MIB),
@@ -291,7 +364,9 @@ class Settings(pydantic.BaseModel):
     )
     scrub_pause_s: float = Field(3600.0, ge=0, description="seconds between two scrub rounds")
     idle_exit_s: float | None = Field(
-        None, gt=0, description="seconds without a session after which the daemon stops [default: never; private: 600]"
+        None,
+        gt=0,
+        description="seconds without a session after which the daemon stops [default: never; private: 600]",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum log level")
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
@@ -317,7 +392,10 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def read(cls, file: Path) -> "Settings":
-        """Build from a config file alone. Raises ConfigError naming every invalid option, or that it cannot be read."""
+        """Build from a config file alone.
+
+        Raises ConfigError naming every invalid option, or that it cannot be read.
+        """
         _must_be_file(file)
         return _loaded(Sources({}, {}, file))
 
@@ -337,7 +415,10 @@ def _must_be_file(path: Path) -> None:
     try:
         is_file = path.is_file()
     except OSError as exn:
-        raise ConfigError(f"cannot read {path}: {exn}", remedy="make its folder accessible") from None
+        raise ConfigError(
+            f"cannot read {path}: {exn}",
+            remedy="make its folder accessible",
+        ) from None
     if not is_file:
         raise ConfigError(f"no config file at {path}", remedy="correct the path, or omit it")
 
@@ -346,8 +427,11 @@ def unknown_variables() -> Iterator[tuple[str, str | None]]:
     """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
     known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     for name in sorted(os.environ):
-        if name.startswith(VARIABLE_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
-            yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
+        if not name.startswith(VARIABLE_PREFIX) or _SERVICE_LINK.match(name):
+            continue
+        if name.upper() not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            yield name, similar[0] if similar else None
 
 
 def _reason(error: ErrorDetails) -> str:
@@ -358,7 +442,10 @@ def _reason(error: ErrorDetails) -> str:
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
         return f"write [[{name}]], once per table"
-    field, bounds = Settings.model_fields.get(str(name)), error.get("ctx", {})
+    field = Settings.model_fields.get(str(name))
+    bounds = error.get("ctx", {})
     if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
-        return f"at least {size(bounds['ge'])}" if "ge" in bounds else f"at most {size(bounds['le'])}"
+        if "ge" in bounds:
+            return f"at least {size(bounds['ge'])}"
+        return f"at most {size(bounds['le'])}"
     return str(error["msg"]).removeprefix("Value error, ")

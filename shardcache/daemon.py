@@ -25,46 +25,67 @@ from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
-from shardcache.server.app import Listener, listening, serving
-from shardcache.server.connections import ActivatedSockets, Limits, listening_at, raise_open_files
-from shardcache.server.lifecycle import Drain, ServiceNotifier, liveness, predecessor_gone
+from shardcache.server.app import serving
+from shardcache.server.drain import Drain
+from shardcache.server.listening.activation import ActivatedSockets
+from shardcache.server.listening.limits import Limits, raise_open_files
+from shardcache.server.listening.tcp_listener import Listener, listening
+from shardcache.server.listening.unix_listener import listening_at
+from shardcache.server.service_notifier import Liveness, ServiceNotifier, liveness
+from shardcache.server.takeover import predecessor_gone
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.units import duration, size
 
 log = structlog.get_logger()
 
-# Hard limit for shutdown, even if a task hangs; service managers usually allow 90 s, Kubernetes 30 s.
+# Hard limit for shutdown, even if a task hangs; service managers usually allow 90 s, Kubernetes 30
+# s.
 _STOP_LIMIT_S = 20.0
 _MARGIN_S = 5.0
-# Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink, inflating.
+# Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
+# inflating.
 _THREADS = 32
-# How long a thread that parses an index may keep the interpreter while the event loop waits, at each system call.
+# How long a thread that parses an index may keep the interpreter while the event loop waits, at
+# each system call.
 _SWITCH_S = 0.001
 _INDEXERS = 2
 _FULL_COLLECTIONS_RARER = 10
-# Where S3 is configured, the daemon serves once its SDK is loaded and a transport worker is up: a reader's first batch
-# then takes as long as any. These are the limits on that, and on the credentials, which may come from far away.
+# Where S3 is configured, the daemon serves once its SDK is loaded and a transport worker is up: a
+# reader's first batch then takes as long as any. These are the limits on that, and on the
+# credentials, which may come from far away.
 _PREPARED_WITHIN_S = 10.0
 _CREDENTIALS_WITHIN_S = 1.0
-# Where nothing says that S3 will be used, its SDK is loaded after what a job with other urls waits for at first.
+# Where nothing says that S3 will be used, its SDK is loaded after what a job with other urls waits
+# for at first.
 _UNCONFIGURED_S = 1.0
-# At first, a daemon that is started for a job has other things to do than to start more transport workers.
+# At first, a daemon that is started for a job has other things to do than to start more transport
+# workers.
 _OTHERS_AFTER_S = 5.0
 
 
 def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
-    """Run the daemon until SIGTERM or SIGINT; with `idle_exit_s`, until it was idle as long, or lost its folder.
+    """Run the daemon until SIGTERM or SIGINT.
 
-    `on_ready` is called once it serves. Raises SocketInUseError, CacheDirError or ConfigError, always before that.
+    With `idle_exit_s`, also until it was idle for that time, or lost its folder.
+
+    Args:
+        settings: all options.
+        on_ready: called once the daemon serves.
+
+    Raises:
+        SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
     """
     logs.configure(settings.log_level, settings.log_format)
     raise_open_files()
-    manager, handed = ServiceNotifier.take(os.environ, os.getpid()), ActivatedSockets.take(os.environ, os.getpid())
+    manager = ServiceNotifier.take(os.environ, os.getpid())
+    handed = ActivatedSockets.take(os.environ, os.getpid())
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
+
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        stopping_s, store = runner.run(DaemonRun(settings, manager, on_ready).serve(handed))
+        run = DaemonRun(settings, manager, on_ready)
+        stopping_s, store = runner.run(run.serve(handed))
     log.info(
         "stopped",
         took=duration(time.monotonic() - stopping_s),
@@ -83,11 +104,17 @@ class DaemonRun:
     _on_ready: Callable[[Store], None]
 
     async def serve(self, handed: ActivatedSockets) -> tuple[float, Store]:
-        """Serve; return the time of the stop signal by the monotonic clock, and the closed store."""
-        settings, path = self._settings, handed.path(self._settings.socket)
+        """Serve until the daemon is to stop.
+
+        Returns:
+            The time of the stop signal by the monotonic clock, and the closed store.
+        """
+        settings = self._settings
+        path = handed.path(settings.socket)
         if path is None:
             path = socket_path(settings.socket)
             await predecessor_gone(path, _STOP_LIMIT_S)
+
         log.info("starting", socket=str(path), handed_over=handed.unix is not None)
         collect_seldom()
         sys.setswitchinterval(_SWITCH_S)
@@ -98,31 +125,40 @@ class DaemonRun:
             return await self._serve_at(sock, listener)
 
     async def _serve_at(self, sock: socket.socket, listener: Listener) -> tuple[float, Store]:
-        settings = self._settings
         with building():
             store = await self._manager.have_patience(
                 "Scanning the cache folder.",
-                lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
+                self._open_store,
             )
-        # The server closes last: until the folder is free, a new daemon must see that this one is stopping.
+        # The server closes last: until the folder is free, a new daemon must see that this one is
+        # stopping.
         async with contextlib.AsyncExitStack() as last:
             with contextlib.closing(store):
                 loop = asyncio.get_running_loop()
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
-                limits = partial(Limits.of_socket, settings)
+
+                async def serve_cache(cache: Cache) -> Drain:
+                    limits = partial(Limits.of_socket, self._settings)
+                    server = serving(cache, sock, limits, listener)
+                    return await last.enter_async_context(server)
+
                 try:
-                    stopping_s = await self._run(
-                        store, lambda cache: last.enter_async_context(serving(cache, sock, limits, listener))
-                    )
+                    stopping_s = await self._run(store, serve_cache)
                 finally:
-                    await loop.shutdown_default_executor()  # no thread may still write when the next daemon does
+                    # No thread may still write when the next daemon does.
+                    await loop.shutdown_default_executor()
         return stopping_s, store
 
-    async def _run(self, store: Store, serve_with: Callable[[Cache], Awaitable[Drain]]) -> float:
+    def _open_store(self) -> Store:
+        settings = self._settings
+        return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
+
+    async def _run(self, store: Store, serve_cache: Callable[[Cache], Awaitable[Drain]]) -> float:
         """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
-        settings, manager, counters = self._settings, self._manager, Counters()
+        settings = self._settings
+        counters = Counters()
         if any(table.cost(0, 0) is not None for table in settings.origin):
-            counters.bills.cost = lambda url, *amounts: rule_of(settings.origin, url).cost(*amounts)
+            counters.bills.cost = self._cost
         origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,
@@ -134,49 +170,90 @@ class DaemonRun:
         try:
             async with asyncio.TaskGroup() as group:
                 cache = Cache(settings, store, origins, downloader, indexers, group)
-                # Before the first connection is handled: a private daemon's reader is there already.
-                preparation = group.create_task(_prepare(origins, indexers))
-                credentials = group.create_task(_obtain_credentials(origins, preparation))
-                if origins.prepared_urls:
-                    await asyncio.wait([preparation], timeout=_PREPARED_WITHIN_S)
-                    await asyncio.wait([credentials], timeout=_CREDENTIALS_WITHIN_S)
-                drain = await serve_with(cache)
-                tasks = [preparation, credentials, group.create_task(_prepare_later(origins))]
+                # Before the first connection is handled: a private daemon's reader is there
+                # already.
+                tasks = await _start_preparing(group, origins, indexers)
+                drain = await serve_cache(cache)
+                tasks.append(group.create_task(_prepare_later(origins)))
+
                 with _stop_signals() as stop:
-                    log.info(
-                        "ready",
-                        version=__version__,
-                        cache_dir=str(settings.cache_dir),
-                        shards=len(store.shards),
-                        used=size(store.space.used_bytes),
-                        capacity=size(store.space.capacity_bytes),
-                    )
-                    await manager.tell(READY=1)
+                    self._log_ready(store)
+                    await self._manager.tell(READY=1)
                     self._on_ready(store)
-                    watch = manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions)))
-                    tasks.append(group.create_task(watch, name="manager"))
-                    if settings.idle_exit_s is not None:
-                        tasks.append(group.create_task(_stop_when_idle(stop, drain, settings.idle_exit_s)))
-                        tasks.append(group.create_task(_stop_when_lost(stop, cache)))
+                    tasks += self._start_watching(group, stop, cache, store, drain)
                     await stop.wait()
+
                 stopping_s = time.monotonic()
-                log.info("stopping")
-                _end_by_force(_STOP_LIMIT_S)
-                for task in tasks:
-                    task.cancel()
-                await manager.ask_for_time(_STOP_LIMIT_S + _MARGIN_S, STOPPING=1, STATUS="Stopping.")
-                await drain.run()
+                await self._stop(tasks, drain)
                 cache.stop()
         finally:
             await indexers.close()
             await origins.close()
         return stopping_s
 
+    def _cost(self, url: str, size_bytes: int, requests: int) -> float | None:
+        return rule_of(self._settings.origin, url).cost(size_bytes, requests)
+
+    def _log_ready(self, store: Store) -> None:
+        log.info(
+            "ready",
+            version=__version__,
+            cache_dir=str(self._settings.cache_dir),
+            shards=len(store.shards),
+            used=size(store.space.used_bytes),
+            capacity=size(store.space.capacity_bytes),
+        )
+
+    def _start_watching(
+        self,
+        group: asyncio.TaskGroup,
+        stop: asyncio.Event,
+        cache: Cache,
+        store: Store,
+        drain: Drain,
+    ) -> list[asyncio.Task[None]]:
+        """Start the tasks that report to the service manager and end an idle daemon."""
+
+        def alive() -> Liveness:
+            return liveness(cache.health()["disk"], store, len(drain.sessions))
+
+        tasks = [group.create_task(self._manager.watch(alive), name="manager")]
+        idle_exit_s = self._settings.idle_exit_s
+        if idle_exit_s is not None:
+            tasks.append(group.create_task(_stop_when_idle(stop, drain, idle_exit_s)))
+            tasks.append(group.create_task(_stop_when_lost(stop, cache)))
+        return tasks
+
+    async def _stop(self, tasks: list[asyncio.Task[None]], drain: Drain) -> None:
+        """End the tasks and the server's sessions and requests, by force if that takes too long."""
+        log.info("stopping")
+        _end_by_force(_STOP_LIMIT_S)
+        for task in tasks:
+            task.cancel()
+        limit_s = _STOP_LIMIT_S + _MARGIN_S
+        await self._manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
+        await drain.run()
+
+
+async def _start_preparing(
+    group: asyncio.TaskGroup,
+    origins: Origins,
+    indexers: Indexers,
+) -> list[asyncio.Task[None]]:
+    """Start to prepare; if S3 is configured, return once that is done, or its limits are over."""
+    preparation = group.create_task(_prepare(origins, indexers))
+    credentials = group.create_task(_obtain_credentials(origins, preparation))
+    if origins.prepared_urls:
+        await asyncio.wait([preparation], timeout=_PREPARED_WITHIN_S)
+        await asyncio.wait([credentials], timeout=_CREDENTIALS_WITHIN_S)
+    return [preparation, credentials]
+
 
 async def _prepare(origins: Origins, indexers: Indexers) -> None:
-    """Start processes, and load the SDK of S3 if that is configured, before readers wait for them, side by side.
+    """Start processes, and load the SDK of S3 if that is configured, side by side.
 
-    Nothing that fails here ends the daemon: the request that needs it fails again, and tells its reader.
+    Nothing that fails here ends the daemon: the request that needs it fails again, and tells its
+    reader.
     """
     preparations = [
         _attempt("transport worker", origins.start_worker()),
@@ -222,7 +299,10 @@ async def _stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float)
 
 
 async def _stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
-    """Stop a daemon that is started again when it is needed, which may then have its cache elsewhere."""
+    """Stop a daemon whose cache folder is gone.
+
+    It is started again when it is needed, and may then have its cache elsewhere.
+    """
     await cache.lost()
     log.info("cache folder deleted")
     stop.set()
@@ -230,8 +310,12 @@ async def _stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first stop signal sets. A second one ends the process immediately, as safe as kill -9."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    """Yield an event that the first stop signal sets.
+
+    A second one ends the process immediately, as safe as kill -9.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, stop.set)
@@ -244,9 +328,10 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
 
 def collect_seldom() -> None:
-    """Make full garbage collections rare: with many plans in memory, one blocks the event loop for a tenth of a second.
+    """Make full garbage collections rare.
 
-    Reference counting frees nearly everything; only the cycles that exceptions and their frames create need collecting.
+    With many plans in memory, one blocks the event loop for a tenth of a second. Reference counting
+    frees nearly everything; only the cycles that exceptions and their frames create need it.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, old * _FULL_COLLECTIONS_RARER)
@@ -254,7 +339,10 @@ def collect_seldom() -> None:
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Disable collection while a block creates many long-lived objects, then exempt them from all later collections."""
+    """Disable collection while a block creates many long-lived objects.
+
+    These are then exempt from all later collections.
+    """
     gc.disable()
     try:
         yield
@@ -264,7 +352,10 @@ def building() -> Iterator[None]:
 
 
 def _end_by_force(after_s: float) -> None:
-    """End the process if it still runs after `after_s` seconds: an unresponsive disk blocks its threads for good."""
+    """End the process if it still runs after `after_s` seconds.
+
+    An unresponsive disk blocks its threads for good.
+    """
 
     def end() -> None:
         log.warning("forced exit: tasks still blocked; published shards are safe, as after a crash")

@@ -1,15 +1,19 @@
-"""Counters and histograms of the daemon since its start: plain numbers, written only from the event loop."""
+"""Counters and histograms of the daemon since its start.
+
+Plain numbers, written only from the event loop.
+"""
 
 import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from shardcache.units import size
 
-# A site has a few origins; a client that asks for ever new ones must not make the metrics page grow without bound.
+# A site has a few origins; a client that asks for ever new ones must not make the metrics page grow
+# without bound.
 _MAX_LABELS = 64
 OTHERS = "others"
 
@@ -33,12 +37,15 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[int]:
-        """Return the number of values at or below each bound and, last, the number of all values."""
+        """Return the number of values at or below each bound and, last, that of all values."""
         return list(itertools.accumulate(self._counts))
 
 
 class Histograms:
-    """One histogram per label value; after the first 64 labels, all further ones share the label `others`."""
+    """One histogram per label value.
+
+    After the first 64 labels, all further ones share the label `others`.
+    """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -47,10 +54,11 @@ class Histograms:
     def of(self, label: str) -> Histogram:
         """Return the histogram for a label, creating it if necessary."""
         found = self._by_label.get(label)
-        if found is None:
-            shared = len(self._by_label) >= _MAX_LABELS
-            found = self._by_label.setdefault(OTHERS if shared else label, Histogram(self._bounds))
-        return found
+        if found is not None:
+            return found
+        if len(self._by_label) >= _MAX_LABELS:
+            label = OTHERS
+        return self._by_label.setdefault(label, Histogram(self._bounds))
 
     def by_label(self) -> list[tuple[tuple[str], Histogram]]:
         """Return each label value, as a tuple of one, with its histogram."""
@@ -59,7 +67,7 @@ class Histograms:
 
 @dataclass(slots=True)
 class Measures:
-    """Histograms, in seconds, and labelled counters; server/metrics.py says what each is."""
+    """Histograms, in seconds, and labelled counters; server/prometheus.py says what each is."""
 
     # By origin or tier; pauses excluded.
     first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
@@ -71,53 +79,128 @@ class Measures:
     failed: Counter[str] = field(default_factory=Counter)
 
 
+Kind = Literal["fetched", "read"]
+
+
+@dataclass(slots=True)
+class Amount:
+    """Bytes, requests and their cost: a part of a bill.
+
+    Attributes:
+        size_bytes: as they are at the origin.
+        requests: to the origin.
+        cost: in the currency of the prices; None without a price.
+    """
+
+    size_bytes: int = 0
+    requests: int = 0
+    cost: float | None = None
+
+    def add(self, size_bytes: int, requests: int, cost: float | None) -> None:
+        """Add to the amount."""
+        self.size_bytes += size_bytes
+        self.requests += requests
+        if cost is not None:
+            self.cost = (self.cost or 0) + cost
+
+    def priced(self) -> "Amount":
+        """Return the same amount with a cost: 0 if it has none yet."""
+        return replace(self, cost=self.cost or 0)
+
+    def less(self, other: "Amount") -> "Amount":
+        """Return the difference to an amount that is priced if this one is."""
+        cost = None
+        if self.cost is not None and other.cost is not None:
+            cost = self.cost - other.cost
+        return Amount(self.size_bytes - other.size_bytes, self.requests - other.requests, cost)
+
+    def to_json(self, kind: str) -> dict[str, float | None]:
+        """Return the numbers under names that begin with `kind`."""
+        return {
+            f"{kind}_bytes": self.size_bytes,
+            f"{kind}_requests": self.requests,
+            f"{kind}_cost": self.cost,
+        }
+
+    def in_words(self, kind: str) -> str:
+        """Return bytes, requests, and the cost if there is one, in one line."""
+        # What is saved: a shard may take several requests to fetch, and is one to read.
+        requests = max(0, self.requests)
+        text = f"{kind} {size(self.size_bytes)} in {requests:,} requests"
+        if self.cost is not None:
+            text += f" ({self.cost:,.2f})"
+        return text
+
+
+@dataclass(slots=True)
+class Bill:
+    """What was fetched from origins, and what was read.
+
+    Attributes:
+        fetched: by the daemon.
+        read: by readers; each shard is one request, as a process without a cache would send.
+    """
+
+    fetched: Amount = field(default_factory=Amount)
+    read: Amount = field(default_factory=Amount)
+
+    def add(self, kind: Kind, size_bytes: int, requests: int, cost: float | None) -> None:
+        """Add to what was fetched or read."""
+        amount = self.fetched if kind == "fetched" else self.read
+        amount.add(size_bytes, requests, cost)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the amounts, what the cache saved, and all of them in words.
+
+        Costs are None without a price. What is fetched ahead is saved once it is read: until then,
+        `saved_bytes` is negative, and the words leave it out.
+        """
+        fetched = self.fetched
+        read = self.read
+        if fetched.cost is not None or read.cost is not None:
+            fetched = fetched.priced()
+            read = read.priced()
+        saved = read.less(fetched)
+
+        texts = [fetched.in_words("fetched"), read.in_words("read")]
+        if saved.size_bytes > 0:
+            texts.append(saved.in_words("saved"))
+        return {
+            **fetched.to_json("fetched"),
+            **read.to_json("read"),
+            **saved.to_json("saved"),
+            "text": ", ".join(texts),
+        }
+
+
 @dataclass(slots=True)
 class Bills:
-    """Bytes, requests and cost of what was fetched from origins, and read: a request a shard, as each process would."""
+    """The bill of the node, and one for each client.
+
+    Attributes:
+        cost: returns the price of bytes and requests from a url; None without a price.
+        clients: by url, the jobs that shards are being fetched for.
+        amounts: the bill of each client; that of None is the node's.
+    """
 
     cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
-    clients: dict[str, Hashable] = field(default_factory=dict)  # by url, the jobs that shards are being fetched for
-    amounts: defaultdict[Hashable, Any] = field(default_factory=lambda: defaultdict(Counter))  # None: node
+    clients: dict[str, Hashable] = field(default_factory=dict)
+    amounts: defaultdict[Hashable, Bill] = field(default_factory=lambda: defaultdict(Bill))
 
-    def add(self, kind: str, url: str, size_bytes: int, requests: int, client: Hashable) -> None:
+    def add(self, kind: Kind, url: str, size_bytes: int, requests: int, client: Hashable) -> None:
         """Add to the bills of the node and of a client."""
         cost = self.cost(url, size_bytes, requests)
-        for bill in map(self.amounts.__getitem__, {None, client}):
-            bill[f"{kind}_bytes"] += size_bytes
-            bill[f"{kind}_requests"] += requests
-            if cost is not None:
-                bill[f"{kind}_cost"] += cost
+        for payer in {None, client}:
+            self.amounts[payer].add(kind, size_bytes, requests, cost)
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
-        """Return a bill, what the cache saved, and both in words; costs are None without a price.
-
-        What is fetched ahead is saved once it is read: until then `saved_bytes` is negative, and
-        the words leave it out.
-        """
-        bill = Counter(self.amounts[client])
-        priced = "fetched_cost" in bill or "read_cost" in bill
-        units = ("bytes", "requests", "cost") if priced else ("bytes", "requests")
-        for unit in units:
-            bill[f"saved_{unit}"] = bill[f"read_{unit}"] - bill[f"fetched_{unit}"]
-        kinds = ("fetched", "read", "saved")
-        amounts = {f"{kind}_{unit}": bill[f"{kind}_{unit}"] for kind in kinds for unit in units}
-        shown = kinds if bill["saved_bytes"] > 0 else kinds[:2]
-        texts = [_in_words(kind, bill, priced=priced) for kind in shown]
-        return {f"{kind}_cost": None for kind in kinds} | amounts | {"text": ", ".join(texts)}
-
-
-def _in_words(kind: str, bill: Mapping[str, float], *, priced: bool) -> str:
-    """Return one line of a bill: bytes, requests, and the cost if there are prices."""
-    requests = max(0, bill[f"{kind}_requests"])  # a shard may take several to fetch, and one to read
-    text = f"{kind} {size(bill[f'{kind}_bytes'])} in {requests:,} requests"
-    if priced:
-        text += f" ({bill[f'{kind}_cost']:,.2f})"
-    return text
+        """Return the bill of a client, by default the node's; see `Bill.to_json`."""
+        return self.amounts[client].to_json()
 
 
 @dataclass(slots=True)
 class Counters:
-    """Plain counters; server/metrics.py says what each counts. And the histograms in `measures`."""
+    """Plain counters, and the histograms in `measures`; server/metric_rows.py says what each is."""
 
     origin_bytes: int = 0
     origin_requests: int = 0
@@ -151,4 +234,5 @@ class Counters:
         """Count bytes from an origin, or requests."""
         self.origin_bytes += size_bytes
         self.origin_requests += requests
-        self.bills.add("fetched", url, size_bytes, requests, self.bills.clients.get(url))
+        client = self.bills.clients.get(url)
+        self.bills.add("fetched", url, size_bytes, requests, client)

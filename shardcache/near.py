@@ -39,7 +39,8 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
-        if (within := address.ipv4_mapped or address.sixtofour or nat64) is not None:
+        within = address.ipv4_mapped or address.sixtofour or nat64
+        if within is not None:
             return _is_near(within)
     this_network = address.version == 4 and int(address) >> 24 == 0
     return (

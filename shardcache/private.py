@@ -1,9 +1,10 @@
-"""This user's private daemons: whether one is wanted here, where it listens, and whose credentials it has.
+"""This user's private daemons: whether one is wanted here, its place, and its credentials.
 
-Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a folder that only
-this user may enter. A daemon uses the credentials and the Python of the environment that started it: the name of its
-socket is a hash of both, so a process with others finds no such socket, and gets another daemon. So does a process that
-does not see the daemon's cache. The standard library alone.
+Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a
+folder that only this user may enter. A daemon uses the credentials and the Python of the
+environment that started it: the name of its socket is a hash of both, so a process with others
+finds no such socket, and gets another daemon. So does a process that does not see the daemon's
+cache. The standard library alone.
 """
 
 import fcntl
@@ -22,18 +23,40 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardcache.errors import DaemonError
-from shardcache.protocol import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV, SYSTEM_SOCKET, may_exist, socket_path
+from shardcache.protocol import (
+    CONFIG_ENV,
+    DEFAULT_CONFIG,
+    SOCKET_ENV,
+    SYSTEM_SOCKET,
+    may_exist,
+    socket_path,
+)
 from shardcache.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
-# The variables from which object stores' clients take credentials, endpoints and proxies, and shardcache its options.
+# The variables from which object stores' clients take credentials, endpoints and proxies, and
+# shardcache its options.
 _CREDENTIALS = re.compile(
-    r"(?:AWS|AZURE|MSI|IDENTITY|GOOGLE|GCLOUD|CLOUDSDK|GCS|FSSPEC|OCI|OSS|SHARDCACHE)_\w+"
-    r"|HF_(?:TOKEN|TOKEN_PATH|HOME|ENDPOINT)|HUGGING_FACE_HUB_TOKEN|(?:https?|ftp|all|no)_proxy|(?:REQUESTS|CURL)_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)"
-    r"|STORAGE_EMULATOR_HOST|BOTO_CONFIG|NETRC|KRB5CCNAME|HOME",
+    "|".join(
+        (
+            r"(?:AWS|AZURE|MSI|IDENTITY|GOOGLE|GCLOUD|CLOUDSDK|GCS|FSSPEC|OCI|OSS|SHARDCACHE)_\w+",
+            r"HF_(?:TOKEN|TOKEN_PATH|HOME|ENDPOINT)",
+            r"HUGGING_FACE_HUB_TOKEN",
+            r"(?:https?|ftp|all|no)_proxy",
+            r"(?:REQUESTS|CURL)_CA_BUNDLE",
+            r"SSL_CERT_(?:FILE|DIR)",
+            r"STORAGE_EMULATOR_HOST",
+            r"BOTO_CONFIG",
+            r"NETRC",
+            r"KRB5CCNAME",
+            r"HOME",
+        ),
+    ),
     re.IGNORECASE,
 )
 # Those that say which job a process belongs to, or that only the client reads.
-_NO_CREDENTIALS = re.compile(r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)")
+_NO_CREDENTIALS = re.compile(
+    r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)",
+)
 
 _KEY_BYTES = 32
 _MAX_PLACES = 16
@@ -44,10 +67,13 @@ _CONNECT_S = 2.0
 
 
 def node_has_daemon() -> bool:
-    """Return True if somebody set up a daemon for this node, running or not, or runs one at this user's own socket."""
+    """Return True if somebody set up a daemon for this node, whether or not it runs.
+
+    A daemon that listens at this user's own socket counts, too.
+    """
     if os.environ.get(SOCKET_ENV) or os.environ.get(CONFIG_ENV):
         return True
-    if any(map(may_exist, (DEFAULT_CONFIG, SYSTEM_SOCKET.parent))):
+    if may_exist(DEFAULT_CONFIG) or may_exist(SYSTEM_SOCKET.parent):
         return True
     with suppress(DaemonError):  # a folder in which another user's daemon might listen
         return is_listening(socket_path())
@@ -55,48 +81,64 @@ def node_has_daemon() -> bool:
 
 
 def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
-    """Return the socket for a command: as `socket_path`, but a private daemon's where nobody set up one for the node.
+    """Return the socket for a command: a private daemon's where nobody set up one for the node.
 
-    A command of the admin API starts no daemon. It uses the one with the credentials of its environment; if it fetches
-    nothing, else the user's only one.
+    A command of the admin API starts no daemon. It uses the one with the credentials of its
+    environment; if it fetches nothing, else the user's only one.
+
+    Args:
+        explicit: the socket that the user named, if any.
+        fetches: True if the command has the daemon use its credentials.
     """
-    if explicit is None and not node_has_daemon() and _folder().exists():
-        place = PrivatePlace.find()
-        running = place.running()
-        if running:
-            return running[0] if len(running) == 1 and not fetches else place.socket
-    return socket_path(explicit)
+    if explicit is not None or node_has_daemon() or not _folder().exists():
+        return socket_path(explicit)
+    place = PrivatePlace.find()
+    running = place.running()
+    if not running:
+        return socket_path(explicit)
+    if len(running) == 1 and not fetches:
+        return running[0]
+    return place.socket
 
 
 class PrivatePlace:
-    """The files of the private daemon that has one environment's credentials and Python, whose hash is their name.
+    """The files of the private daemon that has one environment's credentials and Python.
 
-    Daemons that do not see each other's caches, as in containers, have numbers after that name.
+    Their name is the hash of these. Daemons that do not see each other's caches, as in containers,
+    have numbers after that name.
+
+    Attributes:
+        folder: of all private daemons of this user; nobody else may enter it.
+        socket: at which the daemon listens.
+        log: to which it logs.
+        lock: locked while it starts.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder  # of all private daemons of this user; nobody else may enter it
-        self.socket = folder / f"{name}.sock"  # at which the daemon listens
-        self.log = folder / f"{name}.log"  # to which it logs
-        self.lock = folder / f"{name}.lock"  # locked while it starts
+        self.folder = folder
+        self.socket = folder / f"{name}.sock"
+        self.log = folder / f"{name}.log"
+        self.lock = folder / f"{name}.lock"
         self._record = folder / f"{name}.cache"  # names its cache folder
 
     @classmethod
     def find(cls) -> "PrivatePlace":
         """Return the place for this process's environment; its folder is created if it is missing.
 
-        The daemon that listens there, if one does, has its cache where this process sees it. Raises DaemonError if the
-        folder could be another user's, or cannot be created.
+        The daemon that listens there, if one does, has its cache where this process sees it. Raises
+        DaemonError if the folder could be another user's, or cannot be created.
         """
         folder = secured(_folder())
         name = digest(folder, _python())
-        places = [cls(folder, f"{name}.{number}" if number else name) for number in range(_MAX_PLACES)]
+        numbered = [f"{name}.{number}" for number in range(1, _MAX_PLACES)]
+        places = [cls(folder, each) for each in (name, *numbered)]
         listening = [place for place in places if is_listening(place.socket)]
         for place in listening:
             if place.shows_cache():
                 return place
 
-        for place in places:  # the daemon of an earlier number may have ended since a later one was started
+        # The daemon of an earlier number may have ended since a later one was started.
+        for place in places:
             if place not in listening:
                 return place
         raise DaemonError(
@@ -113,7 +155,7 @@ class PrivatePlace:
             file.write(record)
 
     def shows_cache(self) -> bool:
-        """Return True if this process sees the cache folder of the daemon that was started here last.
+        """Return True if this process sees the cache folder of the daemon last started here.
 
         In a mount namespace of its own, its path may be missing or lead to another folder.
         """
@@ -130,15 +172,19 @@ class PrivatePlace:
         return (found.st_dev, found.st_ino) == (device, inode)
 
     def running(self) -> list[Path]:
-        """Return the sockets at which private daemons of this user listen, whatever their credentials."""
+        """Return the sockets of all of this user's private daemons that listen."""
         return [path for path in sorted(self.folder.glob("*.sock")) if is_listening(path)]
 
 
 def is_listening(path: Path) -> bool:
-    """Return True if a process of this user accepts connections at the socket; a frozen daemon still does."""
+    """Return True if a process of this user accepts connections at the socket.
+
+    A frozen daemon still does.
+    """
     try:
         with connected(path, _CONNECT_S) as sock:
-            return credentials(sock)[1] == os.geteuid()
+            _, uid, _ = credentials(sock)
+            return uid == os.geteuid()
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except OSError:
@@ -146,10 +192,12 @@ def is_listening(path: Path) -> bool:
 
 
 def secured(folder: Path, denied: int = 0o077) -> Path:
-    """Return a folder of this user's own, created if it is missing, on which others have none of the rights `denied`.
+    """Return a folder of this user's own, created if it is missing.
 
-    Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp, anyone could have
-    created it.
+    Others have none of the rights `denied`, which are bits of a mode, on it.
+
+    Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp,
+    anyone could have created it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,14 +205,15 @@ def secured(folder: Path, denied: int = 0o077) -> Path:
     except OSError as exn:
         raise _unusable(folder, exn) from exn
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        elsewhere = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own"
         raise DaemonError(
             f"{folder} is a link or belongs to another user, who could pose as your daemon",
-            remedy="remove it, or choose another place: export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own",
+            remedy=f"remove it, or choose another place: {elsewhere}",
         )
     if found.st_mode & denied:
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
         raise DaemonError(
-            f"other users have access to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), where they could pose as "
-            "your daemon",
+            f"other users have access to {folder} ({mode}), where they could pose as your daemon",
             remedy=f"chmod 700 {shlex.quote(str(folder))}",
         )
     return folder
@@ -176,24 +225,37 @@ def _unusable(folder: Path, exn: OSError) -> DaemonError:
 
 
 def digest(folder: Path, python: str = "") -> str:
-    """Return the hash of the environment's credentials, with a key that is kept in a folder of this user's own.
+    """Return the hash of the environment's credentials.
 
-    With `python`, another fact by which daemons differ, of that as well.
+    Without the hash's key, the name of a socket or a cache folder says nothing about the
+    credentials.
 
-    Without the key, the name of a socket or a cache folder says nothing about the credentials. Raises DaemonError if
-    the key can be neither read nor created, as on a full disk.
+    Args:
+        folder: one of this user's own, in which the key is kept.
+        python: another fact by which daemons differ, to be hashed as well.
+
+    Raises DaemonError if the key can be neither read nor created, as on a full disk.
     """
     try:
         key = _key(folder)
     except OSError as exn:
         raise _unusable(folder, exn) from exn
-    names = sorted(n for n in os.environ if _CREDENTIALS.fullmatch(n) and not _NO_CREDENTIALS.fullmatch(n))
-    text = "\0".join([*(f"{name}={os.environ[name]}" for name in names), *filter(None, [python])])
+    facts = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _is_credential(name)]
+    if python:
+        facts.append(python)
+    text = "\0".join(facts)
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
 
 
+def _is_credential(variable: str) -> bool:
+    return bool(_CREDENTIALS.fullmatch(variable)) and not _NO_CREDENTIALS.fullmatch(variable)
+
+
 def _python() -> str:
-    """Return the identity of the environment whose packages a daemon has; one made again at its path is another."""
+    """Return the identity of the environment whose packages a daemon has.
+
+    One made again at its path is another.
+    """
     prefix = os.path.realpath(sys.prefix)
     try:
         return f"{prefix} {os.stat(prefix).st_ino}"  # noqa: PTH116
@@ -223,9 +285,9 @@ def _key(folder: Path) -> bytes:
 def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
     """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
 
-    It ends here, though another thread may have forked a process that has the descriptor as well, such as a worker of a
-    DataLoader; if it is inherited, with the last process that has the descriptor. Raises DaemonError if another holds
-    it for `limit_s`.
+    It ends here, though another thread may have forked a process that has the descriptor as well,
+    such as a worker of a DataLoader; if it is inherited, with the last process that has the
+    descriptor. Raises DaemonError if another holds it for `limit_s`.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
@@ -257,13 +319,24 @@ def try_lock(fd: int) -> bool:
 
 
 def _folder() -> Path:
-    """Return the folder of the sockets: the same for all jobs of a user, so not in a job's own temporary directory."""
+    """Return the folder of the sockets.
+
+    The same for all jobs of a user, so not in a job's own temporary directory.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    with suppress(OSError):
-        if runtime and (found := Path(runtime).lstat()).st_uid == os.geteuid() and not found.st_mode & 0o077:
-            folder = Path(runtime) / "shardcache-private"
-            if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= MAX_SOCKET_BYTES:
-                return folder
+    if runtime and _is_own(Path(runtime)):
+        folder = Path(runtime) / "shardcache-private"
+        if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= MAX_SOCKET_BYTES:
+            return folder
     shared = Path("/tmp")  # anyone may write there: see `secured`
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"shardcache-private-{os.geteuid()}"
+
+
+def _is_own(folder: Path) -> bool:
+    """Return True for a folder of this user's that nobody else may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077

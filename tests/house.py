@@ -2,8 +2,9 @@
 
     python tests/house.py [--json]
 
-Sizes (lines, files, words) are printed and have no limit: code and docs take the room that a reader needs. The number
-of files that one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
+Sizes (lines, files, words) and densities are printed and have no limit: code and docs take the room that a reader
+needs. What makes a file slow to read is listed by `house_checks`, and fails in the rooms that have been unpacked. The
+number of files that one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
 """
 
 import ast
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
+
+import house_checks
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("shardcache", "client")
@@ -27,6 +30,19 @@ LIMITS: dict[str, float] = {
     # Each of one idea: some 36 fetch, carry and request it. Of the reader, some are for samples without numbers.
     "files that a cold shard passes": 130,
 }
+
+
+STILL_PACKED = (
+    "client/shardcache_client",
+    "shardcache/fetch",
+    "shardcache/origin",
+    "shardcache/transport",
+    "shardcache/errors.py",
+    "shardcache/protocol.py",
+    "shardcache/shardlist.py",
+    "shardcache/shards.py",
+)
+"""Rooms and modules still to be unpacked: `house_checks` does not look at them."""
 
 
 def files(*suffixes: str, under: tuple[str, ...] = SOURCES) -> list[Path]:
@@ -96,8 +112,35 @@ def measures() -> dict[str, tuple[float, str]]:
     }
 
 
+def slow_to_read() -> list[str]:
+    """Return what `house_checks` finds in the rooms that have been unpacked, and exceptions without use."""
+    found = []
+    unused = set(house_checks.EXCEPTIONS)
+    for path in files(".py"):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(STILL_PACKED):
+            continue
+        for line, check, what in house_checks.findings(path):
+            if (name, check) in house_checks.EXCEPTIONS:
+                unused.discard((name, check))
+            else:
+                found.append(f"{name}:{line}: {what}")
+    return found + [f"{name}: no exception is needed for its {check}" for name, check in sorted(unused)]
+
+
+def print_densities() -> None:
+    """Print how dense each room is."""
+    rooms: dict[str, house_checks.Density] = {}
+    for path in files(".py"):
+        folder = path.parent.relative_to(ROOT)
+        rooms.setdefault(str(folder), house_checks.Density()).add(path)
+    print(f"{'room':40} {house_checks.HEADINGS}")
+    for room, density in rooms.items():
+        print(f"{room:40} {density.row()}")
+
+
 def main() -> int:
-    """Print the table; return 1 if a measure that has a limit is above it."""
+    """Print the tables; return 1 if a measure is above its limit, or a file slow to read."""
     found = measures()
     if "--json" in sys.argv[1:]:
         print(json.dumps({name: value for name, (value, _) in found.items()}, indent=2))
@@ -107,7 +150,12 @@ def main() -> int:
         limit = f"of {LIMITS[name]:>4,}" if name in LIMITS else ""
         mark = "ABOVE" if name in above else ""
         print(f"{name:40} {value:>8,} {limit:7} {mark:5} {place}".rstrip())
-    return 1 if above else 0
+    print()
+    print_densities()
+    slow = slow_to_read()
+    if slow:
+        print("", "slow to read:", *slow, sep="\n")
+    return 1 if above or slow else 0
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from shardcache.cli.main import app as shardcache
 from shardcache.cli.serve import serve
 from shardcache.errors import ShardcacheError
 from shardcache.metrics import Histogram, Measures
-from shardcache.server.metrics import measured, page_metrics
+from shardcache.server.prometheus import measured, page_metrics
 
 DOCS = Path(__file__).parents[1]
 

@@ -1,5 +1,5 @@
 """The `shardcache` command line, one module per command family.
 
-At the top level, the commands' modules import only click: rich, aiohttp and pydantic are imported when a command needs
-them, so that `--help` and short requests to the daemon are fast.
+At the top level, the commands' modules import only click: rich, aiohttp and pydantic are imported
+when a command needs them, so that `--help` and short requests to the daemon are fast.
 """

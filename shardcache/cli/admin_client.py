@@ -16,7 +16,8 @@ from shardcache.protocol import Json
 from shardcache.redact import printable
 from shardcache.unix_socket import connected, credentials, health
 
-# Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection that way.
+# Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection
+# that way.
 Lines = Generator[Json, None, None]
 
 _CONNECT_LIMIT_S = 10.0
@@ -25,13 +26,14 @@ _CONNECT_LIMIT_S = 10.0
 class AdminClient:
     """The admin API of one daemon; each request has a connection of its own.
 
-    Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it,
-    ProtocolError for an answer that no daemon gives, and any error that the daemon itself returns.
+    Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may
+    not use it, ProtocolError for an answer that no daemon gives, and any error that the daemon
+    itself returns.
 
     Args:
         socket: path of the daemon's socket; None for the default one.
-        silence_s: how long the daemon may be silent, even about its health. Work that lasts, such as warming a whole
-            dataset, has no limit while the daemon is alive.
+        silence_s: how long the daemon may be silent, even about its health. Work that lasts, such
+            as warming a whole dataset, has no limit while the daemon is alive.
     """
 
     def __init__(self, socket: Path | None = None, silence_s: float = 10.0) -> None:
@@ -68,8 +70,13 @@ class AdminClient:
         return self._until_done("/v1/warm", {"urls": urls})
 
     def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
-        """Yield events until the samples of `urls`, and those of the member `tokens`, are counted in every shard."""
-        return self._until_done("/v1/index", {"urls": urls} | ({} if tokens is None else {"tokens": tokens}))
+        """Yield events until the samples of `urls`, and those of the member `tokens`, are counted
+        in every shard.
+        """
+        return self._until_done(
+            "/v1/index",
+            {"urls": urls} | ({} if tokens is None else {"tokens": tokens}),
+        )
 
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` has been verified."""
@@ -81,7 +88,8 @@ class AdminClient:
             return answer
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
-        if method == "POST" and not self._chosen:  # it may fetch something, which takes this process's own credentials
+        # it may fetch something, which takes this process's own credentials
+        if method == "POST" and not self._chosen:
             self.socket = tool_socket(fetches=True)
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
@@ -96,24 +104,41 @@ class AdminClient:
             for event in events:
                 yield event
         if event.get("event") != "done":
-            raise NoDaemonError("the daemon stopped before the request was done", url=str(self.socket))
+            raise NoDaemonError(
+                "the daemon stopped before the request was done",
+                url=str(self.socket),
+            )
 
     @contextmanager
     def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
-        """Yield the answer to a request; turn the errors of its connection into errors that the user can act on."""
-        where, content = str(self.socket), {} if body is None else {"Content-Type": "application/json"}
+        """Yield the answer to a request.
+
+        Turn the errors of its connection into errors that the user can act on.
+        """
+        where = str(self.socket)
+        content = {} if body is None else {"Content-Type": "application/json"}
         with closing(HTTPConnection("shardcache")) as connection:
             try:
                 connection.sock = self._connected()
-                with suppress(BrokenPipeError):  # a daemon that refuses a connection answers and closes without reading
-                    connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
+                # a daemon that refuses a connection answers and closes without reading
+                with suppress(BrokenPipeError):
+                    connection.request(
+                        method,
+                        path,
+                        None if body is None else json.dumps(body).encode(),
+                        content,
+                    )
                 with connection.getresponse() as response:
                     if response.status >= 400:
                         raise error_of(response.status, response.reason, response.read())
                     yield response
             except TimeoutError as exn:
-                reason = f"the daemon accepts connections but does not answer within {self._silence_s:g} s"
-                raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
+                raise NoDaemonError(
+                    "the daemon accepts connections but does not answer within "
+                    f"{self._silence_s:g} s",
+                    url=where,
+                    remedy=self._how_to_end_it(),
+                ) from exn
             except (HTTPException, ConnectionError) as exn:
                 reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
                 raise NoDaemonError(reason, url=where) from exn
@@ -126,14 +151,22 @@ class AdminClient:
             sock = connected(self.socket, _CONNECT_LIMIT_S)
         except PermissionError as exn:
             remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
-            raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
+            raise DaemonError(
+                "you may not use the daemon's socket",
+                url=where,
+                remedy=remedy,
+            ) from exn
         except BlockingIOError as exn:
             reason = "a daemon listens at the socket, but accepts no connections"
             raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
         except OSError as exn:
             flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
             command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
-            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}") from exn
+            raise NoDaemonError(
+                "no daemon listens at the socket",
+                url=where,
+                remedy=f"start it: {command}",
+            ) from exn
         return _WatchedConnection(sock, self.socket, self._silence_s)
 
     def _how_to_end_it(self) -> str:
@@ -147,7 +180,8 @@ class AdminClient:
 class _WatchedConnection(socket):
     """A connection on which a read waits as long as the daemon at its other end is alive.
 
-    Raises TimeoutError after `silence_s` without an answer: neither to the request, nor to a question for its health.
+    Raises TimeoutError after `silence_s` without an answer: neither to the request, nor to a
+    question for its health.
     """
 
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
@@ -174,7 +208,10 @@ class _WatchedConnection(socket):
 
 
 def shown(value: Any) -> Any:
-    """Return JSON without terminal control sequences: urls, names and reasons come from other users."""
+    """Return JSON without terminal control sequences.
+
+    Urls, names and reasons come from other users.
+    """
     match value:
         case str():
             return printable(value)
@@ -199,7 +236,9 @@ def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
 
 
 def error_of(status: int, reason: str, body: bytes) -> Exception:
-    """Return the error that an answer's body holds, or a ProtocolError that says what it holds instead."""
+    """Return the error that an answer's body holds, or a ProtocolError that says what it holds
+    instead.
+    """
     try:
         return from_json(shown(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError, AttributeError):

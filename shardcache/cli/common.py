@@ -1,4 +1,4 @@
-"""Options, exit codes, and output: rich on a terminal; elsewhere plain text, never wrapped or cut."""
+"""Options, exit codes, and output: rich on a terminal, elsewhere plain and never wrapped or cut."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ class Family(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; a summary that is too long for its line is wrapped, not cut."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(10_000)) for name, command in self.commands.items()])
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(10_000))
+                    for name, command in self.commands.items()
+                ]
+            )
 
 
 def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
@@ -84,13 +89,20 @@ def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
 
 def json_option(command: Command) -> Command:
     """Add `--json` as the argument `as_json`; errors are then printed as JSON too."""
-    return click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")(command)
+    option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
+    return option(command)
 
 
 def query_options(command: Command) -> Command:
-    """Add the options of commands that ask the daemon: `json_option`, and `--socket` as `socket`, None if not given."""
-    help_text = "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
-    kind = click.Path(path_type=Path, readable=False)  # connecting says more about a socket that one may not use
+    """Add the options of commands that ask the daemon.
+
+    `json_option`, and `--socket` as `socket`, None if not given.
+    """
+    help_text = (
+        "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
+    )
+    # connecting says more about a socket that one may not use
+    kind = click.Path(path_type=Path, readable=False)
     return json_option(click.option("--socket", type=kind, help=help_text)(command))
 
 
@@ -101,16 +113,18 @@ def urls_argument(command: Command) -> Command:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread, which is not joined at exit: a disk or daemon that hangs must not block a command.
+    """Run `work` in a daemon thread, which is not joined at exit.
 
-    If the caller is cancelled, the thread is abandoned.
+    A disk or daemon that hangs must not block a command. If the caller is cancelled, the thread is
+    abandoned.
     """
     import asyncio
     from concurrent.futures import Future
     from threading import Thread
 
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # so that it accepts a result even after its waiter was cancelled
+    # So that it accepts a result even after its waiter was cancelled.
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
@@ -167,13 +181,24 @@ def make_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     for column in columns:
         right = column in numbers
         table.add_column(
-            one_line(column), justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
+            one_line(column),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            header_style="dim",
         )
     return table
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]], numbers: tuple[str, ...] = ()) -> None:
-    """Print a table of plain texts (never markup); columns of `numbers` are aligned to the right."""
+def print_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str | Text]],
+    numbers: tuple[str, ...] = (),
+) -> None:
+    """Print a table of plain texts (never markup).
+
+    Columns of `numbers` are aligned to the right.
+    """
     from rich.text import Text
 
     table = make_table(*columns, numbers=numbers)
@@ -191,11 +216,16 @@ def one_line(text: str, style: str = "") -> Text:
 
 def count(number: int, noun: str) -> str:
     """Return `1 shard`, `2,000 shards`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
 
 
 def readable(event: Json) -> Json:
-    """Return an event with sizes and numbers of things as people read them; `intact` are shards that did not fail."""
+    """Return an event with sizes and numbers of things as people read them.
+
+    `intact` are shards that did not fail.
+    """
     shown: Json = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
     shown["refused"] = 0  # a daemon of an earlier release does not count them
     for name, value in event.items():
@@ -222,10 +252,20 @@ def byte_progress(console: Console, label: str) -> Iterator[Callable[[Json], Non
     """
     from rich import progress
 
-    text, bar = progress.TextColumn, progress.BarColumn()
-    numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    text = progress.TextColumn
+    bar = progress.BarColumn()
+    numbers = (
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
     columns = (text("{task.description}"), bar, *numbers, text("{task.fields[shards]}"))
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    with progress.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as shown:
         task = shown.add_task(label, total=None, shards="")
 
         def update(event: Json) -> None:
@@ -255,7 +295,9 @@ def carry_out(
     each_shard: bool = False,
     stderr: bool = False,
 ) -> None:
-    """Show the progress of the daemon's work on many shards until it is done; exit 1 if a shard failed.
+    """Show the progress of the daemon's work on many shards until it is done.
+
+    Exit 1 if a shard failed.
 
     Args:
         summary: the last line to print, with the fields of `readable` for the `done` event.
@@ -276,7 +318,13 @@ def carry_out(
         fail()
 
 
-def _follow(events: Iterable[Json], console: Console, label: str, *, each_shard: bool) -> tuple[Json, int]:
+def _follow(
+    events: Iterable[Json],
+    console: Console,
+    label: str,
+    *,
+    each_shard: bool,
+) -> tuple[Json, int]:
     """Show the progress, each failure as it occurs, and each distinct remedy once at the end.
 
     Returns the work's `done` event and the number of failures.

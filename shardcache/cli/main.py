@@ -10,27 +10,28 @@ from shardcache import __version__
 from shardcache.cli import common
 from shardcache.errors import ShardcacheError
 
-# In the order of the help. A command's module is imported when the command is used: a private daemon, whose reader
-# waits for it, starts in two thirds of the time that it would take to import them all.
+# In the order of the help. A command's module is imported when the command is used: a private
+# daemon, whose reader waits for it, starts in two thirds of the time that it would take to import
+# them all.
 _MODULES = {
     "serve": "serve",
     "stop": "serve",
     "status": "status",
     "top": "status",
     "dashboard": "status",
-    "write": "datasets",
-    "warm": "shards",
-    "get": "shards",
-    "index": "datasets",
-    "ls": "shards",
-    "pin": "shards",
-    "unpin": "shards",
-    "evict": "shards",
-    "verify": "shards",
+    "write": "making.write_command",
+    "warm": "cached_shards",
+    "get": "cached_shards",
+    "index": "making.index_command",
+    "ls": "cached_shards",
+    "pin": "cached_shards",
+    "unpin": "cached_shards",
+    "evict": "cached_shards",
+    "verify": "cached_shards",
     "doctor": "doctor.command",
     "probe": "status",
     "simulate": "simulate",
-    "demo": "demo",
+    "demo": "demo.demo_command",
     "cluster": "cluster",
     "config": "serve",
 }
@@ -63,7 +64,10 @@ class Commands(MutableMapping[str, click.Command]):
 
 
 class App(common.Family):
-    """A group whose commands may raise any ShardcacheError: it is shown as a message, never as a traceback."""
+    """A group whose commands may raise any ShardcacheError.
+
+    It is shown as a message, never as a traceback.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn errors into exit codes."""
@@ -76,7 +80,10 @@ class App(common.Family):
             ctx.exit(common.INTERRUPTED)
 
 
-@common.examples("write photos/ s3://bucket/train/ --classes --shuffle 7", "doctor s3://bucket/train/")
+@common.examples(
+    "write photos/ s3://bucket/train/ --classes --shuffle 7",
+    "doctor s3://bucket/train/",
+)
 @click.group(
     cls=App,
     commands=Commands(_MODULES),

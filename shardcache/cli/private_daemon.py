@@ -1,4 +1,7 @@
-"""`shardcache serve --private`: this user's own daemon, in the background, with its cache on a local disk."""
+"""`shardcache serve --private`.
+
+This user's own daemon, in the background, with its cache on a local disk.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import CacheDirError, DaemonError, NoDaemonError, ShardcacheError, from_json
-from shardcache.private import PrivatePlace, digest, is_digest, is_listening, locked, secured, try_lock
+from shardcache.private import (
+    PrivatePlace,
+    digest,
+    is_digest,
+    is_listening,
+    locked,
+    secured,
+    try_lock,
+)
 from shardcache.protocol import Json
 from shardcache.store.disk.mounts import free_bytes, mount_of
 
@@ -26,12 +37,20 @@ if TYPE_CHECKING:
     from shardcache.store.store import Store
 
 _IDLE_EXIT_S = 600.0
-# A user's daemons on one node that do not see each other's sockets, as in containers, or that have other credentials.
+# A user's daemons on one node that do not see each other's sockets, as in containers, or that have
+# other credentials.
 _MAX_FOLDERS = 16
 _OLD_S = 86_400.0
 _MAX_LOG_BYTES = 1024 * 1024
 # A service manager's variables are for the process that it started, which is this one's ancestor.
-_OF_MANAGERS = ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
+_OF_MANAGERS = (
+    "NOTIFY_SOCKET",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+)
 # A job's limits for its own processes; not that of core files, which would contain credentials.
 _LIMITS = (
     resource.RLIMIT_AS,
@@ -42,26 +61,34 @@ _LIMITS = (
     resource.RLIMIT_NOFILE,
     resource.RLIMIT_NPROC,
 )
-# A scheduler's names for the folder of a job on the node's own disk, and those by which a job is recognised.
+# A scheduler's names for the folder of a job on the node's own disk, and those by which a job is
+# recognised.
 _SCRATCH = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
 
 
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:
-    """Start the private daemon of this environment, unless it runs; return where it is, once it serves.
+    """Start the private daemon of this environment, unless it runs; return where it serves.
 
-    Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache; DaemonError if the
-    daemon ends before it serves; NoDaemonError if it was killed.
+    Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
+    DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
     """
     place = PrivatePlace.find()
-    base = cache_base({**os.environ, **({"SHARDCACHE_CACHE_DIR": flags["cache_dir"]} if "cache_dir" in flags else {})})
+    env = dict(os.environ)
+    if "cache_dir" in flags:
+        env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
+    base = cache_base(env)
     with _errors_of_cache():
         name = digest(base)
     with ExitStack() as stack:
-        locks = [stack.enter_context(locked(path, is_inherited=True)) for path in (place.lock, base)]
+        lock = stack.enter_context(locked(place.lock, is_inherited=True))
+        base_lock = stack.enter_context(locked(base, is_inherited=True))
         if is_listening(place.socket):
             if not place.shows_cache():
-                raise NoDaemonError("a daemon has just been started whose cache is not seen here", remedy="try again")
+                raise NoDaemonError(
+                    "a daemon has just been started whose cache is not seen here",
+                    remedy="try again",
+                )
             return {"socket": str(place.socket), "started": False}
         with _errors_of_cache():
             folder = _free_folder(base, name)
@@ -71,27 +98,31 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            _serve(settings, place, writer, locks)
+            _serve(settings, place, writer, (lock, base_lock))
         os.close(writer)
         return _outcome(reader, place, pid)
 
 
 def cache_base(env: Mapping[str, str]) -> Path:
-    """Return the folder of this user's private caches, created if it is missing; no file of it is another user's.
+    """Return the folder of this user's private caches, created if it is missing.
 
-    In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own folder on a local disk, if its scheduler names one;
-    the user's cache folder. Raises CacheDirError if that is on a network filesystem or cannot be used.
+    No file of it is another user's. In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own
+    folder on a local disk, if its scheduler names one; the user's cache folder. Raises
+    CacheDirError if that is on a network filesystem or cannot be used.
     """
-    if named := env.get("SHARDCACHE_CACHE_DIR"):
+    named = env.get("SHARDCACHE_CACHE_DIR")
+    if named:
         base = Path(named).resolve()
     else:
         home = env.get("XDG_CACHE_HOME")
-        base = next(_scratch(env), (Path(home) if home else Path.home() / ".cache") / "shardcache-private")
+        of_user = Path(home) if home else Path.home() / ".cache"
+        base = next(_scratch(env), of_user / "shardcache-private")
     base = base.absolute()  # the daemon leaves this folder
     mount = mount_of(base)
     if mount.is_network:
         raise CacheDirError(
-            f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache would gain nothing",
+            f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache "
+            "would gain nothing",
             remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
         )
     with _errors_of_cache():
@@ -104,23 +135,31 @@ def _errors_of_cache() -> Iterator[None]:
     try:
         yield
     except DaemonError as exn:
-        remedy = "export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk"
-        raise CacheDirError(f"no place for the cache: {exn.message}", remedy=remedy) from exn
+        raise CacheDirError(
+            f"no place for the cache: {exn.message}",
+            remedy="export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk",
+        ) from exn
 
 
 def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
     """Yield a folder in each place on a local disk that a scheduler made for this job."""
-    names = [*_SCRATCH, *(["TMPDIR"] if any(map(env.get, _JOBS)) else [])]
-    for folder in (Path(env[name]) for name in names if env.get(name)):
+    names = list(_SCRATCH)
+    if any(env.get(name) for name in _JOBS):
+        names.append("TMPDIR")
+    for folder in [Path(env[name]) for name in names if env.get(name)]:
         mount = mount_of(folder)
         # Folders of no single job outlive it, and others fill them.
-        is_local = not (str(folder) in ("/tmp", "/var/tmp") or mount.is_network or mount.is_memory)
+        is_shared = str(folder) in ("/tmp", "/var/tmp")
+        is_local = not (is_shared or mount.is_network or mount.is_memory)
         if is_local and folder.is_dir() and os.access(folder, os.W_OK):
             yield folder / f"shardcache-{os.geteuid()}"
 
 
 def _free_folder(base: Path, name: str) -> Path:
-    """Return a cache folder for these credentials that no daemon holds; with the lock of `base`, none will."""
+    """Return a cache folder for these credentials that no daemon holds.
+
+    With the lock of `base`, none will.
+    """
     for number in range(_MAX_FOLDERS):
         folder = base / (f"{name}.{number}" if number else name)
         with _held(secured(folder)) as is_free:
@@ -131,7 +170,7 @@ def _free_folder(base: Path, name: str) -> Path:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Take the lock that a daemon has on its cache folder; yield False if another process has it."""
+    """Take the lock that a daemon has on its cache folder; yield False if another has it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield try_lock(fd)
@@ -139,16 +178,33 @@ def _held(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _settings(flags: Mapping[str, Any], config: Path | None, place: PrivatePlace, folder: Path) -> Settings:
-    """Return the daemon's options: of a config file, which may be the node's, all but those of place and size."""
+def _settings(
+    flags: Mapping[str, Any],
+    config: Path | None,
+    place: PrivatePlace,
+    folder: Path,
+) -> Settings:
+    """Return the daemon's options.
+
+    Those of a config file, which may be the node's, count but for those of place and size.
+    """
     from shardcache.config import VARIABLE_PREFIX, Settings
 
-    given = {*flags, *(name.lower().removeprefix(VARIABLE_PREFIX.lower()) for name in os.environ)}
+    prefix = VARIABLE_PREFIX.lower()
+    given = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
     # Of the space that would be free without this cache, half, so that each start gives the same.
-    spare_bytes = free_bytes(folder) + sum(path.stat().st_size for path in folder.glob("shards/*/*"))
+    cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
+    spare_bytes = free_bytes(folder) + cached_bytes
     defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
-    own = {"socket": place.socket, "cache_dir": folder, "group": None, "http": None, "http_token_file": None}
-    return Settings.load({**flags, **own, **{n: value for n, value in defaults.items() if n not in given}}, config)
+    unset = {name: value for name, value in defaults.items() if name not in given}
+    own = {
+        "socket": place.socket,
+        "cache_dir": folder,
+        "group": None,
+        "http": None,
+        "http_token_file": None,
+    }
+    return Settings.load({**flags, **own, **unset}, config)
 
 
 def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable[int]) -> NoReturn:
@@ -156,7 +212,11 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
 
     def on_ready(store: Store) -> None:
         os.utime(settings.cache_dir)
-        facts = {"cache_dir": str(settings.cache_dir), "capacity_bytes": store.space.capacity_bytes, "pid": os.getpid()}
+        facts = {
+            "cache_dir": str(settings.cache_dir),
+            "capacity_bytes": store.space.capacity_bytes,
+            "pid": os.getpid(),
+        }
         _report(writer, socket=str(place.socket), started=True, **facts)
         for lock in locks:
             fcntl.flock(lock, fcntl.LOCK_UN)
@@ -178,7 +238,8 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
 def _detach(log: Path) -> None:
     """Leave what only concerns the process that started this one.
 
-    These are the terminal, the process group, the CPUs, the niceness, the soft limits and the service manager.
+    These are the terminal, the process group, the CPUs, the niceness, the soft limits and the
+    service manager.
     """
     os.setsid()
     os.chdir("/")
@@ -218,7 +279,10 @@ def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
                 f"the private daemon was killed before it was ready (signal {os.WTERMSIG(status)})",
                 remedy="if memory is short, free some: dmesg names what the kernel killed",
             )
-        raise DaemonError("the private daemon ended before it was ready", remedy=f"see its log: tail {place.log}")
+        raise DaemonError(
+            "the private daemon ended before it was ready",
+            remedy=f"see its log: tail {place.log}",
+        )
     outcome: Json = json.loads(report)
     if "error" in outcome:
         raise from_json(outcome["error"])
@@ -226,11 +290,21 @@ def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
 
 
 def _remove_old(own: Path) -> None:
-    """Remove caches of other credentials that no daemon has used for a day: temporary credentials come only once."""
+    """Remove caches of other credentials that no daemon has used for a day.
+
+    Temporary credentials come only once.
+    """
     for other in own.parent.iterdir():
         if other == own or not is_digest(other.name.partition(".")[0]):
             continue
-        written_s = max(path.stat().st_mtime for path in (other, other / "partial") if path.exists())
+        written_s = max(
+            path.stat().st_mtime
+            for path in (
+                other,
+                other / "partial",
+            )
+            if path.exists()
+        )
         if time.time() - written_s > _OLD_S:
             with _held(other) as is_free:
                 if is_free:

@@ -1,4 +1,6 @@
-"""The daemon's options on the command line: `shardcache serve`, `config show` and `config check`; and `stop`.
+"""The daemon's options on the command line: `shardcache serve`, `config show` and `config check`.
+
+And `stop`.
 
 The options are the fields of `Settings`, imported only when needed.
 """
@@ -49,7 +51,8 @@ class SettingsCommand(click.Command):
 config_option = click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
-    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
+    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml "
+    "if it exists]",
 )
 
 
@@ -59,11 +62,15 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
-    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    metavar = None if choices else _metavar(field)
+    metavar = None
+    kind: click.ParamType[Any] | type[str] = str  # text, for pydantic to parse
+    if get_origin(field.annotation) is Literal:
+        kind = click.Choice(get_args(field.annotation))
+    else:
+        metavar = _metavar(field)
     return click.Option(
         ["--" + name.replace("_", "-"), name],
-        type=click.Choice(choices) if choices else str,  # everything else stays text, for pydantic to parse
+        type=kind,
         metavar=metavar,
         shell_complete=common.complete_path if metavar == "PATH" else None,
         multiple=get_origin(field.annotation) is tuple,
@@ -75,7 +82,8 @@ def _fits_flag(field: FieldInfo) -> bool:
     """Return False for tables such as `[[origin]]`, which only the config file can express."""
     from pydantic import BaseModel
 
-    return not any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(field.annotation))
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
+    return not any(issubclass(kind, BaseModel) for kind in kinds)
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -92,32 +100,38 @@ def _metavar(field: FieldInfo) -> str:
 def _help(field: FieldInfo) -> str:
     text = field.description or ""
     default = field.get_default(call_default_factory=True)
-    readable = default.human_readable() if hasattr(default, "human_readable") else default
-    return text[:1].upper() + text[1:] + (f"  [default: {readable}]" if default not in (None, ()) else "")
+    text = text[:1].upper() + text[1:]
+    if default in (None, ()):
+        return text
+    if hasattr(default, "human_readable"):
+        default = default.human_readable()
+    return f"{text}  [default: {default}]"
 
 
 @common.examples(
-    "serve --cache-dir /nvme/shardcache --capacity 500GB", "serve --config /etc/shardcache/shardcache.toml"
+    "serve --cache-dir /nvme/shardcache --capacity 500GB",
+    "serve --config /etc/shardcache/shardcache.toml",
 )
 @click.command(
     cls=SettingsCommand,
     short_help="Run this node's daemon.",
-    epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of the config file "
-    "(part_size); a flag wins over the environment, the environment over the file.",
+    epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of the "
+    "config file (part_size); a flag wins over the environment, the environment over the "
+    "file.",
 )
 @config_option
 @click.option(
     "--private",
     is_flag=True,
-    help="Start this user's own daemon in the background, as training does where none was set up, and return once it "
-    "serves.",
+    help="Start this user's own daemon in the background, as training does where none was set up, "
+    "and return once it serves.",
 )
 @common.json_option
 def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) -> None:
     """Run this node's daemon until SIGTERM or Ctrl-C.
 
-    Needs a folder on a local disk, and credentials for the object store: from the usual chain (environment, profile,
-    instance role) or from an [[origin]] table of the config file.
+    Needs a folder on a local disk, and credentials for the object store: from the usual chain
+    (environment, profile, instance role) or from an [[origin]] table of the config file.
     """
     options = given(flags)
     if not private:
@@ -129,12 +143,18 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     from shardcache.cli.private_daemon import start
 
     if "socket" in options:
-        raise ConfigError("a private daemon listens where its user's processes look for it", remedy="omit --socket")
+        raise ConfigError(
+            "a private daemon listens where its user's processes look for it",
+            remedy="omit --socket",
+        )
     place = start(options, config)
     if as_json:
         common.print_json(place)
     else:
-        click.echo(f"{'ready' if place['started'] else 'runs already'}: {place['socket']}; to stop it: shardcache stop")
+        click.echo(
+            f"{'ready' if place['started'] else 'runs already'}: {place['socket']}; to stop it: "
+            "shardcache stop",
+        )
 
 
 @common.examples("stop", "stop --socket /run/shardcache/shardcache.sock")
@@ -151,7 +171,10 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     private = PrivatePlace.find().running()
     sockets = private if socket is None else [socket]
     if not sockets:
-        raise NoDaemonError("no private daemon of yours runs here", remedy="for another daemon, pass its --socket")
+        raise NoDaemonError(
+            "no private daemon of yours runs here",
+            remedy="for another daemon, pass its --socket",
+        )
     stopped = []
     for path in sockets:
         page = AdminClient(path).status()
@@ -184,18 +207,31 @@ def _attached(page: Json, *, is_private: bool) -> str:
 
 
 def _stop(path: Path, running: int) -> None:
-    """Send SIGTERM to the daemon of pid `running` that listens at a socket, and wait for its end."""
+    """Send SIGTERM to the daemon of pid `running` that listens at a socket; wait for its end."""
     with connected(path, _ANSWER_S) as sock:
-        pid = credentials(sock)[0]
-    if pid != running:  # the socket is a service manager's, or the daemon runs in another PID namespace
-        raise DaemonError("another process started the daemon's socket", url=str(path), remedy="stop it where it runs")
+        pid, _, _ = credentials(sock)
+    if pid != running:
+        # The socket is a service manager's, or the daemon runs in another PID namespace.
+        raise DaemonError(
+            "another process started the daemon's socket",
+            url=str(path),
+            remedy="stop it where it runs",
+        )
     process = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], _STOP_S)[0]:
-            raise DaemonError(f"the daemon has not ended after {_STOP_S:g} s", url=str(path), remedy=f"kill -9 {pid}")
+            raise DaemonError(
+                f"the daemon has not ended after {_STOP_S:g} s",
+                url=str(path),
+                remedy=f"kill -9 {pid}",
+            )
     except PermissionError as exn:
-        raise DaemonError("the daemon belongs to another user", url=str(path), remedy="ask its administrator") from exn
+        raise DaemonError(
+            "the daemon belongs to another user",
+            url=str(path),
+            remedy="ask its administrator",
+        ) from exn
     finally:
         os.close(process)
 
@@ -204,7 +240,10 @@ def _stop(path: Path, running: int) -> None:
 
 
 @common.examples("config show", "config check shardcache.toml")
-@click.group(cls=common.Family, short_help="Show the daemon's options and their sources, or check a config file.")
+@click.group(
+    cls=common.Family,
+    short_help="Show the daemon's options and their sources, or check a config file.",
+)
 def config() -> None:
     """Show the options that a daemon started here would have, or check a config file."""
 
@@ -214,10 +253,11 @@ def config() -> None:
 @config_option
 @common.json_option
 def show(config: Path | None, as_json: bool, **flags: Any) -> None:
-    """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
+    """Show the value of each option of `serve`, and the flag, the variable or the line of the file
+    that sets it.
 
-    Takes the options of `serve`, and shows their effect. Secrets are redacted: passwords in urls, and the
-    values of storage_options.
+    Takes the options of `serve`, and shows their effect. Secrets are redacted: passwords in urls,
+    and the values of storage_options.
     """
     from shardcache.config import Settings, Sources, config_file, unknown_variables
 
@@ -227,7 +267,13 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     rows = list(_rows(settings, Sources(options, os.environ, path)))
     unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
     if as_json:
-        common.print_json({"file": str(path) if path.exists() else None, "options": rows, "unknown_variables": unknown})
+        common.print_json(
+            {
+                "file": str(path) if path.exists() else None,
+                "options": rows,
+                "unknown_variables": unknown,
+            }
+        )
     else:
         _print_options(rows, unknown)
 
@@ -241,7 +287,10 @@ def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
 
 
 def _json(value: object) -> Any:
-    """Return an option's value as JSON, without secrets; sizes in bytes, or as written if they are a share."""
+    """Return an option's value as JSON, without secrets.
+
+    Sizes in bytes, or as written if they are a share.
+    """
     from pydantic import BaseModel
 
     from shardcache.access import AllowRule
@@ -251,10 +300,17 @@ def _json(value: object) -> Any:
         case Amount():
             return value.value_bytes if value.fraction is None else f"{value.fraction * 100:g}%"
         case AllowRule():
-            return {"prefix": redact(value.prefix), "users": sorted(value.uids), "groups": sorted(value.gids)}
+            return {
+                "prefix": redact(value.prefix),
+                "users": sorted(value.uids),
+                "groups": sorted(value.gids),
+            }
         case BaseModel():
-            rows = ((name, getattr(value, name)) for name in value.model_fields_set)
-            return {name: _hidden(inner) if name == "storage_options" else _json(inner) for name, inner in rows}
+            rows = {}
+            for name in value.model_fields_set:
+                inner = getattr(value, name)
+                rows[name] = _hidden(inner) if name == "storage_options" else _json(inner)
+            return rows
         case tuple() | list():
             return [_json(inner) for inner in value]
         case Path():
@@ -280,9 +336,13 @@ def _print_options(rows: list[Json], unknown: list[Json]) -> None:
     table = common.make_table("option", "value", "source")
     for row in rows:
         field = Settings.model_fields[row["name"]]
-        for number, value in enumerate(_texts(row["value"], field)):
-            name, place = (row["name"].replace("_", "-"), row["place"] or "default") if number == 0 else ("", "")
+        name = row["name"].replace("_", "-")
+        place = row["place"] or "default"
+        for value in _texts(row["value"], field):
             table.add_row(Text(name), Text(value), Text(place, "" if row["place"] else "dim"))
+            # Only in the first row of an option.
+            name = ""
+            place = ""
     console.print(table)
     for variable in unknown:
         meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
@@ -293,13 +353,20 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
     """Return a value as people write it, one line per table."""
     match value:
         case None | []:
-            return [(field.description or "").partition("[default: ")[2].rstrip("]") or "none"]
+            _, _, default = (field.description or "").partition("[default: ")
+            return [default.rstrip("]") or "none"]
         case list():
-            rows = [[f"{name}={inner}" for name, inner in each.items() if inner not in ([], None)] for each in value]
-            return list(map(" ".join, rows))
+            return [_table_text(each) for each in value]
         case str():
             return [value]
-    return [size(value) if re.search("ByteSize|Amount", str(field.annotation)) else f"{value:g}"]
+    if re.search("ByteSize|Amount", str(field.annotation)):
+        return [size(value)]
+    return [f"{value:g}"]
+
+
+def _table_text(table: Json) -> str:
+    facts = [f"{name}={value}" for name, value in table.items() if value not in ([], None)]
+    return " ".join(facts)
 
 
 @common.examples("config check", "config check shardcache.toml")
@@ -307,10 +374,12 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @common.json_option
 def check(file: Path | None, as_json: bool) -> None:
-    """Check that a config file is valid; exit 2 and name each invalid option and its line if it is not.
+    """Check that a config file is valid; exit 2 and name each invalid option and its line if it is
+    not.
 
-    Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables are ignored. For the
-    effects of valid options on this node, run `shardcache doctor --config FILE`.
+    Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables
+    are ignored. For the effects of valid options on this node, run `shardcache doctor --config
+    FILE`.
     """
     from shardcache.config import Settings, config_file
 

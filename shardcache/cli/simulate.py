@@ -1,4 +1,7 @@
-"""`shardcache simulate`: what a training run fetches, by the real order and the real schedule, without any bytes."""
+"""`shardcache simulate`.
+
+What a training run fetches, by the real order and the real schedule, without any bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,14 @@ from shardcache.protocol import Json
 from shardcache.units import duration, size
 
 POLICIES = ("shardcache", "MIN", "LRU", "none")
-_PART_BYTES, _COUNT = 8 * 1024 * 1024, click.IntRange(1)
+_PART_BYTES = 8 * 1024 * 1024
+_COUNT = click.IntRange(1)
 _WORKERS_HELP = "Worker processes of each rank, which visit the same shards; 1 for threads."
-_UNITS: dict[str, Any] = {"hits": "{:.1%}".format, "requests": "{:,}".format, "cost": "{:,.2f}".format}
+_UNITS: dict[str, Any] = {
+    "hits": "{:.1%}".format,
+    "requests": "{:,}".format,
+    "cost": "{:,.2f}".format,
+}
 
 
 class Run(SimpleNamespace):
@@ -63,14 +71,18 @@ class Run(SimpleNamespace):
         return sorted(found)
 
     def process_reads(self, reads: Sequence[Read]) -> int:
-        """Return the number of reads by all processes, of which each visits all shards of its rank."""
+        """Return the number of reads by all processes: each visits all shards of its rank."""
         return len(reads) * int(self.workers)
 
     def cached_bytes(self, shard: str) -> int:
-        """Return the space that a shard takes in the cache, with its sidecar, of which the index says too little."""
+        """Return the space that a shard takes in the cache, with its sidecar, of which the index
+        says too little.
+        """
         from shardcache.store.space import typical_sidecar_bytes
 
-        return self.size_bytes(shard) + typical_sidecar_bytes(self.manifest.shards.samples[int(shard)])
+        return self.size_bytes(shard) + typical_sidecar_bytes(
+            self.manifest.shards.samples[int(shard)],
+        )
 
     def reserved_bytes(self, shard: str) -> int:
         """Return the space that the daemon reserves for a shard before it fetches it."""
@@ -80,7 +92,10 @@ class Run(SimpleNamespace):
         return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))
 
     def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
-        """Return what each policy fetches for a node's reads, and the space that is used. Raises CapacityError."""
+        """Return what each policy fetches for a node's reads, and the space that is used.
+
+        Raises CapacityError.
+        """
         self.check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         ours = Replay(reads, disk_bytes, sizes)
@@ -114,16 +129,28 @@ class Run(SimpleNamespace):
         if not self.window:  # from the beginning of a shard that is still arriving
             sample_bytes = sum(self.manifest.shards.sizes) / self.manifest.samples
             return float(self.ranks * self.batch_size * sample_bytes)
-        first = {read.shard for read in reads if read.session < self.ranks and read.start_s < self.batch_size}
+        first = {
+            read.shard
+            for read in reads
+            if read.session < self.ranks and read.start_s < self.batch_size
+        }
         return sum(map(self.size_bytes, first))
 
     def figures(self, name: str, fetched: Counter[str], reads: int) -> Json:
-        """Return a policy's. With a tier, the store sends each shard once, and nodes own equal parts of it."""
+        """Return a policy's. With a tier, the store sends each shard once, and nodes own equal
+        parts of it.
+        """
         from shardcache.config import Settings, rule_of
 
         has_tier = self.tier and name != POLICIES[-1]
         sent = Counter(set(fetched)) if has_tier else fetched
-        store_bytes, all_bytes = (sum(n * self.size_bytes(one) for one, n in some.items()) for some in (sent, fetched))
+        store_bytes, all_bytes = (
+            sum(n * self.size_bytes(one) for one, n in some.items())
+            for some in (
+                sent,
+                fetched,
+            )
+        )
         requests = self.questions(name, fetched.total(), reads)
         requests += sum(n * -(-self.size_bytes(one) // _PART_BYTES) for one, n in sent.items())
         return {
@@ -131,15 +158,19 @@ class Run(SimpleNamespace):
             "store_bytes": store_bytes,
             "requests": requests,
             "between_nodes_bytes": round(all_bytes * (1 - 1 / self.nodes)) if has_tier else 0,
-            "cost": rule_of(Settings.load({}).origin, self.manifest[0].url).cost(store_bytes, requests),
+            "cost": rule_of(Settings.load({}).origin, self.manifest[0].url).cost(
+                store_bytes,
+                requests,
+            ),
         }
 
     def questions(self, name: str, fetches: int, reads: int) -> int:
-        """Return the number of requests that bring no bytes of shards, if none of them is saved by its neighbours.
+        """Return the number of requests that bring no bytes of shards, if none of them is saved by
+        its neighbours.
 
-        A daemon asks for a shard's version when it fetches it, and again when a reader gets it, unless that is within
-        `--listing-ttl-s`. The tier asks whether the node that fetches may, unless another one of the same access key
-        asked within `--trust-s`.
+        A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
+        unless that is within `--listing-ttl-s`. The tier asks whether the node that fetches may,
+        unless another one of the same access key asked within `--trust-s`.
         """
         if name == POLICIES[-1]:
             return reads
@@ -147,8 +178,11 @@ class Run(SimpleNamespace):
         return fetches + reads + permissions
 
     def picture(self) -> str:
-        """Return hit rates over the disk of the first node, up to that for all shards which it reads."""
-        reads, points = self.reads(0), dict.fromkeys(POLICIES, "")
+        """Return hit rates over the disk of the first node, up to that for all shards which it
+        reads.
+        """
+        reads = self.reads(0)
+        points = dict.fromkeys(POLICIES, "")
         whole_bytes = 1.05 * sum(map(self.cached_bytes, {read.shard for read in reads}))
         for step in range(1, 9):
             with suppress(CapacityError):
@@ -170,7 +204,11 @@ def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
             raise ValueError("it has no samples, or no sample counts or sizes")
     except (OSError, ValueError) as exn:
         remedy = "write it with: shardcache index URL... -o FILE"
-        raise ConfigError(f"cannot simulate with this index: {exn}", url=str(index), remedy=remedy) from None
+        raise ConfigError(
+            f"cannot simulate with this index: {exn}",
+            url=str(index),
+            remedy=remedy,
+        ) from None
     return manifest
 
 
@@ -198,16 +236,28 @@ def _draw(run: Run, picture: Path) -> None:
 
 
 @common.examples(
-    "simulate index.json --disk 500GB --nodes 4", "simulate index.json --disk 2TB --tier --picture hits.svg"
+    "simulate index.json --disk 500GB --nodes 4",
+    "simulate index.json --disk 2TB --tier --picture hits.svg",
 )
 @click.command(context_settings={"show_default": True})
 @click.argument("manifest", type=click.Path(path_type=Path), metavar="INDEX", callback=_manifest)
-@click.option("--disk", type=common.parse_size, required=True, metavar="SIZE", help="Capacity of each node's cache.")
+@click.option(
+    "--disk",
+    type=common.parse_size,
+    required=True,
+    metavar="SIZE",
+    help="Capacity of each node's cache.",
+)
 @click.option("--nodes", type=_COUNT, default=1, help="Nodes, each with a daemon.")
 @click.option("--ranks", type=_COUNT, default=8, help="Ranks of each node.")
 @click.option("--workers", type=_COUNT, default=4, help=_WORKERS_HELP)
 @click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
-@click.option("--jobs", type=_COUNT, default=1, help="Jobs on the same nodes, with different seeds.")
+@click.option(
+    "--jobs",
+    type=_COUNT,
+    default=1,
+    help="Jobs on the same nodes, with different seeds.",
+)
 @click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
 @click.option("--shuffle/--no-shuffle", default=True, help="The dataset's shuffle.")
 @click.option(
@@ -218,7 +268,13 @@ def _draw(run: Run, picture: Path) -> None:
 )
 @click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
 @click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
-@click.option("--line", type=common.parse_size, default="10Gbit", metavar="SIZE", help="Network bandwidth of a node.")
+@click.option(
+    "--line",
+    type=common.parse_size,
+    default="10Gbit",
+    metavar="SIZE",
+    help="Network bandwidth of a node.",
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -234,32 +290,58 @@ def simulate(
     shuffle_window: int,
     **options: Any,
 ) -> None:
-    """Compute what a training run would fetch, from an index file (INDEX) and the prices in the daemon's config.
+    """Compute what a training run would fetch, from an index file (INDEX) and the prices in the
+    daemon's config.
 
-    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN knows the future and
-    evicts the shard that is read again last, which is the best possible for shards of one size; of several sizes,
-    something else may do better. LRU evicts the least recently read shard; with none, each process fetches for
-    itself. A hit is a visit of a process to a shard that is not fetched for it.
+    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN
+    knows the future and evicts the shard that is read again last, which is the best possible for
+    shards of one size; of several sizes, something else may do better. LRU evicts the least
+    recently read shard; with none, each process fetches for itself. A hit is a visit of a process
+    to a shard that is not fetched for it.
     """
     run = Run(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
-    all_reads, disk_bytes, first_batch_s = 0, 0, 0.0
+    forecast = _forecast(run, line)
+    if picture is not None:
+        _draw(run, picture)
+    if as_json:
+        common.print_json(forecast)
+    else:
+        _print_forecast(forecast, has_tier=run.tier)
+
+
+def _forecast(run: Run, line: int) -> Json:
+    """Return what each policy fetches, and the disks and the time that the run takes, as JSON."""
+    all_reads = 0
+    disk_bytes = 0
+    first_batch_s = 0.0
     fetched = {name: Counter[str]() for name in POLICIES}
     for node in range(run.nodes):
-        found, used_bytes = run.fetches(reads := run.reads(node), run.disk)
-        fetched = {name: fetched[name] + Counter(shards) for name, shards in found.items()}
+        reads = run.reads(node)
+        found, used_bytes = run.fetches(reads, run.disk)
+        for name, shards in found.items():
+            fetched[name].update(shards)
         all_reads += run.process_reads(reads)
         disk_bytes = max(disk_bytes, used_bytes)
         first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line)
     policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
-    tier_bytes = sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0
-    if picture is not None:
-        _draw(run, picture)
-    if as_json:
-        facts = {"disk_bytes": disk_bytes, "tier_disk_bytes": tier_bytes, "first_batch_s": first_batch_s}
-        common.print_json({"policies": policies, **facts})
-        return
-    rows = {key: [each[key] for each in policies.values()] for key in policies["shardcache"]}
-    shown = [[key.replace("_", " "), *map(_UNITS.get(key, size), some)] for key, some in rows.items() if any(some)]
-    common.print_table(["", *policies], shown, POLICIES)
-    disk = size(disk_bytes) + run.tier * f" and {size(tier_bytes)} of the tier"
-    click.echo(f"disk of a node {disk}, first batch after {duration(first_batch_s)}")
+    return {
+        "policies": policies,
+        "disk_bytes": disk_bytes,
+        "tier_disk_bytes": sum(run.manifest.shards.sizes) // run.nodes if run.tier else 0,
+        "first_batch_s": first_batch_s,
+    }
+
+
+def _print_forecast(forecast: Json, *, has_tier: bool) -> None:
+    policies = forecast["policies"]
+    rows = []
+    for key in policies["shardcache"]:
+        values = [each[key] for each in policies.values()]
+        if any(values):
+            rows.append([key.replace("_", " "), *map(_UNITS.get(key, size), values)])
+    common.print_table(["", *policies], rows, POLICIES)
+    disk = size(forecast["disk_bytes"])
+    if has_tier:
+        disk += f" and {size(forecast['tier_disk_bytes'])} of the tier"
+    first_batch = duration(forecast["first_batch_s"])
+    click.echo(f"disk of a node {disk}, first batch after {first_batch}")

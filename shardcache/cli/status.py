@@ -1,4 +1,7 @@
-"""Commands that look at the daemon: `status`, `top`, `probe`, and `dashboard`, bridged from a loopback port."""
+"""Commands that look at the daemon.
+
+`status`, `top`, `probe`, and `dashboard`, bridged from a loopback port.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def status(as_json: bool, socket: Path | None) -> None:
     if as_json:
         common.print_json(page)
     else:
-        from shardcache.cli.page import Moment, draw
+        from shardcache.cli.status_text import Moment, draw
 
         console = common.make_console()
         console.print(draw(Moment(page), console.width))
@@ -44,18 +47,29 @@ def status(as_json: bool, socket: Path | None) -> None:
 
 @common.examples("top", "top --once --interval 5")
 @click.command(context_settings={"show_default": True})
-@click.option("--interval", "interval_s", type=click.FloatRange(0.1), default=1.0, help="Seconds between updates.")
-@click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    help="Seconds between updates.",
+)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Show one frame, with the rates of one interval, and exit.",
+)
 @common.query_options
 def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
     """Show the cache, jobs and transfers live.
 
-    Press q or Ctrl-C to quit. If the output is not a terminal, prints one frame, as with --once. With --json, prints
-    one line of JSON per interval: the status page and its "rates", or "error" while no daemon answers.
+    Press q or Ctrl-C to quit. If the output is not a terminal, prints one frame, as with --once.
+    With --json, prints one line of JSON per interval: the status page and its "rates", or "error"
+    while no daemon answers.
     """
     import asyncio
 
-    from shardcache.cli.page import show_node
+    from shardcache.cli.top_screen import show_node
 
     asyncio.run(show_node(interval_s, once, as_json, socket))
 
@@ -65,11 +79,14 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
 # The health states in which each probe passes. None depends on an origin.
 PASSES = {
     "startup": frozenset({"ok", "degraded"}),  # the daemon has started to serve
-    "ready": frozenset({"ok"}),  # it is fully functional: its disk is healthy, and it is not stopping
-    "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a restart would fix neither disk nor origin
+    # it is fully functional: its disk is healthy, and it is not stopping
+    "ready": frozenset({"ok"}),
+    # it answers; a restart would fix neither disk nor origin
+    "live": frozenset({"ok", "degraded", "draining"}),
 }
 LIMIT_S = 5.0
-# A full or broken disk still responds; a restart may help only with one that hangs. As in server/lifecycle.py.
+# A full or broken disk still responds; a restart may help only with one that hangs. As in
+# server/service_notifier.py.
 HUNG_S = 120.0
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2
@@ -78,8 +95,8 @@ _PAUSE_S = 0.2
 def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Return the health that the daemon reports; `limit_s` limits each step of the exchange.
 
-    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or something else
-    answers.
+    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or
+    something else answers.
     """
     where = socket_path(path)
     try:
@@ -91,7 +108,10 @@ def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
     except OSError as exn:
         raise NoDaemonError(f"no daemon answers: {exn.strerror or exn}", url=str(where)) from None
     except ValueError:
-        raise DaemonError("the server at the socket is not a shardcache daemon", url=str(where)) from None
+        raise DaemonError(
+            "the server at the socket is not a shardcache daemon",
+            url=str(where),
+        ) from None
 
 
 def passes(what: str, found: dict[str, Any]) -> bool:
@@ -103,14 +123,25 @@ def passes(what: str, found: dict[str, Any]) -> bool:
 @common.examples("probe ready --wait-s 60", "probe live")
 @click.command()
 @click.argument("what", type=click.Choice(list(PASSES)))
-@click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="Time limit for an answer.")
-@click.option("--wait-s", type=_SECONDS, default=0.0, help="Keep asking until it passes.  [default: ask once]")
+@click.option(
+    "--timeout-s",
+    type=_SECONDS,
+    default=LIMIT_S,
+    show_default=True,
+    help="Time limit for an answer.",
+)
+@click.option(
+    "--wait-s",
+    type=_SECONDS,
+    default=0.0,
+    help="Keep asking until it passes.  [default: ask once]",
+)
 @common.query_options
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
     """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
 
-    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
-    its disk does not hang. None of the probes depends on an object store.
+    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping.
+    live: it answers, and its disk does not hang. None of the probes depends on an object store.
     """
     found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:
@@ -121,8 +152,16 @@ def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Pat
         common.fail()
 
 
-def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
-    """Return the first answer that passes the probe, or the one at the deadline; then raises as `ask` does."""
+def _ask_until(
+    what: str,
+    socket: Path | None,
+    timeout_s: float,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Return the first answer that passes the probe, or the one at the deadline.
+
+    Then raises as `ask` does.
+    """
     while time.monotonic() < deadline_s:
         with suppress(NoDaemonError):
             found = ask(socket, timeout_s)
@@ -150,21 +189,28 @@ _CLOSE_S = 0.5
 
 @common.examples("dashboard", "dashboard --no-open --port 9301")
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port on 127.0.0.1.  [default: a free one]",
+)
 @click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
 @common.query_options
 def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
     """Show the dashboard in a browser, until Ctrl-C.
 
-    The page is served on this machine only, at the printed url, whose token is required. It shows what you may see and
-    is read-only. From another machine, forward the port:
+    The page is served on this machine only, at the printed url, whose token is required. It shows
+    what you may see and is read-only. From another machine, forward the port:
 
     ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
     """
     import asyncio
 
     AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
-    asyncio.run(_serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json))
+    asyncio.run(
+        _serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json),
+    )
 
 
 async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
@@ -175,12 +221,14 @@ async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        # The browser gets a file that leads to the url: every user can read its command line, token included.
+        # The browser gets a file that leads to the url: every user can read its command line, token
+        # included.
         with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
             if to_open:
                 import webbrowser
 
-                page, door = "<!doctype html><title>shardcache</title>", Path(folder) / "dashboard.html"
+                page = "<!doctype html><title>shardcache</title>"
+                door = Path(folder) / "dashboard.html"
                 door.write_text(f'{page}<meta http-equiv="refresh" content="0; url={url}">')
                 await asyncio.to_thread(webbrowser.open, door.as_uri())
             await asyncio.Event().wait()
@@ -188,7 +236,9 @@ async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
 
 @asynccontextmanager
 async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
-    """Serve the dashboard of the daemon at `socket` until the block exits; yield its url, token included.
+    """Serve the dashboard of the daemon at `socket` until the block exits.
+
+    Yield its url, token included.
 
     Raises ConfigError for a port in use.
     """
@@ -198,7 +248,11 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
     token = secrets.token_urlsafe(24)
     connector = aiohttp.UnixConnector(str(socket), limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
-    async with aiohttp.ClientSession("http://shardcache", connector=connector, timeout=timeout) as daemon:
+    async with aiohttp.ClientSession(
+        "http://shardcache",
+        connector=connector,
+        timeout=timeout,
+    ) as daemon:
         runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
         await runner.setup()
         try:
@@ -207,7 +261,8 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
             except OSError as exn:
                 reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
                 raise ConfigError(reason, remedy="choose another --port") from exn
-            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
+            # In the fragment, which browsers never send: the page reads the token there and sends
+            # it in a header.
             yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
         finally:
             await runner.cleanup()
@@ -222,7 +277,8 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
         return await _pass_on(daemon, request)
 
-    app, page = web.Application(), partial(_pass_on, daemon)
+    app = web.Application()
+    page = partial(_pass_on, daemon)
     app.router.add_get("/", page)
     app.router.add_get("/dashboard/static/{version}/{name}", page)
     app.router.add_get("/dashboard/live", live)
@@ -234,15 +290,20 @@ async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.S
     import aiohttp
     from aiohttp import web
 
-    tags = {name: request.headers[name] for name in ("If-None-Match",) if name in request.headers}
+    tags = {}
+    if "If-None-Match" in request.headers:
+        tags["If-None-Match"] = request.headers["If-None-Match"]
     response = web.StreamResponse()
     try:
         async with daemon.get(request.rel_url, headers=tags) as answer:
             response.set_status(answer.status)
-            response.headers.update({name: answer.headers[name] for name in _PASSED_ON if name in answer.headers})
+            for name in _PASSED_ON:
+                if name in answer.headers:
+                    response.headers[name] = answer.headers[name]
             await response.prepare(request)
             async for piece in answer.content.iter_any():
                 await response.write(piece)
     except (aiohttp.ClientError, ConnectionError):
-        return response if response.prepared else web.Response(status=502, text="the daemon does not answer")
+        if not response.prepared:
+            return web.Response(status=502, text="the daemon does not answer")
     return response

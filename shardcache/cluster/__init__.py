@@ -1,5 +1,5 @@
-"""The cluster's tier: nginx on each node as a cache that all nodes share, in front of the object stores.
+"""The cluster's tier: nginx on each node as a cache that all nodes share, before the object stores.
 
-The package writes its configuration and its certificates, runs it on a node, and reads its state. The bytes pass
-through nginx alone; `shardcache.origin.tier` is the daemon's side.
+The package writes its configuration and its certificates, runs it on a node, and reads its state.
+The bytes pass through nginx alone; `shardcache.origin.tier` is the daemon's side.
 """

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.cluster.tier import MIB
+from shardcache.cluster.tier_config import MIB
 
 _READ_BYTES = MIB
 _MAX_LOG_BYTES = 64 * MIB
@@ -15,15 +15,25 @@ _MAX_LOG_BYTES = 64 * MIB
 
 @dataclass(slots=True)
 class Figures:
-    """Requests that a node served as an owner since its tier was started, and its cached parts."""
+    """Requests that a node served as an owner since its tier was started, and its cached parts.
 
-    hits: int = 0  # requests answered from its disk
-    misses: int = 0  # requests for which it asked the store
-    refused: int = 0  # requests that were refused, such as those that the store did not permit
-    from_tier_bytes: int = 0  # of parts that it sent from its disk
-    from_store_bytes: int = 0  # of parts that it received from the store
-    files: int = 0  # number of cached parts
-    cached_bytes: int = 0  # their size
+    Attributes:
+        hits: requests answered from its disk.
+        misses: requests for which it asked the store.
+        refused: requests that were refused, such as those that the store did not permit.
+        from_tier_bytes: of parts that it sent from its disk.
+        from_store_bytes: of parts that it received from the store.
+        files: number of cached parts.
+        cached_bytes: their size.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0
+    from_tier_bytes: int = 0
+    from_store_bytes: int = 0
+    files: int = 0
+    cached_bytes: int = 0
 
     def add(self, row: dict[str, object]) -> None:
         """Add one request to an owner."""
@@ -34,15 +44,20 @@ class Figures:
             self.from_tier_bytes += _number(row["sent_bytes"])
         else:
             self.misses += 1
-            self.from_store_bytes += sum(map(_number, str(row["received_bytes"]).replace(":", ",").split(",")))
+            # One number for each server that nginx asked, separated by commas or colons.
+            received = str(row["received_bytes"]).replace(":", ",")
+            self.from_store_bytes += sum(map(_number, received.split(",")))
 
     def measure(self, folder: Path) -> None:
         """Count the cached parts in a folder."""
-        self.files = self.cached_bytes = 0
+        self.files = 0
+        self.cached_bytes = 0
         for where, _folders, names in os.walk(folder):
             for name in names:
+                # Without a Path object for each of 100,000 files.
+                path = os.path.join(where, name)  # noqa: PTH118
                 with suppress(FileNotFoundError):  # evicted meanwhile
-                    self.cached_bytes += os.stat(os.path.join(where, name)).st_size  # noqa: PTH116, PTH118  # of 100,000
+                    self.cached_bytes += os.stat(path).st_size  # noqa: PTH116
                     self.files += 1
 
 
@@ -55,15 +70,22 @@ class AccessLog:
     """Reads what nginx adds to its access log; keeps one previous file of it."""
 
     def __init__(self, path: Path, owner_port: int) -> None:
+        """Read a log from its present end on.
+
+        Args:
+            path: of the log.
+            owner_port: of the requests that count: those to the front are repeated at the owner.
+        """
         self._path = path
-        self._owner_port = owner_port  # of the requests that count: those to the front are repeated at the owner
+        self._owner_port = str(owner_port)
         self._position = path.stat().st_size if path.exists() else 0
 
     def read(self, figures: Figures) -> None:
         """Add the lines since the last call."""
         for line in self._lines():
             with suppress(ValueError):  # the disk was full in the middle of a line
-                if (row := json.loads(line))["port"] == str(self._owner_port):
+                row = json.loads(line)
+                if row["port"] == self._owner_port:
                     figures.add(row)
 
     def rotate(self) -> bool:
@@ -79,7 +101,10 @@ class AccessLog:
             return
         with self._path.open("rb") as file:
             file.seek(self._position)
-            while end := (data := file.read(_READ_BYTES)).rfind(b"\n") + 1:
-                self._position += end
+            data = file.read(_READ_BYTES)
+            while b"\n" in data:
+                whole, end, _beginning = data.rpartition(b"\n")
+                self._position += len(whole + end)
                 file.seek(self._position)
-                yield from data[:end].splitlines()
+                yield from whole.splitlines()
+                data = file.read(_READ_BYTES)

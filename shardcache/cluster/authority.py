@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shardcache.cluster.tier import MAX_COMMON_NAME, PEER_NAME, Node, Tls
+from shardcache.cluster.node_list import Node
+from shardcache.cluster.tier_config import MAX_COMMON_NAME, PEER_NAME, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
@@ -22,29 +23,42 @@ _CLOCK_SKEW = timedelta(hours=1)
 _SHARED = "shared"
 _PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 # Uses of a key that an authority's does not have.
-_USES = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
-    *("encipher_only", "decipher_only"),
-)
+_NO_USES = {
+    "digital_signature": False,
+    "content_commitment": False,
+    "key_encipherment": False,
+    "data_encipherment": False,
+    "key_agreement": False,
+    "encipher_only": False,
+    "decipher_only": False,
+}
 _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A new certificate."""
+    """A new certificate.
 
-    node: str  # name of the node that it is for; `PEER_NAME` if it is for all
-    folder: Path  # of node.pem, node.key and ca.pem, as they belong on the node
+    Attributes:
+        node: name of the node that it is for; `PEER_NAME` if it is for all.
+        folder: of node.pem, node.key and ca.pem, as they belong on the node.
+        expires: time at which it does.
+    """
+
+    node: str
+    folder: Path
     expires: datetime
 
 
 def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]:
-    """Write a certificate for each node to a folder of its name, signed by the authority in `folder`.
+    """Write a certificate for each node to a folder of its name, signed by the cluster's authority.
 
     The authority, ca.pem and ca.key, is created if neither exists.
 
     Args:
         nodes: None for one certificate for all, in the folder `shared`.
+        folder: that of the authority, which will hold those of the nodes.
+        days: for which the certificates are valid, at most as long as the authority's.
 
     Raises ConfigError.
     """
@@ -52,52 +66,78 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
         authority = _Authority(folder)
         if nodes is None:
             return [authority.issue(PEER_NAME, folder / _SHARED, days)]
-        return [authority.issue(node.name, folder / node.name, days, node.address) for node in nodes]
+        return [
+            authority.issue(each.name, folder / each.name, days, each.address) for each in nodes
+        ]
     except OSError as exn:
-        raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
+        raise ConfigError(
+            f"cannot write {exn.filename}: {exn.strerror}",
+            remedy="choose another --out",
+        ) from None
 
 
 def expiry_s(tls: Tls) -> float:
-    """Return the time at which a node's certificate or its authority expires. Raises OSError and ValueError."""
-    own, authorities = (
-        [found.not_valid_after_utc for found in x509.load_pem_x509_certificates(file.read_bytes())]
-        for file in (tls.certificate, tls.ca)
-    )
-    return min(*own, max(authorities)).timestamp()  # a file of authorities keeps former ones while nodes change over
+    """Return the time at which a node's certificate or its authority expires.
+
+    Raises OSError and ValueError.
+    """
+    own = _expiries(tls.certificate)
+    # A file of authorities keeps former ones while nodes change over.
+    authority = max(_expiries(tls.ca))
+    return min(*own, authority).timestamp()
+
+
+def _expiries(file: Path) -> list[datetime]:
+    found = x509.load_pem_x509_certificates(file.read_bytes())
+    return [certificate.not_valid_after_utc for certificate in found]
 
 
 class _Authority:
-    """Authority of one cluster, whose key lies in a folder. Raises ConfigError if its files cannot be used."""
+    """Authority of one cluster, whose key lies in a folder.
+
+    Raises ConfigError if its files cannot be used.
+    """
 
     def __init__(self, folder: Path) -> None:
-        file, key_file = folder / "ca.pem", folder / "ca.key"
+        file = folder / "ca.pem"
+        key_file = folder / "ca.key"
         if file.exists() or key_file.exists():
             self._certificate, self._key = _load(file, key_file)
             return
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        # While nodes change from one authority to the next, they trust both, and tell them apart by their names.
+        # While nodes change from one authority to the next, they trust both, and tell them apart by
+        # their names.
         name = _name(f"shardcache tier authority {secrets.token_hex(4)}")
-        unused = dict.fromkeys(_USES, False)
+        expires = datetime.now(UTC) + timedelta(days=_CA_DAYS)
+        basics = x509.BasicConstraints(ca=True, path_length=0)
+        usage = x509.KeyUsage(**_NO_USES, key_cert_sign=True, crl_sign=True)
         self._certificate = (
-            _builder(name, name, self._key, datetime.now(UTC) + timedelta(days=_CA_DAYS))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(**unused, key_cert_sign=True, crl_sign=True), critical=True)
+            _builder(name, name, self._key, expires)
+            .add_extension(basics, critical=True)
+            .add_extension(usage, critical=True)
             .sign(self._key, hashes.SHA256())
         )
         _write_key(key_file, self._key)
         _write(file, self._certificate.public_bytes(_PEM))
 
     def issue(self, name: str, folder: Path, days: int, address: str | None = None) -> Issued:
-        """Write a new certificate and key for a node, with the authority's certificate. Raises OSError."""
-        addresses = () if address is None else (x509.IPAddress(ipaddress.ip_address(address)),)
+        """Write a new certificate and key for a node, with the authority's certificate.
+
+        Raises OSError.
+        """
+        names: list[x509.GeneralName] = [x509.DNSName(name)]
+        if address is not None:
+            names.append(x509.IPAddress(ipaddress.ip_address(address)))
         key = ec.generate_private_key(ec.SECP256R1())
-        expires = min(datetime.now(UTC) + timedelta(days=days), self._certificate.not_valid_after_utc)
+        wanted = datetime.now(UTC) + timedelta(days=days)
+        expires = min(wanted, self._certificate.not_valid_after_utc)
+        basics = x509.BasicConstraints(ca=False, path_length=None)
         certificate = (
             _builder(_name(name), self._certificate.subject, key, expires)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(basics, critical=True)
             .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *addresses]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,7 +148,10 @@ class _Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, expires: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    expires: datetime,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -122,14 +165,23 @@ def _builder(
 
 
 def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    remedy = "restore both files of the authority, or create a new authority in another folder with --out"
+    remedy = (
+        "restore both files of the authority, "
+        "or create a new authority in another folder with --out"
+    )
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InvalidSignature("the key is not that of the certificate")
+        if key.public_key() != certificate.public_key():
             raise InvalidSignature("the key is not that of the certificate")
     except (OSError, ValueError, TypeError, InvalidSignature) as exn:
-        raise ConfigError(f"the authority cannot be used: {exn}", url=str(file), remedy=remedy) from None
+        raise ConfigError(
+            f"the authority cannot be used: {exn}",
+            url=str(file),
+            remedy=remedy,
+        ) from None
     if certificate.not_valid_after_utc <= datetime.now(UTC):
         raise ConfigError("the authority has expired", url=str(file), remedy=remedy)
     return certificate, key

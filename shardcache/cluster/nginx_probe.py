@@ -1,7 +1,10 @@
-"""Health probe of this node's nginx, with only the standard library: it runs every few seconds in a container.
+"""Health probe of this node's nginx.
 
-`python -m shardcache.cluster.nginx_probe` exits 0 if the front answers, at its default path or the one given,
-or if `shardcache cluster run --wait` still waits for the list of nodes to have this node.
+It runs every few seconds in a container, and so needs the standard library alone.
+
+`python -m shardcache.cluster.nginx_probe` exits 0 if the front answers, at its default path or the
+one given, or if `shardcache cluster run --wait` still waits for the list of nodes to have this
+node.
 """
 
 import sys
@@ -10,13 +13,15 @@ from pathlib import Path
 from shardcache.front import FRONT, PEERS, WAITING, page
 
 _LIMIT_S = 5.0
-_FAILED, _USAGE = 1, 2
+_FAILED = 1
+_USAGE = 2
 
 
 def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
-    """Return the node and the digest of the list that nginx has at a front; `limit_s` limits each step.
+    """Return the node and the digest of the list that nginx has at a front.
 
-    Raises OSError if nothing answers, and ValueError if something else does.
+    `limit_s` limits each step. Raises OSError if nothing answers, and ValueError if something else
+    does.
     """
     match page(front, PEERS, limit_s):
         case {"node": node, "peers": peers, "digest": digest}:
@@ -25,7 +30,7 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
 
 
 def _waiting(front: str) -> str:
-    """Return the reason for which `shardcache cluster run --wait` has not started nginx yet; empty if it has."""
+    """Return the reason that `shardcache cluster run --wait` has not started nginx, or ""."""
     try:
         return Path(front).with_name(WAITING).read_text()
     except OSError:
@@ -41,7 +46,8 @@ def main(args: list[str]) -> int:
     try:
         print(answer_of(front))
     except (OSError, ValueError) as exn:
-        if reason := _waiting(front):
+        reason = _waiting(front)
+        if reason:
             print(f"waiting: {reason}")
             return 0
         print(f"{front}: {exn or type(exn).__name__}", file=sys.stderr)

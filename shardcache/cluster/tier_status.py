@@ -7,31 +7,43 @@ from typing import Any
 
 import aiohttp
 
-from shardcache.cluster.tier import Node, Tls, expiry_warning
+from shardcache.cluster.node_list import Node
+from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
 from shardcache.front import PEERS, STATUS
 
-# Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.
+# Nodes that are down are many at once, and the others do not wait for them: at most these are asked
+# at a time.
 _AT_ONCE = 512
 _LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Answer of one node."""
+    """Answer of one node.
+
+    Attributes:
+        node: that was asked.
+        peers: its view of the cluster: `node`, `peers` and `digest`; None if it is down.
+        figures: what `shardcache cluster run` publishes; None if nginx was started otherwise, or is
+            down.
+        error: the reason that it is down.
+    """
 
     node: Node
-    peers: dict[str, Any] | None = None  # its view of the cluster: `node`, `peers` and `digest`; None if down
-    figures: dict[str, Any] | None = None  # what `shardcache cluster run` publishes; None if started otherwise, or down
-    error: str | None = None  # the reason that it is down
+    peers: dict[str, Any] | None = None
+    figures: dict[str, Any] | None = None
+    error: str | None = None
 
     @property
     def hit_share(self) -> float | None:
         """Share of its bytes that came from its disk; None before the first."""
         if self.figures is None:
             return None
-        cached, fetched = self.figures["from_tier_bytes"], self.figures["from_store_bytes"]
-        return cached / (cached + fetched) if cached + fetched else None
+        cached = self.figures["from_tier_bytes"]
+        fetched = self.figures["from_store_bytes"]
+        sent = cached + fetched
+        return cached / sent if sent else None
 
     @property
     def state(self) -> str:
@@ -39,7 +51,8 @@ class NodeReport:
         if self.error is not None:
             return f"down: {self.error}"
         figures = self.figures or {}
-        return ", ".join(filter(None, (self.stale, expiry_warning(figures.get("certificate_expires_s"))))) or "up"
+        warnings = (self.stale, expiry_warning(figures.get("certificate_expires_s")))
+        return ", ".join(filter(None, warnings)) or "up"
 
     @property
     def stale(self) -> str | None:
@@ -61,14 +74,22 @@ class NodeReport:
         }
 
 
-async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s: float = _LIMIT_S) -> list[NodeReport]:
-    """Return the reports of all nodes, in their order; `limit_s` limits a node's connection, and each of its answers.
+async def ask(
+    nodes: tuple[Node, ...],
+    owner_port: int,
+    tls: Tls | None,
+    limit_s: float = _LIMIT_S,
+) -> list[NodeReport]:
+    """Return the reports of all nodes, in their order.
+
+    `limit_s` limits a node's connection, and each of its answers.
 
     Raises ConfigError if the certificates cannot be used.
     """
     context = None if tls is None else _context(tls)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
+    connector = aiohttp.TCPConnector(limit=_AT_ONCE)
+    async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
         questions = []
         for node in nodes:
             secured: dict[str, Any] = {}
@@ -78,8 +99,14 @@ async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s
         return list(await asyncio.gather(*questions))
 
 
-async def _ask(http: aiohttp.ClientSession, node: Node, address: str, secured: dict[str, Any]) -> NodeReport:
-    base = f"{'https' if secured else 'http'}://{address}"
+async def _ask(
+    http: aiohttp.ClientSession,
+    node: Node,
+    address: str,
+    secured: dict[str, Any],
+) -> NodeReport:
+    scheme = "https" if secured else "http"
+    base = f"{scheme}://{address}"
     try:
         async with http.get(base + PEERS, allow_redirects=False, **secured) as answer:
             if answer.status == 403:
@@ -104,7 +131,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
         raise ConfigError(
             f"the certificates of the tier cannot be used: {exn.strerror or exn}",
             url=str(tls.certificate),
-            remedy="run it on a node of the cluster as a user who may read its key, or name the files: --ca, "
-            "--certificate, --key",
+            remedy="run it on a node of the cluster as a user who may read its key, or name the "
+            "files: --ca, --certificate, --key",
         ) from None
     return context

@@ -1,4 +1,4 @@
-"""Wait for what a node's tier needs, such as a list that has the node: it may come after the node has joined."""
+"""Wait for what a node's tier needs, such as a list that has the node, which may join before."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +10,16 @@ from shardcache.front import WAITING
 _RETRY_S = 5.0
 
 
-def run_when_usable(run: Callable[[], int], run_dir: Path, say: Callable[[str], object], stopping: Event) -> int:
-    """Call `run` until it raises no ConfigError, or until `stopping` is set; return its result, or else 0.
+def run_when_usable(
+    run: Callable[[], int],
+    run_dir: Path,
+    say: Callable[[str], object],
+    stopping: Event,
+) -> int:
+    """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
 
-    In between, the health probe finds the reason in a file of `run_dir`, and the node is not at fault.
+    In between, the health probe finds the reason in a file of `run_dir`, and the node is not at
+    fault.
     """
     noted = run_dir / WAITING
     reason = ""
@@ -39,5 +45,7 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as exn:
-        reason = f"cannot write {exn.filename}: {exn.strerror}"
-        raise ConfigError(reason, remedy="choose another --run-dir") from None
+        raise ConfigError(
+            f"cannot write {exn.filename}: {exn.strerror}",
+            remedy="choose another --run-dir",
+        ) from None

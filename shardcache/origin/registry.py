@@ -5,14 +5,7 @@ import importlib
 import os
 from collections.abc import Iterable, Sequence
 
-from shardcache.access import (
-    PREPARED,
-    AllowList,
-    checked,
-    is_known,
-    protocol_of,
-    row_of,
-)
+from shardcache.access import PREPARED, AllowList, checked, is_known, protocol_of, row_of
 from shardcache.config import OriginTable, rule_of
 from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin

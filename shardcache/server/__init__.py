@@ -1,1 +1,1 @@
-"""The daemon's server on its Unix socket: readers' sessions over WebSocket, the admin API over HTTP."""
+"""The daemon's server on its Unix socket: readers' sessions, and the admin API over HTTP."""

@@ -1,10 +1,13 @@
-"""Contents of samples that shardcache reads: tokens, metadata, and tables for choosing samples without their bytes.
+"""Contents of samples that shardcache reads: tokens, metadata, and tables of samples.
 
-A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the number of the shard
-in the index file, and its `version`; `samples`, the number of samples in the shard; `first`, the number of the first
-one that it lists; their `keys`; for each extension under `sizes`, the sizes in bytes, null where a sample has no such
-member; and if the table was made with metadata, under `metadata` an object for each sample, from one small JSON member
-of it, null where a sample has none.
+A table serves to choose samples without their bytes.
+
+A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the
+number of the shard in the index file, and its `version`; `samples`, the number of samples in the
+shard; `first`, the number of the first one that it lists; their `keys`; for each extension under
+`sizes`, the sizes in bytes, null where a sample has no such member; and if the table was made with
+metadata, under `metadata` an object for each sample, from one small JSON member of it, null where a
+sample has none.
 """
 
 import json
@@ -34,10 +37,13 @@ _MAX_MEMBER_BYTES = 1024 * 1024
 _MAX_SAMPLES = 50_000  # a few megabytes: shards of text may have millions of samples
 _MAX_WITH_METADATA = 1_000  # 16 MB at worst
 
-# numpy's format: magic, version, length of the header, and a header that is the text of a dict with sorted keys.
+# numpy's format: magic, version, length of the header, and a header that is the text of a dict with
+# sorted keys.
 _MAGIC = b"\x93NUMPY"
 _HEADER = re.compile(
-    rb"\{'descr': '[<|]([iu])([1248])', 'fortran_order': (?:False|True), 'shape': \(([0-9]+),\), ?\}\s*"
+    rb"\{'descr': '[<|]([iu])([1248])', "
+    rb"'fortran_order': (?:False|True), "
+    rb"'shape': \(([0-9]+),\), ?\}\s*",
 )
 _KINDS = {b"u": "uint", b"i": "int"}
 _MAX_HEADER_BYTES = 1024
@@ -45,15 +51,23 @@ _MAX_HEADER_BYTES = 1024
 
 def _check_extension(extension: str, example: str) -> None:
     if not extension or extension.startswith("."):
-        raise ConfigError(f"{extension!r} is not a member extension", remedy=f'write it as "{example}", no dot')
+        raise ConfigError(
+            f"{extension!r} is not a member extension",
+            remedy=f'write it as "{example}", no dot',
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataMember:
-    """The member of each sample that holds its metadata."""
+    """The member of each sample that holds its metadata.
+
+    Attributes:
+        extension: of the member.
+        fields: of its JSON object that are metadata; empty for all.
+    """
 
     extension: str
-    fields: tuple[str, ...] = ()  # of its JSON object that are metadata; empty for all
+    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an extension that no member has."""
@@ -66,10 +80,16 @@ class MetadataMember:
         return cls(extension, tuple(filter(None, fields.split(","))))
 
 
-def read_metadata(tables: Tables, tar: TarBytes, member: MetadataMember, url: str) -> Iterator[Metadata | None]:
-    """Yield the metadata of each sample of a shard; None for samples that lack the member. Only members are read.
+def read_metadata(
+    tables: Tables,
+    tar: TarBytes,
+    member: MetadataMember,
+    url: str,
+) -> Iterator[Metadata | None]:
+    """Yield the metadata of each sample of a shard; None for samples that lack the member.
 
-    Raises MetadataError, with `url`, for a member that is not a JSON object, or too large.
+    Only members are read. Raises MetadataError, with `url`, for a member that is not a JSON object,
+    or too large.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if (start, end) == (0, 0):
@@ -82,7 +102,8 @@ def read_metadata(tables: Tables, tar: TarBytes, member: MetadataMember, url: st
                 raise TypeError(f"a {type(found).__name__}, not an object")
             if member.fields:
                 found = {field: found[field] for field in member.fields if field in found}
-            _check_size(len(json.dumps(found, separators=(",", ":"))), MAX_METADATA_BYTES)
+            compact = json.dumps(found, separators=(",", ":"))
+            _check_size(len(compact), MAX_METADATA_BYTES)
         except (ValueError, TypeError, RecursionError) as exn:
             where = f"the member {member.extension!r} of the sample {key_of(tables, sample)!r}"
             raise MetadataError(f"{where} holds no valid metadata: {exn}", url=url) from exn
@@ -111,38 +132,58 @@ class IndexEntry:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The JSON object of the member named by `shardcache index --metadata`; empty if the sample has none.
+        """The JSON object of the member named by `shardcache index --metadata`.
 
-        Raises ConfigError if the table was made without.
+        It is empty if the sample has none. Raises ConfigError if the table was made without.
         """
         if self._metadata is None:
-            remedy = "write both files again: shardcache index URL... -o index.json --samples --metadata json"
-            raise ConfigError("the table of samples has no metadata", url=self.url, remedy=remedy)
+            raise ConfigError(
+                "the table of samples has no metadata",
+                url=self.url,
+                remedy="write both files again: "
+                "shardcache index URL... -o index.json --samples --metadata json",
+            )
         return self._metadata
 
 
 def rows_of(
-    tables: Tables, metadata: Iterator[Metadata | None] | None = None, max_samples: int = _MAX_SAMPLES
+    tables: Tables,
+    metadata: Iterator[Metadata | None] | None = None,
+    max_samples: int = _MAX_SAMPLES,
 ) -> Iterator[Row]:
-    """Yield the rows of a shard, each of at most `max_samples` samples; a shard without samples has one row, too.
+    """Yield the rows of a shard, of which there is one even if it has no samples.
 
-    `metadata` is that of each sample, None for one without; or None for a table without metadata.
+    Args:
+        tables: the samples.
+        metadata: that of each sample, None for one without; or None for a table without metadata.
+        max_samples: maximum number of samples in a row.
     """
     samples = len(tables.member_ends)
     step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
     for first in range(0, samples or 1, step):
         numbers = range(first, min(first + step, samples))
-        sizes: dict[str, list[int | None]] = {}
-        for place, number in enumerate(numbers):
-            start = tables.member_ends[number - 1] if number else 0
-            for member in range(start, tables.member_ends[number]):
-                extension = tables.extensions[tables.extension_ids[member]]
-                if extension not in sizes:
-                    sizes[extension] = [None] * len(numbers)
-                sizes[extension][place] = tables.ends[member] - tables.starts[member]
-        keys = [key_of(tables, number) for number in numbers]
-        row = {"samples": samples, "first": first, "keys": keys, "sizes": sizes}
-        yield row if metadata is None else row | {"metadata": list(islice(metadata, len(numbers)))}
+        row: Row = {
+            "samples": samples,
+            "first": first,
+            "keys": [key_of(tables, number) for number in numbers],
+            "sizes": _sizes_of(tables, numbers),
+        }
+        if metadata is not None:
+            row["metadata"] = list(islice(metadata, len(numbers)))
+        yield row
+
+
+def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
+    """Return, by extension, the size of that member in bytes of each sample."""
+    sizes: dict[str, list[int | None]] = {}
+    for place, number in enumerate(numbers):
+        start = tables.member_ends[number - 1] if number else 0
+        for member in range(start, tables.member_ends[number]):
+            extension = tables.extensions[tables.extension_ids[member]]
+            if extension not in sizes:
+                sizes[extension] = [None] * len(numbers)
+            sizes[extension][place] = tables.ends[member] - tables.starts[member]
+    return sizes
 
 
 def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
@@ -151,7 +192,8 @@ def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
     Raises KeyError, TypeError, ValueError, IndexError, AttributeError.
     """
     columns = row["sizes"].items()
-    for place, (key, metadata) in enumerate(zip(row["keys"], _metadata_of(row), strict=True)):
+    samples = zip(row["keys"], _metadata_of(row), strict=True)
+    for place, (key, metadata) in enumerate(samples):
         present = {name: sizes[place] for name, sizes in columns if sizes[place] is not None}
         yield IndexEntry(key, present, url, metadata)
 
@@ -167,15 +209,23 @@ def _metadata_of(row: Row) -> Iterable[Metadata | None]:
 
 @dataclass(frozen=True, slots=True)
 class TokenMember:
-    """The member of each sample that holds its tokens."""
+    """The member of each sample that holds its tokens.
+
+    Attributes:
+        extension: of the member.
+        dtype: a name of `DTYPES`, for plain arrays; None for `.npy` files, which tell theirs.
+    """
 
     extension: str = "npy"
-    dtype: str | None = None  # a name of `DTYPES`, for plain arrays; None for `.npy` files, which tell theirs
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a type that tokens cannot have."""
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(f"tokens of type {self.dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
+            raise ConfigError(
+                f"tokens of type {self.dtype!r}",
+                remedy=f"choose one of {', '.join(DTYPES)}",
+            )
         _check_extension(self.extension, "npy")
 
     @classmethod
@@ -189,18 +239,31 @@ class TokenMember:
 
 
 def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
-    """Return the number of tokens in the member of the sample `key`. Raises TokensError as `find_tokens`."""
-    dtype, start = _npy(data, 0, len(data), key, None) if member.dtype is None else (member.dtype, 0)
+    """Return the number of tokens in the member of the sample `key`.
+
+    Raises TokensError as `find_tokens`.
+    """
+    dtype = member.dtype
+    start = 0
+    if dtype is None:
+        dtype, start = _npy(data, 0, len(data), key, None)
     return _count(len(data) - start, dtype, key, None)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
-    """The tokens of each sample of a shard; none for samples that lack the member."""
+    """The tokens of each sample of a shard; none for samples that lack the member.
+
+    Attributes:
+        dtype: a name of `DTYPES`.
+        starts: offset of each sample's first token in the tar, in bytes.
+        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of
+            the shard.
+    """
 
     dtype: str
-    starts: "array[int]"  # offset of each sample's first token in the tar, in bytes
-    ends: "array[int]"  # end (exclusive) of each sample's tokens, as a number of tokens from the beginning of the shard
+    starts: "array[int]"
+    ends: "array[int]"
 
     @property
     def tokens(self) -> int:
@@ -209,20 +272,24 @@ class TokenRuns:
 
 
 def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
-    """Return the tokens of a shard: the arrays in one member of each sample, put end to end in the order of the tar.
+    """Return the tokens of a shard: those of each sample, end to end in the order of the tar.
 
-    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a sample that is
-    unusable, a member that is not an array of tokens with one dimension, or members of different types: a shard without
-    some of its tokens would give other blocks.
+    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a
+    sample that is unusable, a member that is not an array of tokens with one dimension, or members
+    of different types: a shard without some of its tokens would give other blocks.
     """
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
-    dtype, starts, ends, total = member.dtype, array("Q"), array("Q"), 0
+    dtype = member.dtype
+    starts = array("Q")
+    ends = array("Q")
+    total = 0
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if start < end:
             key = key_of(tables, sample)
             if member.dtype is None:
-                found, start = _npy(tar[start : min(end, start + _MAX_HEADER_BYTES)], start, end, key, url)
+                head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
+                found, start = _npy(head, start, end, key, url)
                 if dtype not in (None, found):
                     raise _unsupported(f"the sample {key!r} has {found}, those before {dtype}", url)
                 dtype = found
@@ -242,14 +309,22 @@ def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
 
 def _npy(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
     """Return type and offset of the values of the `.npy` file at `start`, given its first bytes."""
-    fixed_bytes = 10 if head[6:7] == b"\1" else 12  # later versions have a longer field for the header's length
+    # Later versions have a longer field for the header's length.
+    fixed_bytes = 10 if head[6:7] == b"\1" else 12
     header_end = fixed_bytes + int.from_bytes(head[8:fixed_bytes], "little")
     found = _HEADER.fullmatch(head, fixed_bytes, min(header_end, len(head)))
     if not head.startswith(_MAGIC) or found is None:
-        raise _unsupported(f"the sample {key!r} has a member that is not a .npy file of integers in one dimension", url)
-    kind, size_bytes, count = _KINDS[found[1]], int(found[2]), int(found[3])
-    if end - start - header_end != count * size_bytes:
-        reason = f"{end - start - header_end} bytes of tokens instead of {count * size_bytes}"
+        raise _unsupported(
+            f"the sample {key!r} has a member that is not a .npy file of integers in one dimension",
+            url,
+        )
+    kind = _KINDS[found[1]]
+    size_bytes = int(found[2])
+    count = int(found[3])
+    present_bytes = end - start - header_end
+    expected_bytes = count * size_bytes
+    if present_bytes != expected_bytes:
+        reason = f"{present_bytes} bytes of tokens instead of {expected_bytes}"
         raise _unsupported(f"the sample {key!r} has {reason}", url)
     return f"{kind}{8 * size_bytes}", start + header_end
 

@@ -1,8 +1,8 @@
 """Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py).
 
-Samples may also be the lines of a member: `__lines__/000001000.json` holds the samples 000001000, 000001001 and so on,
-one per line. A sample in a member of its own costs a kilobyte of tar for a line of a hundred bytes. WebDataset skips
-members below folders of such a name.
+Samples may also be the lines of a member: `__lines__/000001000.json` holds the samples 000001000,
+000001001 and so on, one per line. A sample in a member of its own costs a kilobyte of tar for a
+line of a hundred bytes. WebDataset skips members below folders of such a name.
 """
 
 import os
@@ -34,14 +34,15 @@ def index_tar(
 ) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
-    Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of
-    samples (`split_lines`); so is what macOS adds (`is_of_macos`). A hard link, which WebDataset skips, has the content
-    of the file that it is linked to. A sample with two members of the same extension, for which WebDataset raises, and
-    one with a member whose content is not contiguous or not in the tar, are recorded as faults; the other samples stay
-    usable.
+    Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for
+    those with lines of samples (`split_lines`); so is what macOS adds (`is_of_macos`). A hard link,
+    which WebDataset skips, has the content of the file that it is linked to. A sample with two
+    members of the same extension, for which WebDataset raises, and one with a member whose content
+    is not contiguous or not in the tar, are recorded as faults; the other samples stay usable.
 
-    Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these options raises, and with
-    `require_adjacent` TornSampleError if members of one sample are not adjacent.
+    Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these
+    options raises, and with `require_adjacent` TornSampleError if members of one sample are not
+    adjacent.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -50,7 +51,13 @@ def index_tar(
 
     try:
         size_bytes = os.fstat(fd).st_size
-        tar = Tar(read, size_bytes, url, require_end=require_end, ignore_trailing_data=ignore_trailing_data)
+        tar = Tar(
+            read,
+            size_bytes,
+            url,
+            require_end=require_end,
+            ignore_trailing_data=ignore_trailing_data,
+        )
         samples = group(split_lines(tar, read, url))
     finally:
         os.close(fd)
@@ -67,35 +74,48 @@ def group(members: Iterable[Member]) -> Samples:
 
 
 class Grouping:
-    """Incremental grouping: members are added as they are found, and samples can be read as they become complete."""
+    """Incremental grouping: members are added as they are found.
+
+    Attributes:
+        samples: those so far; the last one may be incomplete.
+    """
 
     def __init__(self) -> None:
-        self.samples = Samples()  # so far; the last one may be incomplete
+        self.samples = Samples()
         self._extensions = _Extensions(self.samples.extensions)
         self._current = b""
 
     @property
     def whole(self) -> int:
-        """Number of complete samples, which no further member can change: all but the last, until `finish`."""
+        """Number of complete samples: all but the last, until `finish`."""
         return len(self.samples.member_ends)
 
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
-        samples, extensions, current = self.samples, self._extensions, self._current
+        # Locals, since a tar may have millions of members.
+        samples = self.samples
+        extensions = self._extensions
+        current = self._current
         hidden = current.endswith(b"/")  # the member before is a hidden file
-        starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
+        starts = samples.starts
+        ends = samples.ends
+        extension_ids = samples.extension_ids
+        key_ends = samples.key_ends
         for name, start_byte, end_byte, flaw in members:
             key, extension = split_name(name)
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
+
             if key != current or hidden:
-                # Of the names that macOS adds, those of files are hidden: their key is the folder with its slash.
+                # Of the names that macOS adds, those of files are hidden: their key is the folder
+                # with its slash.
                 hidden = key[-1] == _SLASH
                 if (hidden or _MACOS_FOLDER in key) and is_of_macos(name):
                     continue
                 if key != current:
                     samples.begin(key)
                     current = key
+
             number = extensions.number(extension)
             fault = extensions.fault(number, len(key_ends), flaw)
             if fault is None:
@@ -113,31 +133,38 @@ class Grouping:
 
 
 class Adjacency:
-    """Finds samples of which the members are not adjacent: their key comes again, with other members.
+    """Finds samples of which the members are not adjacent: their key comes again, with others.
 
-    With the same members, it is another sample of that key, as in WebDataset. `samples` may grow.
+    With the same members, it is another sample of that key, as in WebDataset.
     """
 
     def __init__(self, samples: Samples) -> None:
+        """Check `samples`, which may grow."""
         self._samples = samples
         self._checked = 0  # number of samples
-        self._firsts: dict[bytes, int] | None = None  # the first sample with each key; None while all are alike
+        # The first sample with each key; None while all are alike.
+        self._firsts: dict[bytes, int] | None = None
 
     def check(self, url: str) -> None:
-        """Look at the samples that have become complete since. Raises TornSampleError for the first that is torn."""
+        """Look at the samples that have become complete since.
+
+        Raises TornSampleError for the first that is torn.
+        """
         torn = self.torn()
         if torn is not None:
             key, extension, at = torn
             raise TornSampleError(
-                f"the key {key[:_SHOWN_CHARS]!r} comes again, with the member {extension[:_SHOWN_CHARS]!r} at byte "
-                f"{at}: the members of a sample must be adjacent",
+                f"the key {key[:_SHOWN_CHARS]!r} comes again, with the member "
+                f"{extension[:_SHOWN_CHARS]!r} at byte {at}: "
+                "the members of a sample must be adjacent",
                 url=url,
             )
 
     def torn(self) -> tuple[str, str, int] | None:
-        """Return key, extension and offset of the first member of a part of a sample; None if there is none."""
+        """Return key, extension and offset of the first member of a part of a sample, if any."""
         samples = self._samples
-        start, stop = self._checked, len(samples.member_ends)
+        start = self._checked
+        stop = len(samples.member_ends)
         if start == stop:
             return None
         self._checked = stop
@@ -146,20 +173,28 @@ class Adjacency:
                 return None
             self._firsts = {}
             start = 0
+
         for number, key in self._keys(start, stop):
             first = self._firsts.setdefault(key, number)
-            if first != number and (extension := self._difference(first, number)) is not None:
+            if first == number:
+                continue
+            extension = self._difference(first, number)
+            if extension is not None:
                 member = self._members(number).start
                 return key_of(samples, number), extension, samples.starts[member]
         return None
 
     def _are_alike(self, start: int, stop: int) -> bool:
-        """Return True if samples have the members of the first one, in its order: none of them is a part of another."""
+        """Return True if samples have the members of the first one, in its order.
+
+        None of them is a part of another then.
+        """
         samples = self._samples
         pattern = samples.extension_ids[: samples.member_ends[0]]
         begin = samples.member_ends[start - 1] if start else 0
+        found = samples.extension_ids[begin : samples.member_ends[stop - 1]]
         # No sample has an extension twice: of this many members, each has all.
-        return samples.extension_ids[begin : samples.member_ends[stop - 1]] == pattern * (stop - start)
+        return found == pattern * (stop - start)
 
     def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """Yield number and key of each sample."""
@@ -177,15 +212,20 @@ class Adjacency:
         return range(ends[number - 1] if number else 0, ends[number])
 
     def _difference(self, first: int, number: int) -> str | None:
-        """Return the extension of the second sample's first member if the two have different members."""
-        ids = self._samples.extension_ids
-        some, others = ([ids[member] for member in self._members(each)] for each in (first, number))
+        """Return the extension of the second sample's first member if their members differ."""
+        some = self._extension_ids(first)
+        others = self._extension_ids(number)
         # Without members, the sample is an error of its own.
-        return self._samples.extensions[others[0]] if others and set(some) != set(others) else None
+        if not others or set(some) == set(others):
+            return None
+        return self._samples.extensions[others[0]]
+
+    def _extension_ids(self, number: int) -> list[int]:
+        return [self._samples.extension_ids[member] for member in self._members(number)]
 
 
 def is_of_macos(name: bytes) -> bool:
-    """Return True for what macOS leaves beside files: AppleDouble (`._NAME`), `.DS_Store`, and folders `__MACOSX`.
+    """Return True for what macOS adds: AppleDouble (`._NAME`), `.DS_Store`, folders `__MACOSX`.
 
     WebDataset takes these members for samples, some of them between two members of one.
     """
@@ -195,16 +235,21 @@ def is_of_macos(name: bytes) -> bool:
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """Split a member's name at the first dot of its last component into key and extension; both empty without a dot.
+    """Split a member's name at the first dot of its last component into key and extension.
 
-    Exactly equivalent to matching `^((?:.*/|)[^.]+)[.]([^/]*)$`, including line feeds, which `.` does not match, and
-    hidden files, but in linear time even on hostile names, where the regular expression backtracks.
+    Both are empty without a dot. Exactly equivalent to matching `^((?:.*/|)[^.]+)[.]([^/]*)$`,
+    including line feeds, which `.` does not match, and hidden files, but in linear time even on
+    hostile names, where the regular expression backtracks.
     """
     stem, dotted, rest = name.partition(b".")
     if stem and dotted and b"/" not in rest:
-        return stem, rest  # the rest handles dots in folder names and names that begin with a dot
+        return stem, rest
+
+    # Dots in folder names, and names that begin with a dot.
     line_end = name.find(b"\n")
-    start = name.rfind(b"/", 0, line_end if line_end >= 0 else len(name)) + 1
+    if line_end < 0:
+        line_end = len(name)
+    start = name.rfind(b"/", 0, line_end) + 1
     dot = name.find(b".", start)
     if dot == start > 0:  # a hidden file: its folder may be the key, unless that contains a dot
         start = name.rfind(b"/", 0, start - 1) + 1
@@ -226,7 +271,8 @@ class _Extensions:
 
     def number(self, extension: bytes) -> int:
         """Return the number of an extension, given as spelt in the tar."""
-        if (known := self._ids.get(extension)) is not None:
+        known = self._ids.get(extension)
+        if known is not None:
             return known
         lowered = extension.decode("utf-8", "surrogateescape").lower()
         number = self._ids_of_lowered.setdefault(lowered, len(self._names))
@@ -239,42 +285,59 @@ class _Extensions:
         return number
 
     def fault(self, number: int, sample: int, flaw: Fault | None) -> Fault | None:
-        """Record the extension for the sample, in the order of members; return the fault that it causes, if any.
+        """Record that a sample has an extension; return the fault that this causes, if any.
 
-        `flaw` is what is wrong with the member itself.
+        Args:
+            number: of the extension.
+            sample: its number; samples come in order.
+            flaw: what is wrong with the member itself.
         """
         if self._last_seen[number] == sample:
             return Fault.DUPLICATE
         self._last_seen[number] = sample
         if flaw is not None:
             return flaw
-        return Fault.RESERVED if number in self._reserved else None
+        if number in self._reserved:
+            return Fault.RESERVED
+        return None
 
 
 FOLDER = "__lines__"
 """Folder of such members in a tar."""
 
 MAX_LINES = 8_000_000
-"""Limit for one shard: its index takes some 50 bytes of memory per line, however short the lines are."""
+"""Limit for one shard.
+
+Its index takes some 50 bytes of memory per line, however short the lines are.
+"""
 
 _LINES_NAME = re.compile(rb"__lines__/([0-9]{1,18})\.([^/]+)")
 _PIECE_BYTES = 1024 * 1024
 
 
-def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int = MAX_LINES) -> Iterator[Member]:
-    """Yield the members of a tar, with each that holds lines replaced by its lines, without their line feeds.
+def split_lines(
+    members: Iterable[Member],
+    read: Read,
+    url: str,
+    max_lines: int = MAX_LINES,
+) -> Iterator[Member]:
+    """Yield the members of a tar, with each that holds lines replaced by its lines.
 
-    Keys count on from the member's own; an empty line is counted, and left out. Raises UnsupportedShardError for more
-    lines, or lines in a hard link, and what `members` and `read`, the source of the tar's bytes, raise.
+    Line feeds are left out. Keys count on from the member's own; an empty line is counted, and left
+    out. Raises UnsupportedShardError for more lines, or lines in a hard link, and what `members`
+    and `read`, the source of the tar's bytes, raise.
     """
     count = 0
     lines_end = 0
     for member in members:
         name, start, end, flaw = member
-        found = _LINES_NAME.fullmatch(name) if name.startswith(b"__lines__/") and flaw is None else None
+        found = None
+        if flaw is None and name.startswith(b"__lines__/"):
+            found = _LINES_NAME.fullmatch(name)
         if found is None:
             yield member
             continue
+
         if start < lines_end:  # many links to one large member would take hours
             raise UnsupportedShardError(
                 f"the member {name.decode()!r} is a hard link to other lines",
@@ -287,23 +350,28 @@ def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int 
             count += 1
             if count > max_lines:
                 raise UnsupportedShardError(
-                    f"the shard has more than {max_lines:,} lines, whose index would take too much memory",
+                    f"the shard has more than {max_lines:,} lines, whose index would take too "
+                    "much memory",
                     url=url,
                     remedy="write smaller shards",
                 )
-            yield b"%0*d.%s" % (len(digits), int(digits) + number, extension), first, stop, None
+            name_of_line = b"%0*d.%s" % (len(digits), int(digits) + number, extension)
+            yield name_of_line, first, stop, None
 
 
 def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of each line that is not empty, between two offsets in the tar."""
-    number, first, at = 0, start, start
+    """Yield number, start and end of each line between two offsets in the tar; no empty ones."""
+    number = 0
+    first = start
+    at = start
     while at < end:
         piece = read(at, 1, min(_PIECE_BYTES, end - at))
         feed = piece.find(b"\n")
         while feed >= 0:
             if at + feed > first:
                 yield number, first, at + feed
-            number, first = number + 1, at + feed + 1
+            number += 1
+            first = at + feed + 1
             feed = piece.find(b"\n", feed + 1)
         at += len(piece)
     if first < end:

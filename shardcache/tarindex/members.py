@@ -1,7 +1,8 @@
 """Members of a tar: USTAR, old GNU and PAX, interpreted like the standard library's tarfile.
 
-Reads only the headers, to the end, and rejects any damage. Formats: POSIX.1-2008, pax, "ustar Interchange Format" and
-"pax Extended Header"; GNU tar manual, "Basic Tar Format". Names stay bytes throughout.
+Reads only the headers, to the end, and rejects any damage. Formats: POSIX.1-2008, pax, "ustar
+Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format". Names stay bytes
+throughout.
 """
 
 import re
@@ -11,7 +12,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from posixpath import normpath
 from zlib import adler32
 
-from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
+from shardcache.errors import (
+    CorruptShardError,
+    NotATarError,
+    ShardError,
+    TrailingDataError,
+    TruncatedShardError,
+)
 from shardcache.tarindex.tables import Fault
 
 BLOCK_BYTES = 512
@@ -28,24 +35,32 @@ REGULAR = frozenset({b"0", b"\0", b"7", GNU_SPARSE})
 DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
 
 _WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})  # use that field for other data
-_FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")  # name, size, checksum, type, prefix
+# name, size, checksum, type, prefix
+_FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")
 _LINK_NAME = slice(157, 257)  # of a header block
 _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
 
 
 Header = tuple[bytes, int, bytes]
-"""A header block's name, size in bytes of the data that follows (none if the kind is DATALESS), and kind."""
+"""A header block's name, the size in bytes of the data that follows, and its kind.
+
+If the kind is DATALESS, none follows.
+"""
 
 
 def parse_header(block: bytes) -> Header:
-    """Parse a header block of 512 bytes, after verifying its checksum. Raises ValueError for an invalid field."""
+    """Parse a header block of 512 bytes, after verifying its checksum.
+
+    Raises ValueError for an invalid field.
+    """
     name, size, checksum, kind, prefix = _FIELDS.unpack(block)
-    # The checksum is the sum of all bytes, with its own field taken as blanks. Adler-32's low half is that sum plus
-    # one, modulo 65521, and about 20 times as fast as sum().
+    # The checksum is the sum of all bytes, with its own field taken as blanks. Adler-32's low half
+    # is that sum plus one, modulo 65521, and about 20 times as fast as sum().
     adler = adler32(block) & 0xFFFF
     expected = parse_number(checksum) + sum(checksum) - 8 * 0x20 + 1
     if adler != expected % 65521:
-        negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])  # as signed characters, which some tars sum
+        # Some tars sum signed characters.
+        negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])
         if adler != (expected + 256 * negative) % 65521:
             raise ValueError("its checksum does not match")
     size_bytes = parse_number(size)
@@ -91,7 +106,8 @@ def padded(size_bytes: int) -> int:
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
 
 
-# Headers of small members share one read; after a large member, little more than the next header is read.
+# Headers of small members share one read; after a large member, little more than the next header is
+# read.
 _WINDOW_BYTES = 32 * 1024
 _ALONE_BYTES = 2 * 1024
 _TAIL_BYTES = 1024 * 1024
@@ -99,7 +115,8 @@ _TAIL_BYTES = 1024 * 1024
 # Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
 
-# A name in a global header applies to every member without one of its own: a file of a megabyte could need gigabytes.
+# A name in a global header applies to every member without one of its own: a file of a megabyte
+# could need gigabytes.
 _GLOBAL_LIMIT_BYTES = 4096
 
 _SHOWN_BYTES = 200
@@ -118,49 +135,63 @@ _MAGIC = {
 Records = dict[bytes, bytes]
 
 Member = tuple[bytes, int, int, Fault | None]
-"""A file in a tar: its name, as stored; the offsets in the tar of its start and end (exclusive); and the reason why
-this span is not its content, if it is not. A hard link has the span of the file that it is linked to."""
+"""A file in a tar: its name, as stored.
+
+The offsets in the tar of its start and end (exclusive); and the reason why this span is not its
+content, if it is not. A hard link has the span of the file that it is linked to.
+"""
 
 Content = tuple[int, int, Fault | None]
 """A member without its name."""
 
 Read = Callable[[int, int, int], bytes]
-"""`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar from an
-offset on; fewer only at the end of the tar."""
+"""`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar
+from an offset on; fewer only at the end of the tar.
+"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Tar:
     """A tar of known size, not necessarily complete yet.
 
-    Iterating yields its files in order. As in tarfile, the first block of zeros ends the archive; unlike in tarfile,
-    the rest of the file must be zeros, and nothing else ends the archive. A member is yielded as soon as its header has
-    been read, and until the archive ends, `read` is never required to return more than the next header.
+    Iterating yields its files in order. As in tarfile, the first block of zeros ends the archive;
+    unlike in tarfile, the rest of the file must be zeros, and nothing else ends the archive. A
+    member is yielded as soon as its header has been read, and until the archive ends, `read` is
+    never required to return more than the next header.
     """
 
     _source: Read  # its exceptions pass through
     _size_bytes: int  # of the whole tar
     _url: str  # for error messages
     _: KW_ONLY
-    require_end: bool = True  # reject a file that ends between two members, without a block of zeros
-    ignore_trailing_data: bool = False  # do not read beyond the first block of zeros
+    # Reject a file that ends between two members, without a block of zeros.
+    require_end: bool = True
+    # Do not read beyond the first block of zeros.
+    ignore_trailing_data: bool = False
     _window: bytes = field(default=b"", init=False)
     _window_start: int = field(default=0, init=False)
-    _contents: dict[bytes, Content] | None = field(default=None, init=False)  # by path, from the first hard link on
+    # by path, from the first hard link on
+    _contents: dict[bytes, Content] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Member]:
-        """Yield each regular file and each hard link, which shares the content of a file before it.
+        """Yield each regular file, and each hard link, which shares a previous file's content.
 
-        Raises NotATarError if the file does not begin with a tar header, TruncatedShardError if it ends early,
-        TrailingDataError if data follows its end, CorruptShardError if a header is damaged.
+        Raises:
+            NotATarError: the file does not begin with a tar header.
+            TruncatedShardError: it ends early.
+            TrailingDataError: data follows its end.
+            CorruptShardError: a header is damaged.
         """
         shared: Records = {}
         own: Records = {}
         announced = False
         at = 0
         begin = 0  # of the next member, with the headers that belong to it
-        while (header := self._header(at)) is not None:
-            kind = header[2]
+        while True:
+            header = self._header(at)
+            if header is None:
+                break
+            _, _, kind = header
             if kind in EXTENSIONS:
                 records, behind = self._extension(header, at)
                 if kind == PAX_GLOBAL:
@@ -171,9 +202,10 @@ class Tar:
                     announced = True
                 at = behind
                 continue
+
             records = (shared | own) if shared else own
             member, behind = self._member(header, at, records)
-            if header[2] == HARD_LINK:
+            if kind == HARD_LINK:
                 member = self._hard_link(header, at, begin, records)
             at = behind
             if member is not None:
@@ -182,10 +214,13 @@ class Tar:
                 yield member
             begin = at
             if announced:
-                own, announced = {}, False
+                own = {}
+                announced = False
+
         if announced:
             raise TruncatedShardError(
-                f"the tar ends at byte {at}, between a member's extended header and the member", url=self._url
+                f"the tar ends at byte {at}, between a member's extended header and the member",
+                url=self._url,
             )
 
     def _header(self, at: int) -> Header | None:
@@ -212,22 +247,28 @@ class Tar:
             raise self._truncated(f"inside the tar header that begins at byte {at}")
         if self.require_end:
             raise self._truncated(
-                "after a complete member but without an end-of-archive block, so members may be missing",
-                remedy="write and upload the shard again; if its writer never writes end-of-archive blocks, set "
-                "`require_end = false` in its [[origin]] table",
+                "after a complete member but without an end-of-archive block, so members may be "
+                "missing",
+                remedy="write and upload the shard again; if its writer never writes "
+                "end-of-archive blocks, set `require_end = false` in its [[origin]] table",
             )
 
     def _check_tail(self, end: int) -> None:
         """Raise TrailingDataError unless only zeros follow the block of zeros at byte `end`."""
+        if self.ignore_trailing_data:
+            return
         at = end + BLOCK_BYTES
-        while not self.ignore_trailing_data and (piece := self._source(at, 1, _TAIL_BYTES)):
-            if data := piece.lstrip(b"\0"):
+        piece = self._source(at, 1, _TAIL_BYTES)
+        while piece:
+            data = piece.lstrip(b"\0")
+            if data:
                 raise TrailingDataError(
                     f"a block of zeros at byte {end} ends the tar, but data follows at byte "
                     f"{at + len(piece) - len(data)}, so samples may be missing",
                     url=self._url,
                 )
             at += len(piece)
+            piece = self._source(at, 1, _TAIL_BYTES)
 
     def _extension(self, header: Header, at: int) -> tuple[Records, int]:
         """Return the records that a header carries for later members, and the offset of its end."""
@@ -239,7 +280,8 @@ class Tar:
         if size_bytes > _EXTENSION_LIMIT_BYTES:
             raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
         payload = self._read(start, end - start)
-        if kind in GNU_LONG:  # as in tarfile, it ends at the first NUL, regardless of the header's size field
+        if kind in GNU_LONG:
+            # As in tarfile, it ends at the first NUL, regardless of the header's size field.
             return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
         try:
             return _used(parse_pax(payload[:size_bytes])), end
@@ -249,12 +291,16 @@ class Tar:
     def _check_shared(self, records: Records, at: int) -> None:
         for keyword, value in records.items():
             if len(value) > _GLOBAL_LIMIT_BYTES:
-                raise self._corrupt(at, f"a global header gives all members one {keyword!r} of {len(value)} bytes")
+                raise self._corrupt(
+                    at,
+                    f"a global header gives all members one {keyword!r} of {len(value)} bytes",
+                )
 
     def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
-        """Return the member, or None if it is not a regular file, and the offset of the next header."""
+        """Return the member and the offset of the next header; None if it is no regular file."""
         name, size_bytes, kind = header
-        start, sparse = at + BLOCK_BYTES, kind == GNU_SPARSE
+        start = at + BLOCK_BYTES
+        sparse = kind == GNU_SPARSE
         if kind in DATALESS:
             return None, start
         if sparse:
@@ -267,14 +313,24 @@ class Tar:
         next_header = start + padded(size_bytes)
         if next_header > self._size_bytes:
             shown = name[:_SHOWN_BYTES].decode(errors="replace")
-            raise self._truncated(f"inside the member {shown!r}, which spans bytes {start} to {end}")
+            raise self._truncated(
+                f"inside the member {shown!r}, which spans bytes {start} to {end}",
+            )
+        if kind not in REGULAR:
+            return None, next_header
         fault = Fault.SPARSE if sparse else None
-        return (name, start, end, fault) if kind in REGULAR else None, next_header
+        return (name, start, end, fault), next_header
 
     def _hard_link(self, header: Header, at: int, begin: int, records: Records) -> Member:
-        """Return the member that is a hard link; `begin` is the offset of the first header that belongs to it.
+        """Return the member that is a hard link.
 
         As in tarfile, the last file of that path before it counts.
+
+        Args:
+            header: its header.
+            at: offset of that header.
+            begin: offset of the first header that belongs to it.
+            records: that extended headers have for it.
         """
         if self._contents is None:
             self._contents = self._contents_before(begin)
@@ -282,16 +338,23 @@ class Tar:
         target = records.get(b"linkpath")
         if target is None:
             target = self._read(at, BLOCK_BYTES)[_LINK_NAME].partition(b"\0")[0]
-        return (name, *self._contents.get(_path(target), (0, 0, Fault.LINK)))
+        content = self._contents.get(_path(target), (0, 0, Fault.LINK))
+        return (name, *content)
 
     def _contents_before(self, stop: int) -> dict[bytes, Content]:
-        """Walk again to the first hard link, whose headers begin at `stop`: other tars need not remember names."""
+        """Walk again to the first hard link, whose headers begin at `stop`.
 
-        def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
-            return self._source(at, min(min_bytes, stop - at), min(max_bytes, stop - at)) if at < stop else b""
-
+        Tars without hard links need not remember names.
+        """
         if not stop:
             return {}
+
+        def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+            left_bytes = stop - at
+            if left_bytes <= 0:
+                return b""
+            return self._source(at, min(min_bytes, left_bytes), min(max_bytes, left_bytes))
+
         before = Tar(read, self._size_bytes, self._url, require_end=False)
         return {_path(name): (start, end, fault) for name, start, end, fault in before}
 
@@ -304,7 +367,7 @@ class Tar:
         return int(digits)
 
     def _behind_sparse_map(self, at: int) -> int:
-        """Skip the continuation blocks of an old GNU sparse header's map; return the offset after them."""
+        """Return the offset after the continuation blocks of an old GNU sparse header's map."""
         more = self._read(at, BLOCK_BYTES)[482]
         at += BLOCK_BYTES
         while more:
@@ -320,11 +383,16 @@ class Tar:
         if begin + size_bytes > len(self._window):
             window_bytes = _WINDOW_BYTES if begin < 2 * _WINDOW_BYTES else _ALONE_BYTES
             self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
-            self._window_start, begin = at, 0
+            self._window_start = at
+            begin = 0
         return self._window[begin : begin + size_bytes]
 
     def _truncated(self, where: str, remedy: str | None = None) -> TruncatedShardError:
-        return TruncatedShardError(f"the tar ends at byte {self._size_bytes}, {where}", url=self._url, remedy=remedy)
+        return TruncatedShardError(
+            f"the tar ends at byte {self._size_bytes}, {where}",
+            url=self._url,
+            remedy=remedy,
+        )
 
     def _corrupt(self, at: int, what: str) -> CorruptShardError:
         return CorruptShardError(f"damaged at byte {at}: {what}", url=self._url)
@@ -332,15 +400,24 @@ class Tar:
     def _not_a_tar(self, block: bytes) -> ShardError:
         for magic, (format_, suffix) in _MAGIC.items():
             if block.startswith(magic):
-                remedy = f"if it is a compressed tar, rename it to end in {suffix}"
-                return NotATarError(f"this is {format_} data, not a plain tar", url=self._url, remedy=remedy)
+                return NotATarError(
+                    f"this is {format_} data, not a plain tar",
+                    url=self._url,
+                    remedy=f"if it is a compressed tar, rename it to end in {suffix}",
+                )
         if len(block) < BLOCK_BYTES:
-            return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
+            return NotATarError(
+                f"the file has {len(block)} bytes, less than one tar header",
+                url=self._url,
+            )
         return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)
 
 
 def _path(name: bytes) -> bytes:
-    """Return a name as hard links are compared with it: GNU tar writes `./a` and `a` for the same file."""
+    """Return a name as hard links are compared with it.
+
+    GNU tar writes `./a` and `a` for the same file.
+    """
     return normpath(name).lstrip(b"/")
 
 

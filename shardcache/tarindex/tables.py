@@ -1,4 +1,4 @@
-"""The samples of a tar as flat tables: cheap to build, to write, to read, and to look up samples in.
+"""The samples of a tar as flat tables: cheap to build, write and read, and to look samples up in.
 
 The sidecar file of a shard has its facts as JSON, and these tables:
 
@@ -10,9 +10,9 @@ The sidecar file of a shard has its facts as JSON, and these tables:
                     faults u64[3 x faults]    extension_ids u32[members]
                     keys u8[key_bytes]        extensions u8[extension_bytes]
 
-Numbers are in native byte order, since a sidecar never leaves its node. The header can be read without the tables, so
-that a daemon with many shards can look one up quickly. Nothing in the file is executed, and every number in it is
-checked before use.
+Numbers are in native byte order, since a sidecar never leaves its node. The header can be read
+without the tables, so that a daemon with many shards can look one up quickly. Nothing in the file
+is executed, and every number in it is checked before use.
 """
 
 import enum
@@ -53,8 +53,10 @@ class Fault(enum.IntEnum):
 _FAULTS = {
     Fault.DUPLICATE: "the sample {!r} has two members with the extension {!r}",
     Fault.RESERVED: "the sample {!r} has a member with the reserved extension {!r}",
-    Fault.SPARSE: "the member {1!r} of the sample {0!r} is stored as a sparse file, which cannot be mapped",
-    Fault.LINK: "the member {1!r} of the sample {0!r} is a hard link to a file that is not in the tar before it",
+    Fault.SPARSE: "the member {1!r} of the sample {0!r} is stored as a sparse file, which cannot "
+    "be mapped",
+    Fault.LINK: "the member {1!r} of the sample {0!r} is a hard link to a file that is not in the "
+    "tar before it",
 }
 
 
@@ -72,7 +74,8 @@ def key_of(tables: Tables, sample: int) -> str:
 
 def keys_of(tables: Tables) -> list[bytes]:
     """Return the key of each sample, encoded as in the tar."""
-    keys, ends = bytes(tables.keys), tables.key_ends
+    keys = bytes(tables.keys)
+    ends = tables.key_ends
     return [keys[start:end] for start, end in pairwise(chain((0,), ends))]
 
 
@@ -81,14 +84,22 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     if sample not in tables.faults:
         return None
     fault, extension = tables.faults[sample]
-    return _FAULTS[fault].format(key_of(tables, sample)[:_SHOWN_CHARS], tables.extensions[extension][:_SHOWN_CHARS])
+    return _FAULTS[fault].format(
+        key_of(tables, sample)[:_SHOWN_CHARS],
+        tables.extensions[extension][:_SHOWN_CHARS],
+    )
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sample's member with an extension; (0, 0) for a sample without one."""
+    """Yield start and end of each sample's member with an extension, (0, 0) without one."""
     extension = extension.lower()
-    wanted = tables.extensions.index(extension) if extension in tables.extensions else -1
-    starts, ends, extension_ids, first = tables.starts, tables.ends, tables.extension_ids, 0
+    wanted = -1
+    if extension in tables.extensions:
+        wanted = tables.extensions.index(extension)
+    starts = tables.starts
+    ends = tables.ends
+    extension_ids = tables.extension_ids
+    first = 0
     for last in tables.member_ends:
         for each in range(first, last):
             if extension_ids[each] == wanted:
@@ -103,18 +114,33 @@ def _u64() -> "array[int]":
     return array("Q")
 
 
+def _u32() -> "array[int]":
+    return array("I")
+
+
 @dataclass(slots=True)
 class Samples:
-    """The samples of one tar, as flat tables."""
+    """The samples of one tar, as flat tables.
 
-    starts: "array[int]" = field(default_factory=_u64)  # of each member, offset in the tar, in bytes
-    ends: "array[int]" = field(default_factory=_u64)  # of each member, likewise, exclusive
-    extension_ids: "array[int]" = field(default_factory=lambda: array("I"))  # of each member, its index in `extensions`
-    member_ends: "array[int]" = field(default_factory=_u64)  # of each complete sample's members, exclusive
-    keys: bytearray = field(default_factory=bytearray)  # all of them, concatenated
-    key_ends: "array[int]" = field(default_factory=_u64)  # of each key
-    extensions: list[str] = field(default_factory=list)  # lower-cased, each once, in order of appearance
-    faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)  # sample → its fault, the extension's index
+    Attributes:
+        starts: of each member, offset in the tar, in bytes.
+        ends: of each member, likewise, exclusive.
+        extension_ids: of each member, its index in `extensions`.
+        member_ends: of each complete sample's members, exclusive.
+        keys: all of them, concatenated.
+        key_ends: of each key in `keys`, exclusive.
+        extensions: lower-cased, each once, in order of appearance.
+        faults: by the number of a sample that is unusable, its fault, and the extension's index.
+    """
+
+    starts: "array[int]" = field(default_factory=_u64)
+    ends: "array[int]" = field(default_factory=_u64)
+    extension_ids: "array[int]" = field(default_factory=_u32)
+    member_ends: "array[int]" = field(default_factory=_u64)
+    keys: bytearray = field(default_factory=bytearray)
+    key_ends: "array[int]" = field(default_factory=_u64)
+    extensions: list[str] = field(default_factory=list)
+    faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.key_ends)
@@ -144,25 +170,56 @@ class _Counts(NamedTuple):
 
     def table_sizes(self) -> list[int]:
         """Sizes of the tables, in the file's order."""
-        long_tables = (self.members, self.members, self.samples, self.samples, self.extensions, 3 * self.faults)
-        return [*(8 * count for count in long_tables), 4 * self.members, self.key_bytes, self.extension_bytes]
+        return [
+            8 * self.members,  # starts
+            8 * self.members,  # ends
+            8 * self.samples,  # member_ends
+            8 * self.samples,  # key_ends
+            8 * self.extensions,  # extension_ends
+            8 * 3 * self.faults,
+            4 * self.members,  # extension_ids
+            self.key_bytes,
+            self.extension_bytes,
+        ]
 
     def file_bytes(self) -> int:
         return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
 
 
-def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
-    """Write a sidecar, unless it would exceed `limit_bytes`; return its size. Blocks.
+def write(
+    path: Path,
+    header: dict[str, Any],
+    samples: Samples,
+    limit_bytes: int | None = None,
+) -> int:
+    """Write a sidecar, unless it would be too large; return its size. Blocks.
 
-    It is not synced to disk. The `size_bytes` of `header` is the size of the tar. Raises OSError if
-    it cannot be written.
+    It is not synced to disk. Raises OSError if it cannot be written.
+
+    Args:
+        path: of the sidecar.
+        header: its facts; `size_bytes` is the size of the tar.
+        samples: those of the tar.
+        limit_bytes: maximum size of the sidecar; None for any.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
-    faults = array("Q", [value for sample, (fault, name) in samples.faults.items() for value in (sample, fault, name)])
-    long_tables = (samples.starts, samples.ends, samples.member_ends, samples.key_ends)
-    numbers = (*long_tables, array("Q", accumulate(map(len, names))), faults, samples.extension_ids)
-    tables = b"".join((*(table.tobytes() for table in numbers), samples.keys, *names))
+    faults = array("Q")
+    for sample, (fault, extension) in samples.faults.items():
+        faults.extend((sample, fault, extension))
+    tables = b"".join(
+        (
+            samples.starts.tobytes(),
+            samples.ends.tobytes(),
+            samples.member_ends.tobytes(),
+            samples.key_ends.tobytes(),
+            array("Q", accumulate(map(len, names))).tobytes(),
+            faults.tobytes(),
+            samples.extension_ids.tobytes(),
+            samples.keys,
+            *names,
+        ),
+    )
     counts = _Counts(
         header_bytes=len(header_json),
         samples=len(samples),
@@ -181,7 +238,10 @@ def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the JSON header of a sidecar, without its tables. Blocks. Raises CorruptShardError, OSError."""
+    """Return the JSON header of a sidecar, without its tables. Blocks.
+
+    Raises CorruptShardError, OSError.
+    """
     with open(path, "rb") as file:
         return _read_head(file, path)[0]
 
@@ -210,12 +270,13 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TarIndex:
-    """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
+    """Locations of a shard's samples, immutable and memory-mapped.
 
-    The tables are those of `Samples`; every offset lies within the tar's `size_bytes`.
+    They take 20 bytes per member, and 16 plus its key per sample. The tables are those of
+    `Samples`; every offset lies within the tar's `size_bytes`. `header` is the sidecar's.
     """
 
-    header: dict[str, Any]  # the sidecar's
+    header: dict[str, Any]
     starts: Table
     ends: Table
     extension_ids: Table
@@ -247,19 +308,40 @@ class TarIndex:
         return index
 
     def close(self) -> None:
-        """Release the tables, and with them the mapping; must not be called while they are in use."""
-        for table in (self.starts, self.ends, self.extension_ids, self.member_ends, self.keys, self.key_ends):
+        """Release the tables, which must not be in use, and with them the mapping."""
+        for table in (
+            self.starts,
+            self.ends,
+            self.extension_ids,
+            self.member_ends,
+            self.keys,
+            self.key_ends,
+        ):
             table.release()
 
     @classmethod
-    def _of_tables(cls, header: dict[str, Any], counts: _Counts, tables: memoryview, path: Path) -> Self:
-        parts, at = [], 0
+    def _of_tables(
+        cls,
+        header: dict[str, Any],
+        counts: _Counts,
+        tables: memoryview,
+        path: Path,
+    ) -> Self:
+        parts = []
+        at = 0
         for size_bytes in counts.table_sizes():
             parts.append(tables[at : at + size_bytes])
             at += size_bytes
-        starts, ends, member_ends, key_ends, extension_ends, faults = (part.cast("Q") for part in parts[:6])
+        starts = parts[0].cast("Q")
+        ends = parts[1].cast("Q")
+        member_ends = parts[2].cast("Q")
+        key_ends = parts[3].cast("Q")
+        extension_ends = parts[4].cast("Q")
+        faults = parts[5].cast("Q")
+        named_faults: dict[int, tuple[Fault, int]] = {}
         try:
-            named_faults = {faults[at]: (Fault(faults[at + 1]), faults[at + 2]) for at in range(0, len(faults), 3)}
+            for at in range(0, len(faults), 3):
+                named_faults[faults[at]] = (Fault(faults[at + 1]), faults[at + 2])
         except ValueError as exn:
             raise _damaged(path, f"it names an unknown fault ({exn})") from exn
         return cls(
@@ -277,29 +359,37 @@ class TarIndex:
     def _is_sound(self) -> bool:
         """Return True if every offset and index is within bounds."""
         names = len(self.extensions)
-        return (
-            max(self.ends, default=0) <= self.header["size_bytes"]
-            and all(map(operator.le, self.starts, self.ends))
-            and max(self.extension_ids, default=-1) < names
-            and _partitions(self.member_ends, len(self.starts))
-            and _partitions(self.key_ends, len(self.keys))
-            and all(sample < len(self) and name < names for sample, (_, name) in self.faults.items())
-        )
+        if max(self.ends, default=0) > self.header["size_bytes"]:
+            return False
+        if not all(map(operator.le, self.starts, self.ends)):
+            return False
+        if max(self.extension_ids, default=-1) >= names:
+            return False
+        if not _partitions(self.member_ends, len(self.starts)):
+            return False
+        if not _partitions(self.key_ends, len(self.keys)):
+            return False
+        faults = self.faults.items()
+        return all(sample < len(self) and name < names for sample, (_, name) in faults)
 
     def __len__(self) -> int:
         return len(self.member_ends)
 
     def __repr__(self) -> str:
-        return f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
+        return (
+            f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
+        )
 
 
 def _partitions(ends: Table, total: int) -> bool:
     """Return True if `ends` is ascending and ends with `total`."""
-    return (ends[-1] if len(ends) else 0) == total and all(map(operator.le, ends, islice(ends, 1, None)))
+    last = ends[-1] if len(ends) else 0
+    return last == total and all(map(operator.le, ends, islice(ends, 1, None)))
 
 
 def _cut(joined: bytes, ends: Table) -> list[str]:
-    return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
+    pieces = [joined[start:end] for start, end in pairwise((0, *ends))]
+    return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 
 
 def _damaged(path: Path, what: str) -> CorruptShardError:

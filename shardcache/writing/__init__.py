@@ -1,4 +1,7 @@
-"""Making of shards: samples from a program, or files of other formats, to tars of a given size with an index."""
+"""Making of shards, tars of a given size with an index.
+
+Their samples come from a program, or from files of other formats.
+"""
 
 from shardcache.writing.writer import ShardWriter
 

@@ -1,8 +1,9 @@
-"""Writing of a whole input to shards, in parallel processes, so that an interrupted run can be resumed.
+"""Writing of a whole input to shards, by parallel processes; an interrupted run can be resumed.
 
-As a program it is one of these processes. It reads JSON from standard input, one value per line: first the setup of
-`_serve`, then number, name, first and last position of one shard after another, and its record if it is there already;
-it writes one answer per line. It ends with its input, hence with the command, however that ends.
+As a program it is one of these processes. It reads JSON from standard input, one value per line:
+first the setup of `_serve`, then number, name, first and last position of one shard after another,
+and its record if it is there already; it writes one answer per line. It ends with its input, hence
+with the command, however that ends.
 """
 
 import asyncio
@@ -21,18 +22,22 @@ from shardcache.protocol import Json
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex.contents import TokenMember
+from shardcache.writing.destination import INDEX, TABLE, Destination, check_empty
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
-from shardcache.writing.shards import JOURNAL, Cut, Journal, Stored, as_json, cut, resume
+from shardcache.writing.journal import JOURNAL, Journal, Stored, resume
+from shardcache.writing.sample_tar import as_json
+from shardcache.writing.shard_cuts import Cut, cut
+from shardcache.writing.shard_file import ShardFile
 from shardcache.writing.sources import Input, Source
-from shardcache.writing.writer import INDEX, TABLE, Destination, ShardFile, check_empty
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
 
 Progress = Callable[[Json], object]
-"""Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned.
+"""Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`.
 
-First, if shards are there already, with the number of `files` of the input, 0 if unknown, that are compared with them.
+The totals grow until all is planned. If shards are there already, it is first called with the
+number of `files` of the input, 0 if unknown, that are compared with them.
 """
 
 
@@ -45,14 +50,24 @@ async def convert(
     tables: Sequence[OriginTable] = (),
     progress: Progress = lambda _event: None,
 ) -> Json:
-    """Write files, folders or a dataset to shards with an index, by `workers` processes, and return a summary.
+    """Write files, folders or a dataset to shards with an index; return a summary.
 
-    A run that was interrupted is resumed: shards that its journal names are kept if they are still there, in the same
-    size and version. When all shards are there, the table of their samples is written, and then the index. The table
-    needs the input of kept shards again, unless an earlier run has written it; lines that are packed have none.
+    A run that was interrupted is resumed: shards that its journal names are kept if they are still
+    there, in the same size and version. When all shards are there, the table of their samples is
+    written, and then the index. The table needs the input of kept shards again, unless an earlier
+    run has written it; lines that are packed have none.
 
-    Raises ConfigError for a wrong option, or a destination with shards of others, other input or settings; InputError,
-    SampleError if the input cannot be read or written; OriginError, DiskError if a shard cannot be stored.
+    Args:
+        names: of the files, the folders or the dataset.
+        destination: folder or url.
+        options: that determine the bytes of the shards.
+        workers: number of processes that write.
+        tables: access settings of object stores.
+        progress: called as the run proceeds.
+
+    Raises ConfigError for a wrong option, or a destination with shards of others, other input or
+    settings; InputError, SampleError if the input cannot be read or written; OriginError, DiskError
+    if a shard cannot be stored.
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
         async with Destination(destination, tables, Path(scratch)) as target:
@@ -64,10 +79,18 @@ async def convert(
 
 
 class _Conversion:
-    """One run: a task that plans shards, and one per process that writes them, which `setup` is sent to."""
+    """One run: a task that plans shards, and one per process that writes them.
+
+    Each of these processes is sent `setup` first.
+    """
 
     def __init__(
-        self, found: Input, target: Destination, options: WriteOptions, setup: tuple[object, ...], progress: Progress
+        self,
+        found: Input,
+        target: Destination,
+        options: WriteOptions,
+        setup: tuple[object, ...],
+        progress: Progress,
     ) -> None:
         self._input = found
         self._target = target
@@ -87,7 +110,10 @@ class _Conversion:
         self._failure: ShardcacheError | None = None
 
     async def run(self, workers: int) -> Json:
-        """Write what is missing; return the summary. After a failure, only the shards in progress are completed."""
+        """Write what is missing; return the summary.
+
+        After a failure, only the shards in progress are completed.
+        """
         await self._begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan())
@@ -102,20 +128,30 @@ class _Conversion:
         self._objects = await self._target.objects()
         if JOURNAL in self._objects:
             self._progress({"files": self._input.files})
-            self._journal = resume(await self._target.read(JOURNAL), self._journal.settings, self._target.url)
-            check_empty(self._options.names.foreign(self._objects.keys() - {TABLE}), self._target.url)
-            self._tabled |= TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards))
+            recorded = await self._target.read(JOURNAL)
+            self._journal = resume(recorded, self._journal.settings, self._target.url)
+            shards = self._objects.keys() - {TABLE}
+            check_empty(self._options.names.foreign(shards), self._target.url)
+            if TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards)):
+                self._tabled = True
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     async def _plan(self) -> None:
-        """Cut the input into shards, ahead of the writing: a planned shard takes next to no memory."""
+        """Cut the input into shards, ahead of the writing.
+
+        A planned shard takes next to no memory.
+        """
         try:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
             cuts = cut(source.positions(), self._options.shard_size_bytes)
-            while self._failure is None and (shard := await asyncio.to_thread(next, cuts, None)) is not None:
-                number, name = len(self._planned), self._options.names.name(len(self._planned))
+            while self._failure is None:
+                shard = await asyncio.to_thread(next, cuts, None)
+                if shard is None:
+                    break
+                number = len(self._planned)
+                name = self._options.names.name(number)
                 self._planned.append(name)
                 self._planned_bytes += shard.size_bytes
                 self._queue.put_nowait((number, name, shard))
@@ -128,47 +164,65 @@ class _Conversion:
 
     async def _write(self) -> None:
         """Have a process of its own write shards, as long as there are any."""
-        process: HelperProcess | None = None
+        writer = _WriterProcess(self._setup)
         try:
-            while (planned := await self._queue.get()) is not None and self._failure is None:
+            while True:
+                planned = await self._queue.get()
+                if planned is None or self._failure is not None:
+                    break
                 number, name, shard = planned
                 try:
-                    kept = self._kept(name, shard)
-                    if kept is None or not self._tabled:
-                        if process is None:
-                            process = await HelperProcess.start(__name__)
-                            process.send(self._setup)  # not as an argument: it may contain credentials
-                        self._journal.shards[name] = await _ask(process, number, name, shard, kept)
-                    self._done["written" if kept is None else "kept"] += 1
-                    if kept is None:
-                        self._unsaved += 1
-                        await self._save()
+                    await self._write_shard(writer, number, name, shard)
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
                 self._done_bytes += shard.size_bytes
                 self._show()
             self._queue.put_nowait(None)  # for the next that waits
         finally:
-            if process is not None:
-                await process.end()
+            await writer.end()
+
+    async def _write_shard(
+        self,
+        writer: "_WriterProcess",
+        number: int,
+        name: str,
+        shard: Cut,
+    ) -> None:
+        """Have a shard written unless it is there, and its part of the table if that is wanted."""
+        kept = self._kept(name, shard)
+        if kept is None or not self._tabled:
+            self._journal.shards[name] = await writer.write(number, name, shard, kept)
+        if kept is not None:
+            self._done["kept"] += 1
+            return
+        self._done["written"] += 1
+        self._unsaved += 1
+        await self._save()
 
     def _is_there(self, name: str) -> bool:
         found = self._objects.get(name)
-        return found is not None and self._journal.shards[name][:2] == (found.size_bytes, found.version)
+        if found is None:
+            return False
+        recorded = self._journal.shards[name]
+        return (recorded.size_bytes, recorded.version) == (found.size_bytes, found.version)
 
     def _kept(self, name: str, shard: Cut) -> Stored | None:
+        """Return the record of a shard that is there, with these samples, already."""
         recorded = self._journal.shards.get(name)
-        return recorded if recorded and self._is_there(name) and recorded.samples == shard.samples else None
+        if recorded is None or not self._is_there(name) or recorded.samples != shard.samples:
+            return None
+        return recorded
 
     async def _save(self) -> None:
-        """Store the journal, once for all shards that were completed while it was stored the last time."""
+        """Store the journal, once for all shards that were completed while it was stored before."""
         async with self._saving:
             if self._unsaved:
                 self._unsaved = 0
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     def _show(self) -> None:
-        done, planned = sum(self._done.values()), len(self._planned)
+        done = sum(self._done.values())
+        planned = len(self._planned)
         sizes = {"done_bytes": self._done_bytes, "total_bytes": self._planned_bytes}
         self._progress({**sizes, "done_shards": done, "shards": planned})
 
@@ -183,61 +237,103 @@ class _Conversion:
             self._journal.shards[TABLE] = Stored(table.size_bytes, table.version, samples)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
         await self._target.store_index(shards.items())
-        tokens = sum(shard.tokens or 0 for shard in shards.values())
-        return {
+        members = Counter[str]()
+        for shard in shards.values():
+            members.update(shard.members or {})
+        summary = {
             "index": self._target.url + INDEX,
             "shards": len(shards),
             **self._done,
             "samples": samples,
-            "members": dict(sorted(sum((Counter(shard.members) for shard in shards.values()), Counter()).items())),
-            **({} if self._options.tokens is None else {"tokens": tokens}),
-            "bytes": sum(shard.size_bytes for shard in shards.values()),
-            "skipped_files": self._input.skipped,
+            "members": dict(sorted(members.items())),
         }
+        if self._options.tokens is not None:
+            summary["tokens"] = sum(shard.tokens or 0 for shard in shards.values())
+        summary["bytes"] = sum(shard.size_bytes for shard in shards.values())
+        summary["skipped_files"] = self._input.skipped
+        return summary
 
 
-async def _ask(process: HelperProcess, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
-    """Have a process write a shard, or only its part of the table.
+class _WriterProcess:
+    """A process that writes shards; it is started for the first one."""
 
-    Raises what it raises; CacheError if it ended or hangs.
-    """
-    answer = await process.ask((number, name, shard.first, shard.last, kept))
-    if not answer:
-        raise CacheError(
-            "a process that writes shards was killed, or did not respond",
-            url=name,
-            remedy="if it printed no traceback, look for the OOM killer in dmesg, and try fewer --workers; "
-            "the same command again resumes",
-        )
-    found = json.loads(answer)
-    if isinstance(found, dict):
-        raise from_json(found["error"])
-    return Stored(*found)
+    def __init__(self, setup: tuple[object, ...]) -> None:
+        self._setup = setup
+        self._process: HelperProcess | None = None
+
+    async def write(self, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
+        """Have a shard written, or only its part of the table.
+
+        Raises what the process raises; CacheError if it ended or hangs.
+        """
+        if self._process is None:
+            self._process = await HelperProcess.start(__name__)
+            # Not as an argument: it may contain credentials.
+            self._process.send(self._setup)
+        answer = await self._process.ask((number, name, shard.first, shard.last, kept))
+        if not answer:
+            raise CacheError(
+                "a process that writes shards was killed, or did not respond",
+                url=name,
+                remedy="if it printed no traceback, look for the OOM killer in dmesg, "
+                "and try fewer --workers; the same command again resumes",
+            )
+        found = json.loads(answer)
+        if isinstance(found, dict):
+            raise from_json(found["error"])
+        return Stored(*found)
+
+    async def end(self) -> None:
+        """End the process, if it was started."""
+        if self._process is not None:
+            await self._process.end()
 
 
 async def _serve(
-    todo: Iterator[Any], kind: str, arguments: Json, url: str, tables: list[Json], tokens: str | None, scratch: str
+    todo: Iterator[Any],
+    kind: str,
+    arguments: Json,
+    url: str,
+    tables: list[Json],
+    tokens: str | None,
+    scratch: str,
 ) -> None:
-    tempfile.tempdir = scratch  # the command removes it, and with it the drafts of a process that was killed
+    # The command removes it, and with it the drafts of a process that was killed.
+    tempfile.tempdir = scratch
     source: Source | None = None
     member = None if tokens is None else TokenMember.parse(tokens)
     origins = [OriginTable.model_validate(table) for table in tables]
     async with Destination(url, origins, Path(scratch)) as destination:
-        while (request := await asyncio.to_thread(next, todo, None)) is not None:
-            number, name, first, last, kept = request
+        while True:
+            request = await asyncio.to_thread(next, todo, None)
+            if request is None:
+                break
+            answer: Any
             try:
-                source = source or open_source(kind, arguments)
-                shard = ShardFile(destination.draft(name), member)
-                try:
-                    for sample in source.read(first, last):
-                        shard.add(sample)
-                    shard.finish()
-                    answer: Any = await destination.store_shard(shard, name, number, kept and Stored(*kept))
-                finally:
-                    shard.discard()
+                if source is None:
+                    source = open_source(kind, arguments)
+                answer = await _written(source, destination, member, request)
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
             send_answer(answer)
+
+
+async def _written(
+    source: Source,
+    destination: Destination,
+    member: TokenMember | None,
+    request: Sequence[Any],
+) -> Stored:
+    number, name, first, last, kept = request
+    shard = ShardFile(destination.draft(name), member)
+    try:
+        for sample in source.read(first, last):
+            shard.add(sample)
+        shard.finish()
+        recorded = None if kept is None else Stored(*kept)
+        return await destination.store_shard(shard, name, number, recorded)
+    finally:
+        shard.discard()
 
 
 def main() -> None:

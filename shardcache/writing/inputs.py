@@ -11,31 +11,45 @@ from typing import Any
 from shardcache.errors import ConfigError, MissingPackageError
 from shardcache.protocol import Json
 from shardcache.tarindex.contents import TokenMember
-from shardcache.writing import sources
-from shardcache.writing.shards import ShardNames
+from shardcache.writing import folders, sources
+from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
+from shardcache.writing.shard_cuts import ShardNames
 
 _PARQUET = (".parquet",)
 _UNSHUFFLED = (
-    "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, omit it: "
-    "ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
+    "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
+    "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
 )
 _SAVED = ("state.json", "dataset_dict.json")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options that determine the bytes of the shards, together with the input."""
+    """Options that determine the bytes of the shards, together with the input.
 
-    shard_size_bytes: int  # maximum of a shard, unless one sample is larger
+    Attributes:
+        shard_size_bytes: maximum of a shard, unless one sample is larger.
+        names: of the shards.
+        tokens: the member whose tokens to count.
+        field: of JSONL, the field that becomes a sample's text; None for whole lines.
+        pack: of JSONL, write many lines per member.
+        columns: of tables, column → extension; empty for all.
+        split: of a dataset with splits, the one to read.
+        classes: of folders, add the number of a sample's first-level folder as `cls`.
+        key_at: of folders; None for the first dot, unless it would merge numbered files.
+        shuffle: seed of a random order, of folders and tables; None for the input's own.
+    """
+
+    shard_size_bytes: int
     names: ShardNames = ShardNames()  # noqa: RUF009  # immutable
-    tokens: TokenMember | None = None  # the member whose tokens to count
-    field: str | None = None  # of JSONL, the field that becomes a sample's text; None for whole lines
-    pack: bool = False  # of JSONL, write many lines per member
-    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of tables, column → extension; empty for all
-    split: str | None = None  # of a dataset with splits, the one to read
-    classes: bool = False  # of folders, add the number of a sample's first-level folder as `cls`
-    key_at: sources.KeyAt | None = None  # of folders; None for the first dot, unless it would merge numbered files
-    shuffle: int | None = None  # seed of a random order, of folders and tables; None for the input's own
+    tokens: TokenMember | None = None
+    field: str | None = None
+    pack: bool = False
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    split: str | None = None
+    classes: bool = False
+    key_at: folders.KeyAt | None = None
+    shuffle: int | None = None
 
     def recorded(self, found: sources.Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal."""
@@ -47,49 +61,85 @@ class WriteOptions:
 def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
     """Return the input of these files, folders or one dataset. Blocks: folders are listed.
 
-    Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files stands for these. The
-    folder `scratch`, for listings, has to stay while the input is read.
+    Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files
+    stands for these. The folder `scratch`, for listings, has to stay while the input is read.
 
-    Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError; MissingPackageError.
+    Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError;
+    MissingPackageError.
     """
-    if remote := next((name for name in names if "://" in name), None):
-        raise ConfigError("inputs are local files", url=remote, remedy="download them first")
+    for name in names:
+        if "://" in name:
+            raise ConfigError("inputs are local files", url=name, remedy="download them first")
     paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
     kind, *others = kinds
     if others:
-        raise ConfigError(f"the inputs are of several kinds: {', '.join(kinds)}", remedy="write one kind at a time")
+        raise ConfigError(
+            f"the inputs are of several kinds: {', '.join(kinds)}",
+            remedy="write one kind at a time",
+        )
     _check(kind, options)
-    table = {"columns": dict(options.columns), "seed": options.shuffle}
+
     if kind == "folder":
-        roots = [Path(path) for path in paths]
-        return sources.list_folders(
-            roots, scratch, seed=options.shuffle, classes=options.classes, key_at=options.key_at
+        return folders.list_folders(
+            [Path(path) for path in paths],
+            scratch,
+            seed=options.shuffle,
+            classes=options.classes,
+            key_at=options.key_at,
         )
     if kind == "datasets":
-        if len(paths) > 1:
-            raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
-        arguments: Json = {"name": paths[0], "split": options.split, **table}
-        with _needing(kind):
-            from shardcache.writing.tables import HuggingFace
+        return _dataset(paths, options)
+    return _files(kind, paths, options)
 
-            return sources.Input(kind, arguments, HuggingFace(**arguments).identity, files=0)
+
+def _dataset(paths: Sequence[str], options: WriteOptions) -> sources.Input:
+    if len(paths) > 1:
+        raise ConfigError(
+            "several datasets cannot be written at once",
+            remedy="write them one after another",
+        )
+    arguments: Json = {
+        "name": paths[0],
+        "split": options.split,
+        "columns": dict(options.columns),
+        "seed": options.shuffle,
+    }
+    with _needing("datasets"):
+        from shardcache.writing.row_tables import HuggingFace
+
+        return sources.Input("datasets", arguments, HuggingFace(**arguments).identity, files=0)
+
+
+def _files(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     facts = [sources.fact_of(Path(path)) for path in paths]
-    identity = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
-    arguments = {"files": facts, **(table if kind == "parquet" else {"field": options.field, "pack": options.pack})}
-    return sources.Input(kind, arguments, hashlib.sha256(identity.encode()).hexdigest()[:16], len(facts))
+    contents = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
+    identity = hashlib.sha256(contents.encode()).hexdigest()[:16]
+    arguments: Json = {"files": facts}
+    if kind == "parquet":
+        arguments["columns"] = dict(options.columns)
+        arguments["seed"] = options.shuffle
+    else:
+        arguments["field"] = options.field
+        arguments["pack"] = options.pack
+    return sources.Input(kind, arguments, identity, len(facts))
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
-    """Return the source of an input. Blocks. Raises InputError, ConfigError, MissingPackageError."""
-    if kind == "folder":
-        return sources.FolderSource(**arguments)
-    if kind == "jsonl":
-        return sources.JsonLines(**arguments)
-    with _needing(kind):
-        from shardcache.writing.tables import HuggingFace, Parquet
+    """Return the source of an input. Blocks.
 
-        return Parquet(**arguments) if kind == "parquet" else HuggingFace(**arguments)
+    Raises InputError, ConfigError, MissingPackageError.
+    """
+    if kind == "folder":
+        return folders.FolderSource(**arguments)
+    if kind == "jsonl":
+        return JsonLines(**arguments)
+    with _needing(kind):
+        from shardcache.writing.row_tables import HuggingFace, Parquet
+
+        if kind == "parquet":
+            return Parquet(**arguments)
+        return HuggingFace(**arguments)
 
 
 @contextmanager
@@ -113,10 +163,10 @@ def _files_of(name: str) -> list[str]:
         inside = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
     except OSError as exn:
         raise sources.unreadable(exn, path) from exn
-    is_files = any(
-        all(entry.name.endswith(suffixes) for entry in inside) for suffixes in (_PARQUET, sources.LINE_SUFFIXES)
-    )
-    return [str(entry) for entry in inside] if inside and is_files else [name]
+    for suffixes in (_PARQUET, LINE_SUFFIXES):
+        if inside and all(entry.name.endswith(suffixes) for entry in inside):
+            return [str(entry) for entry in inside]
+    return [name]
 
 
 def _kind(name: str) -> str:
@@ -125,7 +175,7 @@ def _kind(name: str) -> str:
         return "datasets"
     if path.is_dir():
         return "folder"
-    if path.name.endswith(sources.LINE_SUFFIXES):
+    if path.name.endswith(LINE_SUFFIXES):
         return "jsonl"
     if path.suffix in _PARQUET:
         return "parquet"
@@ -134,14 +184,18 @@ def _kind(name: str) -> str:
     raise ConfigError(
         "the format of this file is unknown",
         url=name,
-        remedy="give .jsonl files (or .jsonl.gz, .zst, .bz2), .parquet files, folders, hf:NAME; or use ShardWriter",
+        remedy="give .jsonl files (or .jsonl.gz, .zst, .bz2), .parquet files, folders, hf:NAME; "
+        "or use ShardWriter",
     )
 
 
 def _check(kind: str, options: WriteOptions) -> None:
     """Raise ConfigError for an option of other inputs."""
     if options.pack and options.field is not None:
-        raise ConfigError("--pack does not apply to a --field, which may contain line feeds", remedy="omit one of them")
+        raise ConfigError(
+            "--pack does not apply to a --field, which may contain line feeds",
+            remedy="omit one of them",
+        )
     given = {
         "--field": (options.field is not None, {"jsonl"}),
         "--pack": (options.pack, {"jsonl"}),

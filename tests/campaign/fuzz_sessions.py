@@ -32,8 +32,8 @@ from shardcache.protocol import (
     parse,
     written,
 )
-from shardcache.server.connections import ActivatedSockets
-from shardcache.server.lifecycle import ServiceNotifier
+from shardcache.server.listening.activation import ActivatedSockets
+from shardcache.server.service_notifier import ServiceNotifier
 from shardcache.shards import Shards
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S

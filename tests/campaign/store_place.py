@@ -13,10 +13,10 @@ from typing import ClassVar
 from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache.protocol import ShardRef
+from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.dataset import ShardDataset
 from shardcache_client.order.manifest import Manifest, Plan
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

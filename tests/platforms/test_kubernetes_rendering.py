@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from shardcache.daemon import _STOP_LIMIT_S
+from shardcache.cluster.nginx_process import _STOP_LIMIT_S
 from shardcache.front import FRONT
 from support.cluster.tier import OWNER_PORT
 from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from shardcache.cluster.tier import Tier, parse
+from shardcache.cluster.node_list import parse
+from shardcache.cluster.tier_config import Tier
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
 from support.cluster.node import Dataset, Store

@@ -1,1 +1,4 @@
-"""`shardcache doctor`: checks everything that a daemon and its readers need on a node; one file per check family."""
+"""`shardcache doctor`: checks everything that a daemon and its readers need on a node.
+
+One file per check family.
+"""

@@ -42,7 +42,10 @@ class Endpoint:
 
 
 def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) -> Endpoint | None:
-    """Return the endpoint set for a url; None if it is the provider's, or the url names its host."""
+    """Return the endpoint set for a url.
+
+    None if it is the provider's, or the url names its host.
+    """
     client: Mapping[str, object] = table.storage_options.get("client_kwargs", {})
     named = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
     if named:
@@ -57,7 +60,13 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
     return None
 
 
-def failure(error: ShardcacheError, url: str, *, table: OriginTable, environment: Mapping[str, str]) -> Finding:
+def failure(
+    error: ShardcacheError,
+    url: str,
+    *,
+    table: OriginTable,
+    environment: Mapping[str, str],
+) -> Finding:
     """Return the finding for an error of a url's object store.
 
     `table` is the url's [[origin]] table, `environment` has the variables of the request's process.

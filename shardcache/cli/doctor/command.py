@@ -17,19 +17,27 @@ from shardcache.protocol import from_here
 @click.command(
     cls=SettingsCommand,
     short_help="Check this node and suggest fixes.",
-    epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon answers.",
+    epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon "
+    "answers.",
 )
 @click.argument("urls", nargs=-1, metavar="[URL]...", shell_complete=common.complete_path)
 @config_option
 @click.option("--quick", is_flag=True, help="Skip measuring the disk and the object stores.")
 @common.json_option
-def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: bool, **flags: Any) -> None:
-    """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems and their fixes.
+def doctor(
+    urls: tuple[str, ...],
+    config: Path | None,
+    quick: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems
+    and their fixes.
 
-    Takes the options of `serve`: before a daemon is started, checks their effect; while one runs, checks
-    that daemon. URL is a shard, pattern, prefix or index to probe; by default, one shard of each object store that has
-    cached shards or an [[origin]] table. Reads at most 128 MiB from each store, writes at most 256 MiB to the disk, and
-    removes what it wrote.
+    Takes the options of `serve`: before a daemon is started, checks their effect; while one runs,
+    checks that daemon. URL is a shard, pattern, prefix or index to probe; by default, one shard of
+    each object store that has cached shards or an [[origin]] table. Reads at most 128 MiB from each
+    store, writes at most 256 MiB to the disk, and removes what it wrote.
     """
     import asyncio
 
@@ -41,7 +49,11 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:
-        head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
+        head = {
+            "version": __version__,
+            "socket": str(context.socket),
+            "daemon": context.status is not None,
+        }
         common.print_json(head | {"counts": counts, "findings": list(map(asdict, findings))})
     else:
         show(findings, counts)

@@ -19,23 +19,36 @@ from shardcache.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
 _OF_STORES = re.compile(
-    r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|STORAGE_EMULATOR_HOST$|(?:https?|all|no)_proxy$", re.IGNORECASE
+    r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|STORAGE_EMULATOR_HOST$|(?:https?|all|no)_proxy$",
+    re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report."""
+    """One line of the report.
 
-    check: str  # stable name, `family.check`; empty until `named`
-    state: str  # `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail
-    found: str  # the observation, a phrase without a full stop
-    cause: str = ""  # the reason, or the consequence
-    remedy: str = ""  # the command, or else advice, that fixes it
-    subject: str = ""  # the url concerned; empty for the node
-    figures: Mapping[str, float] = field(default_factory=dict)  # measurements, with the unit in each name
-    code: str = ""  # of the error that was found, see `ShardcacheError`; empty if it was none
-    proposes: Mapping[str, str] = field(default_factory=dict)  # better values of options
+    Attributes:
+        check: stable name, `family.check`; empty until `named`.
+        state: `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail.
+        found: the observation, a phrase without a full stop.
+        cause: the reason, or the consequence.
+        remedy: the command, or else advice, that fixes it.
+        subject: the url concerned; empty for the node.
+        figures: measurements, with the unit in each name.
+        code: of the error that was found, see `ShardcacheError`; empty if it was none.
+        proposes: better values of options.
+    """
+
+    check: str
+    state: str
+    found: str
+    cause: str = ""
+    remedy: str = ""
+    subject: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    code: str = ""
+    proposes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def family(self) -> str:
@@ -43,8 +56,12 @@ class Finding:
         return "store" if self.subject else self.check.partition(".")[0]
 
     def named(self, check: str, subject: str = "") -> Self:
-        """Return the finding with the names of its check and its url; those that it already has stay."""
-        return replace(self, check=self.check or check, subject=self.subject or printable(redact(subject)))
+        """Return the finding with the names of its check and its url, unless it has these."""
+        return replace(
+            self,
+            check=self.check or check,
+            subject=self.subject or printable(redact(subject)),
+        )
 
 
 def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures: float) -> Finding:
@@ -66,25 +83,48 @@ def of_error(error: ShardcacheError, cause: str = "", remedy: str | None = None)
 
 
 class Context:
-    """The context that all checks share: options from the command line, and what these and the daemon tell."""
+    """What all checks share: the options, and what the daemon tells.
+
+    Attributes:
+        flags: options from the command line.
+        urls: to probe; none for one of each store.
+        quick: True to leave out what takes long.
+        config: the file that is, or would be, read.
+        settings: from flags, environment and file; None if they are invalid.
+        config_error: the reason that they are.
+        status: page of the daemon at `socket`; None if none answers.
+        daemon_error: the reason that none does.
+        uid: id of the user that the daemon runs as, if that is known.
+        pid: of the daemon; None if it is not visible from this PID namespace.
+    """
 
     def __init__(
-        self, flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False
+        self,
+        flags: Mapping[str, Any],
+        config: Path | None,
+        urls: Sequence[str] = (),
+        *,
+        quick: bool = False,
     ) -> None:
         """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
-        self.flags, self.urls, self.quick = flags, urls, quick
-        self.config = config_file(config)  # the file that is, or would be, read
-        self.settings: Settings | None = None  # from flags, environment and file; None if they are invalid
+        self.flags = flags
+        self.urls = urls
+        self.quick = quick
+        self.config = config_file(config)
+        self.settings: Settings | None = None
         self.config_error: ConfigError | None = None
-        self.status: Mapping[str, Any] | None = None  # page of the daemon at `socket`; None if none answers
+        self.status: Mapping[str, Any] | None = None
         self.daemon_error: ShardcacheError | None = None
-        self.uid: int | None = None  # of the user that the daemon runs as
-        self.pid: int | None = None  # of the daemon; None if it is not visible from this PID namespace
+        self.uid: int | None = None
+        self.pid: int | None = None
         try:
             self.settings = Settings.load(flags, config)
         except ConfigError as exn:
             self.config_error = exn
-        self.socket = tool_socket(flags.get("socket") if self.settings is None else self.settings.socket)
+        named = flags.get("socket")
+        if self.settings is not None:
+            named = self.settings.socket
+        self.socket = tool_socket(named)
         try:
             self.status = AdminClient(self.socket).status()
         except ShardcacheError as exn:
@@ -93,14 +133,18 @@ class Context:
             self._find_process(self.status["pid"])
 
     def _find_process(self, pid: int) -> None:
-        """Find the daemon's process; in another PID namespace, its pid may belong to another process here."""
+        """Find the daemon's process.
+
+        In another PID namespace, its pid may belong to another process here.
+        """
         listener_pid = None
         with suppress(OSError):  # the daemon has stopped since
             listener_pid, self.uid = connect(self.socket)
         process = Path(f"/proc/{pid}")
         with suppress(OSError):
             if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
-                self.uid, self.pid = process.stat().st_uid, pid
+                self.uid = process.stat().st_uid
+                self.pid = pid
 
     @property
     def is_operator(self) -> bool:
@@ -121,14 +165,19 @@ class Context:
 
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
-        """The daemon's `store_variables`; None if they may not be read: they are for its user and root alone."""
+        """The daemon's `store_variables`.
+
+        None if they may not be read: they are for its user and root alone.
+        """
         if self.pid is None:
             return None
         try:
-            entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            data = Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
             return None
-        return self.store_variables(dict(entry.split("=", 1) for entry in entries if "=" in entry))
+        entries = data.decode(errors="replace").split("\0")
+        variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        return self.store_variables(variables)
 
     @staticmethod
     def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -137,7 +186,10 @@ class Context:
 
 
 def connect(socket: Path) -> tuple[int, int]:
-    """Connect to a socket; return the pid and uid of the process that bound it: the daemon or its service manager."""
+    """Connect to a socket; return the pid and uid of the process that bound it.
+
+    The daemon or its service manager.
+    """
     with connected(socket, _ANSWER_LIMIT_S) as probe:
         pid, uid, _gid = credentials(probe)
     return pid, uid

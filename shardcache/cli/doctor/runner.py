@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli import common
-from shardcache.cli.doctor import node, stores
+from shardcache.cli.doctor import node_checks, store_checks
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
@@ -20,35 +20,46 @@ Outcome = Finding | Sequence[Finding] | None
 Check = tuple[str, Callable[[Context], Outcome | Awaitable[Outcome]]]
 """The name of its findings, `family.check`, and the check, which runs in a thread.
 
-A coroutine that the check returns is awaited without a time limit. Raises ShardcacheError or OSError if it cannot be
-carried out.
+A coroutine that the check returns is awaited without a time limit. Raises ShardcacheError or
+OSError if it cannot be carried out.
 """
 
 CHECKS: Sequence[Check] = (
-    ("socket.path", node.socket_place),
-    ("socket.daemon", node.listener),
-    ("daemon.health", node.health),
-    ("daemon.refused", node.refused),
-    ("config.file", node.options),
-    ("cache.folder", node.folder),
-    ("cache.filesystem", node.filesystem),
-    ("cache.space", node.space),
-    ("disk.write", node.speed),
-    ("kernel.open_files", node.open_files),
-    ("kernel.shared_memory", node.shared_memory),
-    ("tier.bypass", stores.tier_bypasses),
-    ("tier.reach", stores.tier_reach),
-    ("origin.reach", stores.probe),
+    ("socket.path", node_checks.socket_place),
+    ("socket.daemon", node_checks.listener),
+    ("daemon.health", node_checks.health),
+    ("daemon.refused", node_checks.refused),
+    ("config.file", node_checks.options),
+    ("cache.folder", node_checks.folder),
+    ("cache.filesystem", node_checks.filesystem),
+    ("cache.space", node_checks.space),
+    ("disk.write", node_checks.speed),
+    ("kernel.open_files", node_checks.open_files),
+    ("kernel.shared_memory", node_checks.shared_memory),
+    ("tier.bypass", store_checks.tier_bypasses),
+    ("tier.reach", store_checks.tier_reach),
+    ("origin.reach", store_checks.probe),
 )
 
 # A sign and a word: not everybody sees colours.
-SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("-", "dim")}
+SIGNS = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "failed": ("✗", "bold red"),
+    "skipped": ("-", "dim"),
+}
 
-# Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.
+# Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's
+# server hangs.
 _LIMIT_S = 30.0
 
 
-async def examine(context: Context, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S) -> list[Finding]:
+async def examine(
+    context: Context,
+    checks: Sequence[Check] = CHECKS,
+    *,
+    limit_s: float = _LIMIT_S,
+) -> list[Finding]:
     """Return all findings. A check that blocks for longer than `limit_s` is abandoned.
 
     The rest of a family is skipped if one of it cannot be carried out: one finding says so for all.
@@ -79,8 +90,8 @@ def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Findi
         proposed |= finding.proposes
     if "cache_dir" in proposed:
         proposed.pop("capacity", None)  # it was proposed for the disk that is not to be used
-    command = printable(redact(node.start_command(context)))
-    better = printable(redact(node.start_command(context, proposed)))
+    command = printable(redact(node_checks.start_command(context)))
+    better = printable(redact(node_checks.start_command(context, proposed)))
     return [replace(each, remedy=better) if each.remedy == command else each for each in findings]
 
 
@@ -89,7 +100,9 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
     if isinstance(error, ShardcacheError):
         return of_error(error)
     if isinstance(error, TimeoutError):
-        cause = f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
+        cause = (
+            f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
+        )
         return failed(found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")
     return failed(found, str(error), "sudo shardcache doctor")
 
@@ -97,7 +110,10 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
 def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     """Print the findings by family and url, below each problem its cause and fix, and a summary."""
     console = common.make_console()
-    for (family, subject), group in groupby(findings, lambda finding: (finding.family, finding.subject)):
+    for (family, subject), group in groupby(
+        findings,
+        lambda finding: (finding.family, finding.subject),
+    ):
         console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
         for finding in group:
             sign, style = SIGNS[finding.state]
@@ -112,10 +128,16 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
             console.print(Padding(line, (0, 0, 0, 2), expand=False))
             if finding.remedy:
                 # Wrapped by the terminal, so that it can be copied as one command.
-                console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
-    failures = f"{common.count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
+                console.print(
+                    Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy),
+                    soft_wrap=True,
+                )
+    failures = "no check failed"
+    if counts["failed"]:
+        failures = f"{common.count(counts['failed'], 'check')} failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
     to_do = [each for each in findings if each.state in ("failed", "warning") and each.remedy]
     if to_do:
-        first = min(to_do, key=lambda each: each.state != "failed")  # in the order of checks, which is of dependence
+        # in the order of checks, which is of dependence
+        first = min(to_do, key=lambda each: each.state != "failed")
         console.print(f"do first ({first.check}): {first.remedy}", markup=False, soft_wrap=True)

@@ -27,7 +27,7 @@ from benchmarks.workplace import Daemon
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
 from shardcache.fetch import download, hedging, origin_states, scheduler, stopwatch
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import chosen
 from support.programs.daemon import spawn
 from support.stores.throttled_s3 import ThrottledS3

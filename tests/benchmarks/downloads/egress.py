@@ -9,8 +9,9 @@ from itertools import product
 
 import numpy as np
 
-from shardcache.cluster.nginx import time_limits
-from shardcache.cluster.tier import Tier, Upstream, parse
+from shardcache.cluster.nginx_conf import time_limits
+from shardcache.cluster.node_list import parse
+from shardcache.cluster.tier_config import Tier, Upstream
 from shardcache.fetch.hedging import Hedging
 from support.cluster.ring import Ring, key_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import listed
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.ranks import processes

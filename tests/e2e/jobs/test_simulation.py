@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cache.waiting.stages import Stage
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError, DecodeError, NotFoundError, ShardError
-from shardcache_client import ignore_and_continue, ignore_and_stop
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ignore_and_continue
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_indexed
 

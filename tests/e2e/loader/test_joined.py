@@ -22,10 +22,7 @@ from shardcache.errors import (
     SampleError,
     UnmatchedKeyError,
 )
-from shardcache_client import ignore_and_continue
-from shardcache_client.dataset import Joined, Mixture, ShardDataset
-from shardcache_client.joining import JoinedReader
-from shardcache_client.reader import ShardReader
+from shardcache_client import Joined, JoinedReader, Mixture, ShardDataset, ShardReader, ignore_and_continue
 from shardcache_client.sharing.handover import Buffer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make

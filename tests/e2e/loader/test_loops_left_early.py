@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, Make
 

@@ -12,8 +12,7 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ignore_and_continue
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
 from support.shards.reading import write_index

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset
 from shardcache_client.lengths import LengthBatches, batch_by_length
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make

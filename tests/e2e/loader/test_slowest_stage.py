@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make, write_shards

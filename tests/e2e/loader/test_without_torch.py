@@ -10,8 +10,7 @@ import websockets
 
 import shardcache
 import shardcache_client
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardDataset, ShardReader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import write_shards

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, DecodeError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make

@@ -9,11 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client.dataset import Mixture, ShardDataset
-from shardcache_client.files import TokenBlocks
-from shardcache_client.lengths import batch_by_length
-from shardcache_client.paths import cached_paths
-from shardcache_client.reader import MixtureReader, ShardReader
+from shardcache_client import (
+    Mixture,
+    MixtureReader,
+    ShardDataset,
+    ShardReader,
+    TokenBlocks,
+    batch_by_length,
+    cached_paths,
+)
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of

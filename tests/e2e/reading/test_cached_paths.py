@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache_client.paths import cached_paths, open_cached
+from shardcache_client import cached_paths, open_cached
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, write_shards

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_shards

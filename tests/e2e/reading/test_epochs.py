@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.protocol import ShardRef
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rank_epoch import RankEpoch

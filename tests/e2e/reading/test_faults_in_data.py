@@ -22,8 +22,7 @@ from shardcache.errors import (
     ShardError,
     TrailingDataError,
 )
-from shardcache_client import ignore_and_continue, ignore_and_stop
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue, ignore_and_stop
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of

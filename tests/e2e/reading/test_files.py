@@ -17,11 +17,11 @@ import pytest
 
 from shardcache.errors import NotATarError, NotFoundError, ShardChangedError, TruncatedShardError
 from shardcache.protocol import ShardRef
+from shardcache_client import ShardReader, cached_paths, open_cached
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.paths import CachedFile, cached_paths, open_cached, session_of
-from shardcache_client.reader import ShardReader
+from shardcache_client.paths import CachedFile, session_of
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

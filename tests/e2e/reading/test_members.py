@@ -13,8 +13,7 @@ import webdataset
 from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client import reraise
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset, reraise
 from shardcache_client.order.rounds import Even
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index

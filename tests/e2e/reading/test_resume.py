@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import BATCH, KEYS, Make, write_shards
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import TornSampleError
-from shardcache_client import ignore_and_continue
-from shardcache_client.dataset import Mixture, ShardDataset
-from shardcache_client.reader import ShardReader
+from shardcache_client import Mixture, ShardDataset, ShardReader, ignore_and_continue
 from shardcache_client.webdataset import WebDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon

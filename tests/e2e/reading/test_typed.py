@@ -7,11 +7,9 @@ import pickle
 from pathlib import Path
 from typing import Any, TypedDict, assert_type
 
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client import Mixture, ShardDataset, ShardLoader, ShardReader, batch_by_length
 from shardcache_client.indexed import IndexedShards
-from shardcache_client.lengths import LengthBatches, batch_by_length
-from shardcache_client.loading.loader import ShardLoader
-from shardcache_client.reader import ShardReader
+from shardcache_client.lengths import LengthBatches
 from support.programs.daemon import Daemon
 from support.shards.tars import write_indexed
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.paths import cached_paths, open_cached
+from shardcache_client import ShardDataset, cached_paths, open_cached
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar

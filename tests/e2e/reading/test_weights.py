@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from shardcache_client.paths import cached_paths, open_cached
+from shardcache_client import cached_paths, open_cached
 from support.programs.daemon import Daemon
 
 WEIGHTS = {f"layer.{number}": torch.arange(64 * number, 64 * (number + 1), dtype=torch.float32) for number in range(4)}

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from shardcache.writing import ShardWriter
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from shardcache_client.sharing.handover import Buffer
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from shardcache.errors import ConfigError
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardDataset, ShardReader
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
 from support.shards.reading import keys_of, write_index

@@ -143,7 +143,7 @@ def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tm
     def train(config: dict[str, Any]) -> None:
         from torch.utils.data import DataLoader
 
-        from shardcache_client.dataset import ShardDataset
+        from shardcache_client import ShardDataset
 
         rank = ray.train.get_context().get_world_rank()
         loader = DataLoader(ShardDataset(urls, even=None), batch_size=None, num_workers=config["workers"])
@@ -164,7 +164,7 @@ def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> N
     @ray.remote(num_cpus=1)
     def read(urls: str) -> tuple[list[str], list[str]]:
         from shardcache.private import PrivatePlace
-        from shardcache_client.reader import ShardReader
+        from shardcache_client import ShardReader
 
         keys = [sample["__key__"] for sample in ShardReader(urls)]
         return keys, list(map(str, PrivatePlace.find().running()))

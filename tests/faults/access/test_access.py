@@ -19,7 +19,7 @@ from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import is_key, shard_key
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.network.lead import lead
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon

@@ -10,7 +10,7 @@ import pytest
 
 import shardcache
 import shardcache_client
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import shardcache as run_shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

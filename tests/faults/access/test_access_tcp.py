@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.server.app import listening
-from shardcache.server.connections import Acceptor, Limits
+from shardcache.server.listening.acceptor import Acceptor
+from shardcache.server.listening.limits import Limits
+from shardcache.server.listening.tcp_listener import listening
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.server.service import Audit
+from shardcache.server.audit import Audit
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession

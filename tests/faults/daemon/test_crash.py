@@ -16,10 +16,8 @@ from typing import TypeVar
 import pytest
 
 from shardcache.errors import StoppingError, from_json
+from shardcache_client import ShardDataset, ShardReader, TokenBlocks
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.files import TokenBlocks
-from shardcache_client.reader import ShardReader
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

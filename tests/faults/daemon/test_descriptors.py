@@ -16,9 +16,10 @@ import pytest
 from campaign.disks import SHARDS, CacheRig
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ExhaustedError, ShardcacheError, from_json
-from shardcache.server.connections import Acceptor, Limits
+from shardcache.server.listening.acceptor import Acceptor
+from shardcache.server.listening.limits import Limits
+from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import HandshakeError
-from shardcache_client.dataset import ShardDataset
 from support.network.other_user import needs_root, open_folder
 from support.programs.daemon import Daemon, Spawn, eventually
 from support.programs.guard import GUARD_S

@@ -12,8 +12,7 @@ import pytest
 
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
 from shardcache.private import locked
-from shardcache_client.paths import cached_paths
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardReader, cached_paths
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home

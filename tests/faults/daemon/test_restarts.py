@@ -14,11 +14,10 @@ from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
 from shardcache.protocol import ShardRef, written
 from shardcache.shards import Shards
+from shardcache_client import ShardDataset, open_cached
 from shardcache_client.daemon.choice import DaemonChoice, Outage
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import resolve
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.paths import open_cached
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

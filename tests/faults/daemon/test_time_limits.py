@@ -15,12 +15,11 @@ import pytest
 
 from shardcache.errors import NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
+from shardcache_client import ShardDataset, cached_paths
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
-from shardcache_client.dataset import ShardDataset
 from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.paths import cached_paths
 from support.network.peer import Heard, Peer, Script, begun, scripted, welcomed
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError, from_json
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, ShardRef, Spoken, agree
+from shardcache_client import ShardDataset
 from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.session import Session
-from shardcache_client.dataset import ShardDataset
 from shardcache_client.order.manifest import Manifest, Plan
 from support.network.peer import WELCOME, Peer, scripted
 from support.programs.daemon import Daemon

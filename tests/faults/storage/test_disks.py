@@ -24,7 +24,7 @@ from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex.tables import Samples, write
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually

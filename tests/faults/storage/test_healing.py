@@ -11,10 +11,7 @@ import pytest
 
 from campaign.disks import flip
 from shardcache.errors import NotATarError, NotFoundError, ShardcacheError
-from shardcache_client.dataset import ShardDataset
-from shardcache_client.files import TokenBlocks
-from shardcache_client.paths import cached_paths, open_cached
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardDataset, ShardReader, TokenBlocks, cached_paths, open_cached
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

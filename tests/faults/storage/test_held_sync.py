@@ -15,7 +15,7 @@ import fsspec
 import pytest
 
 from shardcache.errors import TruncatedShardError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

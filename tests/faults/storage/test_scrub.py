@@ -17,7 +17,7 @@ from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.store.verification import Scrub
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
 from support.shards.stores import PIECE_BYTES, open_store, publish, residency_of

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cli.get import _folder_of, _is_copy_of, _names, _put
+from shardcache.cli.getting.placed_files import folder_of, is_copy_of, put
+from shardcache.cli.getting.wanted_files import _names
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from support.disks.mounts import Tmpfs, may_mount
@@ -254,12 +255,12 @@ def test_copies_need_no_files_without_a_name(model: Path, dest: Path, monkeypatc
     """As on a filesystem that has none, where opening one is refused."""
     monkeypatch.setattr(os, "O_TMPFILE", 0)
     dest.mkdir(parents=True)
-    with _folder_of(dest) as place:
+    with folder_of(dest) as place:
         source = model / "model.safetensors"
         ref, done = ShardRef(str(source), "1", source.stat().st_size), list[int]()
         for _ in range(2):
-            assert _put(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
-        assert _is_copy_of(place, ("sub", "a"), ref) and done[-1] == ref.size_bytes
+            assert put(source, place, ("sub", "a"), ref, done.append, links=False) == "copied"
+        assert is_copy_of(place, ("sub", "a"), ref) and done[-1] == ref.size_bytes
     assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardcache.cli.sample_table import check_same
+from shardcache.cli.making.sample_table import check_same
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache.shards import Shards
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardReader
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession

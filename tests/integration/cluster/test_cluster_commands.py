@@ -14,9 +14,10 @@ from pathlib import Path
 import click
 import pytest
 
-from shardcache.cli.cluster import _resolver
+from shardcache.cli.cluster_options import _resolver
 from shardcache.cluster.authority import issue
-from shardcache.cluster.tier import PEER_NAME, Node, Tls, parse
+from shardcache.cluster.node_list import Node, parse
+from shardcache.cluster.tier_config import PEER_NAME, Tls
 from shardcache.cluster.tier_status import ask
 from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.programs.cli import shardcache

@@ -21,9 +21,10 @@ from botocore.config import Config
 
 from shardcache import shardlist
 from shardcache.cluster.authority import issue
-from shardcache.cluster.tier import Tls, parse
+from shardcache.cluster.node_list import parse
+from shardcache.cluster.tier_config import Tls
 from shardcache.protocol import ShardRef
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from shardcache.cluster.authority import issue
-from shardcache.cluster.nginx import NodeTier, finish, prepare
 from shardcache.cluster.nginx_probe import answer_of, main
-from shardcache.cluster.tier import Tier, Tls, Upstream, parse
+from shardcache.cluster.node_list import parse
+from shardcache.cluster.node_tier import NodeTier
+from shardcache.cluster.tier_config import Tier, Tls, Upstream
+from shardcache.cluster.tier_folder import finish, prepare
 from shardcache.cluster.tier_status import ask
 from shardcache.errors import ConfigError
 from shardcache.origin.tier.tier_state import TierState

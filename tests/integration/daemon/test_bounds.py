@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import write_shards
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError, from_json
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.disks.mounts import Tmpfs, may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

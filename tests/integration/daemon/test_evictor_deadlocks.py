@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import CapacityError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcache.units import user_name
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

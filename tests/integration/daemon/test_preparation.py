@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import AccessDeniedError, ConfigError
-from shardcache_client.reader import ShardReader
+from shardcache_client import ShardReader
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.processes import running, transport_workers, wait_until_ended

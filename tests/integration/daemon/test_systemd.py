@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache.server.app import listening
-from shardcache.server.connections import ActivatedSockets
-from shardcache_client.dataset import ShardDataset
+from shardcache.server.listening.activation import ActivatedSockets
+from shardcache.server.listening.tcp_listener import listening
+from shardcache_client import ShardDataset
 from support.platforms.manager import ServiceManager, bound, handing_over
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -29,7 +29,7 @@ OK = b"HTTP/1.0 200"
 TAKE = """
 import os, sys
 from shardcache.errors import ConfigError
-from shardcache.server.connections import ActivatedSockets
+from shardcache.server.listening.activation import ActivatedSockets
 copies = [os.dup(fd) for fd in range(3, 3 + int(os.environ["LISTEN_FDS"]))]
 for case in sys.argv[1:]:
     for at, number in enumerate(case.split(",")):

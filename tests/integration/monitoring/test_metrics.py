@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.monitoring.dashboard import Page, live
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession

@@ -21,7 +21,7 @@ from shardcache.errors import (
 from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
 from shardcache.transport.flow import nothing
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import read_range, read_whole

@@ -23,7 +23,7 @@ from shardcache.cli.common import FAILED, USAGE
 from shardcache.store.codecs import zstd
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import key_of
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S

@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcache.cluster.tier import Tier
+from shardcache.cluster.tier_config import Tier
 
 _POINTS = 160
 

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shardcache.cluster.nginx import render
-from shardcache.cluster.tier import Node, Tier, Tls, Upstream, parse
+from shardcache.cluster.nginx_conf import render
+from shardcache.cluster.node_list import Node, parse
+from shardcache.cluster.tier_config import Tier, Tls, Upstream
 from support.cluster.tier import Nginx, why_no_tier
 from support.network.ports import free_port
 from support.programs.cli import shardcache

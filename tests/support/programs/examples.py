@@ -20,7 +20,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.cli.demo import Epoch, Outcome, epochs_of
+from shardcache.cli.demo.demo_outcome import Epoch, Outcome, epochs_of
 
 SAMPLES = frozenset("abc")
 

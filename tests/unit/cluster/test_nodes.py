@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cluster.nginx import time_limits
-from shardcache.cluster.tier import Tier, Upstream, parse
+from shardcache.cluster.nginx_conf import time_limits
+from shardcache.cluster.node_list import parse
+from shardcache.cluster.tier_config import Tier, Upstream
 from shardcache.errors import ConfigError
 from shardcache.origin.tier.tier_state import QUESTION
 from support.cluster.ring import Ring, key_of

@@ -11,7 +11,7 @@ import click
 
 from shardcache.cli.main import app
 from shardcache.config import OriginTable, Settings
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from support.programs.pages import ROOT, blocks, section, without_blocks
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

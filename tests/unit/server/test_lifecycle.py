@@ -8,7 +8,7 @@ import pytest
 
 from shardcache.cache.disk_health import Health
 from shardcache.config import Amount
-from shardcache.server.lifecycle import Liveness, ServiceNotifier, liveness
+from shardcache.server.service_notifier import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager

@@ -12,7 +12,7 @@ import pytest
 from shardcache.cli import status as probing
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV
-from shardcache.server import lifecycle
+from shardcache.server import service_notifier
 from support.programs.cli import shardcache
 
 
@@ -68,7 +68,7 @@ def test_the_command_asks_the_same_and_waits_if_told_to(path: Path) -> None:
 def test_a_disk_that_hangs_ends_a_daemon(silent_s: float, alive: bool) -> None:
     """The liveness probe gives a daemon up by the rule by which it gives itself up under a watchdog."""
     assert probing.passes("live", {"status": "degraded", "disk": {"silent_s": silent_s}}) is alive
-    assert lifecycle._HUNG_S == probing.HUNG_S
+    assert service_notifier._HUNG_S == probing.HUNG_S
 
 
 @pytest.mark.usefixtures("path")

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from shardcache import daemon
 from shardcache.metrics import OTHERS, Histogram, Histograms
-from shardcache.server.service import Audit, LoopLag
+from shardcache.server.audit import Audit
+from shardcache.server.process_load import LoopLag
 from support.programs.daemon import eventually
 
 JOB = ("train", 0)

@@ -17,8 +17,9 @@ from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.server.app import Listener, serving
-from shardcache.server.connections import Limits
+from shardcache.server.app import serving
+from shardcache.server.listening.limits import Limits
+from shardcache.server.listening.tcp_listener import Listener
 from shardcache.store.indexing.indexers import Indexers
 from support.programs.daemon import UnixConnection
 from support.programs.raw_session import RawSession

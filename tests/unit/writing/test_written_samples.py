@@ -21,8 +21,10 @@ from shardcache.errors import ConfigError, InputError, SampleError
 from shardcache.store.codecs import zstd
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
-from shardcache.writing.shards import END, Cut, Journal, Sample, ShardNames, Stored, cut, header, resume, sample_of
-from shardcache.writing.tables import columns_of, samples
+from shardcache.writing.journal import Journal, Stored, resume
+from shardcache.writing.row_tables import columns_of, samples
+from shardcache.writing.sample_tar import END, Sample, header, sample_of
+from shardcache.writing.shard_cuts import Cut, ShardNames, cut
 
 URL = "s3://bucket/train/"
 CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}

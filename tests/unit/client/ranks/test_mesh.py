@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend of one process
 
 from shardcache.errors import ConfigError
+from shardcache_client import ShardReader
 from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
-from shardcache_client.reader import ShardReader
 from shardcache_client.webdataset import WebDataset
 
 RANK, WORLD = 6, 8

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, TokensError
-from shardcache_client.files import TokenBlocks, View
+from shardcache_client import TokenBlocks
+from shardcache_client.files import View
 from shardcache_client.reading.shards import MappedShard
 from support.shards.tars import Documents, blocks_of, make_tar, npy, published, token_tar
 

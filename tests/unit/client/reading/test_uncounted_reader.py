@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import NotFoundError
-from shardcache_client.dataset import ShardDataset
+from shardcache_client import ShardDataset
 from shardcache_client.handlers import ignore_and_continue
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of

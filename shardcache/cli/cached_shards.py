@@ -1,0 +1,225 @@
+"""Commands on cached shards and files: `warm`, `get`, `ls`, `pin`, `unpin`, `evict`, `verify`."""
+
+import os
+import time
+from collections.abc import Iterable
+from operator import itemgetter
+from pathlib import Path
+
+import click
+import humanize
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.protocol import Json, from_here
+from shardcache.units import size, user_name
+
+
+@common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
+@click.command()
+@common.urls_argument
+@common.query_options
+def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards into the cache, and wait until they are cached.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
+    shard. With --json, prints one line of JSON per event. Ctrl-C stops waiting.
+    """
+    numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
+    summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
+    common.carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
+
+
+@common.examples(
+    "get s3://bucket/llama/ ./llama",
+    "get --copy s3://bucket/llama/model.safetensors .",
+)
+@click.command()
+@click.argument("source", shell_complete=common.complete_path)
+@click.argument("dest", shell_complete=common.complete_path)
+@click.option(
+    "--link/--copy",
+    "links",
+    default=None,
+    help="Hard links, or copies.  [default: links where it is safe]",
+)
+@common.query_options
+def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path | None) -> None:
+    """Fetch files through the cache, and put them below the folder DEST.
+
+    SOURCE is a prefix ending in "/", a glob or brace pattern (quote it), an index file,
+    hf://ORG/NAME, or the url of a single file, which may be given another name as DEST. Files
+    already there are kept, so run it again to continue. With --json, prints one line of JSON per
+    event. Exits 1 if a file failed; the others are there. Where nobody set up a daemon for the
+    node, starts a private one.
+
+    A file becomes a hard link if DEST is on the cache's filesystem and this user cannot write to
+    the file: read-only, without space of its own, and kept in the cache while it exists. Other
+    files are copied, at no cost if the filesystem shares blocks. Root can write to any file, which
+    would damage a linked one, so root gets copies.
+    """
+    from shardcache.cli.getting.fetch_into import fetch_into
+
+    fetch_into(from_here(source), dest, socket, links=links, as_json=as_json)
+
+
+@common.examples("ls", "ls s3://bucket/train/")
+@click.command()
+@click.argument("prefix", default="")
+@common.query_options
+def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """List the cached shards whose url starts with PREFIX.
+
+    PREFIX is the beginning of a url or of a path; a path and its file:// url are the same.
+    With --json, prints one line of JSON per shard.
+    """
+    prefix = _prefix(prefix)
+    lines = AdminClient(socket).shards(prefix)
+    if as_json:
+        common.print_lines(lines)
+    elif not _show_shards(lines):
+        nothing = "no shards are cached"
+        if prefix:
+            nothing = f"no cached shard has a url that starts with {prefix}"
+        click.echo(nothing)
+
+
+def _prefix(text: str) -> str:
+    """Return the prefix of urls that a user means: a path is made absolute.
+
+    A url, or the start of one, stays.
+    """
+    is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
+    return from_here(text) if is_path else text
+
+
+def _show_shards(lines: Iterable[Json]) -> bool:
+    """Print a table of shards; return False, and print nothing, if there are none."""
+    numbers = ("size", "samples", "leases")
+    rows = []
+    now_s = time.time()
+    for row in sorted(lines, key=itemgetter("url")):
+        age_s = max(0.0, now_s - row["used_at_s"])
+        rows.append(
+            (
+                row["url"],
+                size(row["size_bytes"]),
+                "" if row["samples"] is None else f"{row['samples']:,}",
+                f"{row['leases']:,}",
+                "pinned" if row["pinned"] else "",
+                humanize.naturaltime(age_s),
+            ),
+        )
+    if rows:
+        common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
+    return bool(rows)
+
+
+@common.examples("evict s3://bucket/train/shard-000000.tar", "evict s3://bucket/val/")
+@click.command()
+@common.urls_argument
+@common.query_options
+def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Evict shards from the cache; the object store is never modified.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached
+    shards. Leased and pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
+    """
+    _report_removed(
+        AdminClient(socket).evict(urls),
+        as_json,
+        "evicted",
+        "no cached shard matches; see `shardcache ls`",
+    )
+
+
+@common.examples("pin s3://bucket/val/", "pin 's3://bucket/train/*.tar'")
+@click.command()
+@click.argument(
+    "urls",
+    nargs=-1,
+    type=from_here,
+    metavar="[URL...]",
+    shell_complete=common.complete_path,
+)
+@common.query_options
+def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned
+    shards.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
+    shard, as for `warm`. Pins survive a restart of the daemon. With --json, prints one line of JSON
+    per event or pin. Ctrl-C stops waiting: shards pinned so far stay pinned, and are kept once they
+    are fetched.
+    """
+    if not urls:
+        show = common.print_lines if as_json else _show_pins
+        show(AdminClient(socket).pins())
+        return
+
+    numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
+    total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
+    summary = f"{{intact}} pinned: {numbers}\n{total}"
+    common.carry_out(AdminClient(socket).pin(urls), as_json, "pinning", summary, each_shard=True)
+
+
+def _show_pins(lines: Iterable[Json]) -> None:
+    rows = []
+    for row in sorted(lines, key=itemgetter("url")):
+        users = ", ".join(map(user_name, row["uids"]))
+        rows.append((row["url"], size(row["size_bytes"]), "yes" if row["cached"] else "no", users))
+    if rows:
+        common.print_table(("url", "size", "cached", "pinned by"), rows, ("size",))
+    else:
+        click.echo("no shards are pinned")
+
+
+@common.examples("unpin s3://bucket/val/", "unpin 's3://bucket/train/*.tar'")
+@click.command()
+@common.urls_argument
+@common.query_options
+def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Unpin shards, so that they may be evicted.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned
+    shards. Removes your own pins; root and the daemon's own user remove everybody's. Exits 1 if a
+    shard stayed pinned or nothing matched.
+    """
+    answer = AdminClient(socket).unpin(urls)
+    _report_removed(answer, as_json, "unpinned", "no pinned shard matches; see `shardcache pin`")
+
+
+def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> None:
+    """Print the shards that were kept, with the reason, and the number of those removed.
+
+    Exit 1 unless that is all.
+    """
+    removed = answer[what]
+    kept = answer["kept"]
+    if as_json:
+        common.print_json(answer)
+    else:
+        lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
+        freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
+        lines.append(
+            f"{common.count(len(removed), 'shard')} {what}{freed}" if removed or kept else nothing,
+        )
+        common.make_console().print("\n".join(lines), markup=False)
+    if kept or not removed:
+        common.fail()
+
+
+@common.examples("verify", "verify --json s3://bucket/train/")
+@click.command()
+@click.argument("prefix", default="")
+@common.query_options
+def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """Read every cached shard and check it against its checksums.
+
+    With PREFIX, which is as for `ls`, checks only the shards whose url starts with it. A corrupt
+    shard is quarantined, and re-fetched when it is needed next. Exits 1 if one was found. Shards
+    that were refused on arrival are not cached, only counted: `shardcache doctor` names them. With
+    --json, prints one line of JSON per event.
+    """
+    summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
+    common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

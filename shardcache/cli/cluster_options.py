@@ -1,0 +1,245 @@
+"""Options of `shardcache cluster`, and the tier that they describe."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli import common
+from shardcache.cluster.node_list import Node, is_address, parse
+from shardcache.cluster.tier_config import Tier, Tls, Upstream
+from shardcache.errors import ConfigError
+
+_RESOLV_CONF = Path("/etc/resolv.conf")
+_NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
+_ENDPOINT = re.compile(
+    r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?",
+)
+_AT_START = "none"
+FOLDER = "/etc/shardcache/tier"
+PATH = click.Path(path_type=Path, readable=False)
+
+_HELP = {
+    "--nodes": "All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as "
+    "node[1-8] or node{1..8}; or a file with such a list, or `-` for stdin.",
+    "--store": "Endpoint of an object store, or a web server, such as "
+    "https://s3.eu-central-1.amazonaws.com; the tier "
+    "connects to these hosts and names below them, and to no other. Repeatable.",
+    "--store-ca": "Certificates of the authorities to trust for https stores.",
+    "--resolver": "DNS server for the names of stores; repeatable. `none`: nginx resolves them "
+    "once, when it starts.  [default: those of /etc/resolv.conf]",
+    "--trust-s": "Time for which the store's permission for a signed url is cached; also the "
+    "delay of a revocation.",
+    "--same-rights": "All nodes may read the same: the store is asked once for all of them, "
+    "rather than once for each "
+    "access key, of which every node has its own with instance roles.",
+    "--outage-s": "While the store fails, serve what is cached to access keys that it permitted to "
+    "read it within this time. Signatures cannot be checked then.",
+    "--stall-timeout-s": "The daemons' --stall-timeout-s, which the tier's time limits follow.",
+    "--owner-port": "Port at which nginx serves the other nodes.",
+    "--listen": "Address at which it does so, such as 0.0.0.0 in a container.  [default: the "
+    "node's own]",
+    "--cache-dir": "Folder on a local disk for the parts that a node owns. `{node}` stands for "
+    "the node's name.",
+    "--run-dir": "Folder in memory (tmpfs) for permissions, whose names hold signatures, and for "
+    "front.sock, at which nginx serves its node's daemon. `{node}` stands for the "
+    "node's name.",
+    "--max-size": "Maximum size of the parts that a node caches.",
+    "--min-free": "Space always kept free on the filesystem of --cache-dir.",
+    "--user": "User of nginx's workers if root starts it; the daemon's.  [default: nginx's]",
+    "--workers": "Worker processes of nginx on a node.",
+    "--plain": "Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic.",
+    "--ca": "Certificate of the cluster's authority.",
+    "--certificate": "Certificate of the node.",
+    "--key": "Key of that certificate.",
+    "--shared-certificate": "All nodes have the same certificate, of the name shardcache-tier, "
+    "such as that of `cluster certificates --shared`. Without it, each "
+    "node's has the node's own name of the list.",
+}
+
+
+# Values of options
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not an IP address") from None
+
+
+def _endpoint(text: str) -> tuple[str, str] | None:
+    """Return the two parts of ADDRESS or ADDRESS:PORT, the second "" or with its colon.
+
+    None if it is neither.
+    """
+    found = _ENDPOINT.fullmatch(text)
+    if found and is_address(found["address"].strip("[]")) and 0 < int(found["port"] or 1) < 65536:
+        return found["address"], f":{found['port']}" if found["port"] else ""
+    return None
+
+
+def _user(text: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]*", text):
+        raise click.BadParameter(f"{text!r} is not the name of a user")
+    return text
+
+
+def _resolver(text: str) -> str:
+    """Return the address of a DNS server, with or without a port, as nginx writes it."""
+    if text == _AT_START:
+        return text
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    found = _endpoint(f"[{text}]" if is_bare_ipv6 else text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is neither ADDRESS, nor ADDRESS:PORT, nor `none`")
+    return "".join(found)
+
+
+# Options
+
+
+def option(
+    flag: str,
+    default: object = None,
+    metavar: str | None = None,
+    *,
+    name: str | None = None,
+    **how: Any,
+) -> click.Option:
+    """Return an option, which is the argument `name` if its name is not the flag's."""
+    names = [flag, *filter(None, [name])]
+    shown = default is not None
+    return click.Option(
+        names,
+        default=default,
+        show_default=shown,
+        metavar=metavar,
+        help=_HELP[flag],
+        **how,
+    )
+
+
+NODES = option("--nodes", None, "LIST", required=True)
+OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, 65535))
+TLS = (
+    option("--plain", is_flag=True),
+    option("--ca", f"{FOLDER}/ca.pem", "FILE"),
+    option("--certificate", f"{FOLDER}/node.pem", "FILE"),
+    option("--key", f"{FOLDER}/node.key", "FILE"),
+    option("--shared-certificate", is_flag=True),
+)
+_TLS_NAMES = [str(option.name) for option in TLS]
+TIER = (
+    NODES,
+    option("--store", None, "URL", name="stores", required=True, multiple=True),
+    option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=PATH),
+    option("--resolver", None, "ADDRESS[:PORT]", name="resolvers", multiple=True, type=_resolver),
+    option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
+    option("--same-rights", is_flag=True),
+    option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
+    option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
+    OWNER_PORT,
+    option("--listen", None, "ADDRESS", type=_address),
+    option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
+    option("--run-dir", "/run/shardcache-tier", "FOLDER"),
+    option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=common.parse_size),
+    option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=common.parse_size),
+    option("--user", None, "NAME", type=_user),
+    option("--workers", 4, "N", type=click.IntRange(1, 256)),
+    *TLS,
+)
+
+
+def nodes_of(text: str) -> tuple[Node, ...]:
+    """Return the nodes of `--nodes`. Raises ConfigError."""
+    if text == "-":
+        return parse(sys.stdin.read())
+    try:
+        return parse(Path(text).read_text() if "/" in text or is_file(text) else text)
+    except FileNotFoundError:
+        raise ConfigError(
+            "the list of nodes does not exist",
+            url=text,
+            remedy="write it to this file",
+        ) from None
+    except (OSError, UnicodeDecodeError) as exn:
+        raise ConfigError(
+            f"cannot read the list of nodes: {exn}",
+            remedy="correct --nodes",
+        ) from None
+
+
+def is_file(text: str) -> bool:
+    """Return True if a file has this path; a list of nodes may be too long for one."""
+    with suppress(OSError):
+        return Path(text).is_file()
+    return False
+
+
+def tls_of(
+    nodes: tuple[Node, ...],
+    *,
+    plain: bool,
+    ca: str,
+    certificate: str,
+    key: str,
+    shared_certificate: bool,
+) -> Tls | None:
+    """Return the files of mutual TLS; None if it is not needed, or not wanted."""
+    if plain or all(node.is_loopback for node in nodes):
+        return None
+    return Tls(Path(ca), Path(certificate), Path(key), shared_certificate)
+
+
+def tier_of(
+    nodes: str,
+    stores: tuple[str, ...],
+    resolvers: tuple[str, ...],
+    **options: Any,
+) -> Tier:
+    """Return the tier that the options describe. Raises ConfigError."""
+    found = nodes_of(nodes)
+    upstreams = tuple(map(Upstream.parse, stores))
+    tls = tls_of(found, **{name: options.pop(name) for name in _TLS_NAMES})
+    if resolvers == (_AT_START,) or (
+        not resolvers and all(store.is_address for store in upstreams)
+    ):
+        resolvers = ()
+    elif not resolvers:
+        resolvers = _system_resolvers()
+    return Tier(
+        nodes=found,
+        stores=upstreams,
+        tls=tls,
+        resolvers=resolvers,
+        ipv6=_has_ipv6_route(),
+        **options,
+    )
+
+
+def _has_ipv6_route() -> bool:
+    """Return whether this machine has a way to addresses of IPv6; nothing is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.connect(("2000::", 9))
+        return True
+    return False
+
+
+def _system_resolvers() -> tuple[str, ...]:
+    found = _NAMESERVER.findall(_RESOLV_CONF.read_text()) if _RESOLV_CONF.is_file() else []
+    if not found:
+        raise ConfigError(
+            "no DNS server is known here",
+            url=str(_RESOLV_CONF),
+            remedy="name a DNS server with --resolver, "
+            "or resolve the store's name when nginx starts: --resolver none",
+        )
+    return tuple(map(_resolver, found))

@@ -1,0 +1,154 @@
+"""A user's training script.
+
+Specific to shardcache are only the dataset, and the loader's state in the checkpoint.
+
+shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
+torchrun --nproc-per-node=2 demo_training.py index.json --job first
+"""
+
+import argparse
+import io
+import json
+import time
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+from shardcache_client import ShardDataset
+
+BATCH_SIZE = 16
+
+
+def decode(sample: dict[str, Any]) -> tuple[str, Tensor, int]:
+    """Turn a sample into its key, its image (float32, 3 x height x width, 0 to 1) and its label."""
+    image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(
+        image.height,
+        image.width,
+        3,
+    )
+    return sample["__key__"], pixels.permute(2, 0, 1) / 255, int(sample["cls"])
+
+
+def tiny_model(classes: int) -> nn.Module:
+    """Return a convolutional network that trains in seconds on one core."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, classes),
+    )
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+) -> dict[str, Any]:
+    """Train on the batches; return the keys seen, the steps, and the seconds waited for data."""
+    keys: list[str] = []
+    steps = 0
+    waited_s = 0.0
+    batches = iter(batches)
+    while True:
+        asked_s = time.perf_counter()
+        batch = next(batches, None)
+        waited_s += time.perf_counter() - asked_s
+        if batch is None:
+            return {"keys": keys, "steps": steps, "waited_s": waited_s}
+        batch_keys, images, labels = batch
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        keys += batch_keys
+        steps += 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("urls")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        help="stop after this many batches of the last epoch",
+    )
+    parser.add_argument("--classes", type=int, default=3)
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path("checkpoint.pt"),
+        help="written by a run that stops",
+    )
+    parser.add_argument(
+        "--reports",
+        type=Path,
+        default=Path(),
+        help="folder for one JSON file per rank",
+    )
+    return parser.parse_args()
+
+
+@record  # lets torchrun show which rank failed first, and how
+def main() -> None:
+    """Train, then write this rank's report of each epoch."""
+    args = _arguments()
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    model = DistributedDataParallel(tiny_model(args.classes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    dataset = ShardDataset(
+        args.urls,
+        shuffle=True,
+        shuffle_window=4,
+        seed=args.seed,
+        batch_size=BATCH_SIZE,
+        decode=decode,
+        job=args.job,
+    )
+    loader: Any = dataset.loader(num_workers=2)
+
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+
+    reports = []
+    for epoch in range(loader.epoch, args.epochs):
+        stop = args.stop_after if epoch == args.epochs - 1 else None
+        # All ranks get the same number of batches, even of a partial epoch: collectives need no
+        # guard.
+        seen = train(model, optimizer, islice(loader, stop))
+        reports.append({"epoch": epoch, "promised": len(loader), **seen})
+
+    # All ranks are at the same batch: one saves for all.
+    if args.stop_after and dist.get_rank() == 0:
+        parts = {"model": model.module, "optimizer": optimizer, "loader": loader}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
+
+    (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reports))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

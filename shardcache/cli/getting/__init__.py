@@ -1,0 +1,1 @@
+"""The work of `shardcache get`: files from the cache in a folder."""

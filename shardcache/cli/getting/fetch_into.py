@@ -1,0 +1,167 @@
+"""`fetch_into`: files through the cache, as links where that is safe, else as copies."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.getting.get_progress import Progress, shown
+from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
+from shardcache.cli.getting.wanted_files import LIMIT_S, find_files
+from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
+from shardcache.private import PrivatePlace
+from shardcache.protocol import Json, ShardRef
+from shardcache.redact import redact
+from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.paths import CachedFile, session_of
+
+_JOB = "shardcache get"
+# A daemon that stops drains for at most 20 s, and the next one starts in seconds.
+_PATIENCE = Patience(limit_s=LIMIT_S, away_s=30.0)
+
+
+def fetch_into(
+    source: str,
+    dest: str,
+    socket: Path | None,
+    *,
+    links: bool | None,
+    as_json: bool,
+) -> None:
+    """Fetch files and put them below a folder; exit 1 if some failed.
+
+    `links` as the option, None without it.
+    """
+    choice = DaemonChoice.of(socket)
+    reader = ReaderIdentity(_JOB)
+    folder = Path(dest)
+    found = find_files(source, choice, reader)
+    wanted = found.named
+    if found.is_alone and not folder.is_dir() and not dest.endswith("/"):
+        (ref,) = wanted.values()
+        wanted = {(folder.name,): ref}
+        folder = folder.parent
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(folder_of(folder))
+        except OSError as exn:
+            raise ConfigError(
+                f"cannot use the folder {folder} ({exn.strerror})",
+                remedy="choose another DEST",
+            ) from exn
+        show = common.print_json if as_json else stack.enter_context(shown())
+        # `find_files` has started a private daemon if there is no other.
+        daemon = AdminClient(choice.node or PrivatePlace.find().socket)
+        progress = Progress([*wanted.values(), *found.refused], daemon, show)
+        run = _Run(folder, place, progress, show)
+        todo = run.without_present(wanted)
+        progress.tell("resolved")
+        run.refuse(found.refused)
+        for names, ref, file in _held(todo, choice, reader, lambda: progress.tell("progress")):
+            run.put(names, ref, file, links=links)
+        progress.tell("done", run.counts)
+    if run.counts["failed"]:
+        common.fail()
+
+
+class _Run:
+    """The files of one run, put in place one after another.
+
+    Attributes:
+        counts: number of files by what became of them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: int,
+        progress: Progress,
+        show: Callable[[Json], None],
+    ) -> None:
+        """Put files below `folder`, whose descriptor is `place`."""
+        self.counts = Counter[str]()
+        self._folder = folder
+        self._place = place
+        self._progress = progress
+        self._show = show
+
+    def without_present(self, wanted: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
+        """Return the files that are not there yet; note the others."""
+        todo = {
+            names: ref for names, ref in wanted.items() if not is_copy_of(self._place, names, ref)
+        }
+        for names in wanted.keys() - todo.keys():
+            self._progress.ended(wanted[names])
+            self.counts["present"] += 1
+        return todo
+
+    def refuse(self, refused: Mapping[ShardRef, ConfigError]) -> None:
+        """Report the files that can have no name there."""
+        for ref, refusal in refused.items():
+            self._show({"event": "error", "error": refusal.to_json()})
+            self.counts["failed"] += 1
+            self._progress.ended(ref)
+
+    def put(self, names: Names, ref: ShardRef, file: CachedFile, *, links: bool | None) -> None:
+        """Wait for a file and put it in place; close it."""
+        path = self._folder.joinpath(*names)
+        copied = partial(self._progress.copied, ref)
+        try:
+            with closing(file):
+                state = put(file.whole(), self._place, names, ref, copied, links=links)
+        except (OriginError, ShardError, CacheError, OSError) as exn:
+            state = "failed"
+            self._show({"event": "error", "error": _failure(exn, path, ref).to_json()})
+        else:
+            self._show(
+                {
+                    "event": "file",
+                    "url": redact(ref.url),
+                    "path": str(path),
+                    "state": state,
+                    "size_bytes": ref.size_bytes,
+                },
+            )
+        self.counts[state] += 1
+        self._progress.ended(ref)
+
+
+def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
+    """Return the error of one file.
+
+    Raises ShardcacheError where there is no space for any other file either.
+    """
+    if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        raise ShardcacheError(
+            f"no space is left for {path}",
+            url=ref.url,
+            remedy="free space there, and run the same command again: it keeps the files that are "
+            "there",
+        ) from exn
+    if isinstance(exn, ShardcacheError):
+        return exn
+    return ShardcacheError(f"cannot write {path} ({exn.strerror})", url=ref.url)
+
+
+def _held(
+    todo: Mapping[Names, ShardRef],
+    choice: DaemonChoice,
+    reader: ReaderIdentity,
+    on_wait: Callable[[], None],
+) -> Iterator[tuple[Names, ShardRef, CachedFile]]:
+    """Yield each file, to be waited for and closed by the caller, while others are fetched."""
+    if not todo:
+        return
+    manifest = Manifest.of(todo.values())
+    with session_of(choice, reader, manifest, "files", _PATIENCE) as session:
+        session.on_wait = on_wait
+        for number, (names, ref) in enumerate(todo.items()):
+            yield names, ref, CachedFile(session, number)

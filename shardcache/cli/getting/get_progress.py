@@ -1,0 +1,195 @@
+"""Progress of one run of `get`: its events, and bars or lines that show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.errors import ShardcacheError
+from shardcache.protocol import Json, ShardRef
+from shardcache.redact import printable, redact
+from shardcache.units import size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+# Between lines of progress in a log, and between events while a file is copied.
+_LINE_S = 30.0
+_EVENT_S = 1.0
+# Of a file that arrives or is copied.
+_FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
+_STATES = ("linked", "cloned", "copied", "present", "failed")
+
+
+class Progress:
+    """The files of one run: the bytes that are in the cache or in place, and the files left."""
+
+    def __init__(
+        self,
+        refs: Iterable[ShardRef],
+        daemon: AdminClient,
+        show: Callable[[Json], None],
+    ) -> None:
+        """Begin with all of `refs` left; `show` is called with each event."""
+        self._left = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
+        self._files = len(self._left)
+        self._total_bytes = sum(self._left.values())
+        self._ended_bytes = 0
+        self._done: dict[str, int] = {}  # bytes of each file that is left
+        self._copying: list[Json] = []  # the file that is being copied
+        self._daemon = daemon
+        self._show = show
+        self._begun: tuple[float, int] | None = None
+        self._told_s = 0.0
+
+    def ended(self, ref: ShardRef) -> None:
+        """Note that a file is there, or has failed."""
+        url = redact(ref.url)
+        self._ended_bytes += self._left.pop(url, 0)
+        self._done.pop(url, None)
+        self._copying = []
+
+    def copied(self, ref: ShardRef, done_bytes: int) -> None:
+        """Note how much of a file has been copied."""
+        self._copying = [
+            {
+                "url": redact(ref.url),
+                "done_bytes": done_bytes,
+                "total_bytes": ref.size_bytes,
+                "rate_bytes_per_s": 0,
+                "stage": "copying",
+            },
+        ]
+        if time.monotonic() - self._told_s > _EVENT_S:
+            self.tell("progress")
+
+    def tell(self, kind: str, more: Mapping[str, int] | None = None) -> None:
+        """Show an event with the state of the whole, and of each file on its way."""
+        arriving = self._copying
+        with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
+            rows = self._daemon.status()["transfers"]
+            arriving = [*arriving, *(row for row in rows if row["url"] in self._left)]
+        for row in arriving:  # a file that has arrived is not among the transfers any more
+            url = row["url"]
+            self._done[url] = max(row["done_bytes"], self._done.get(url, 0))
+
+        done_bytes = self._ended_bytes + sum(self._done.values())
+        now_s = time.monotonic()
+        if self._begun is None:
+            self._begun = now_s, done_bytes
+        self._told_s = now_s
+        began_s, began_bytes = self._begun
+        rate = (done_bytes - began_bytes) / max(now_s - began_s, 1e-3)
+        left_s = None
+        if rate > 0:
+            left_s = round((self._total_bytes - done_bytes) / rate)
+        event = {
+            "event": kind,
+            "done_files": self._files - len(self._left),
+            "files": self._files,
+            "done_bytes": done_bytes,
+            "total_bytes": self._total_bytes,
+            "rate_bytes_per_s": round(rate),
+            "left_s": left_s,
+            "arriving": [{name: row[name] for name in _FIELDS} for row in arriving],
+        }
+        self._show({**event, **(more or {})})
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[Json], None]]:
+    """Show events: bars on a terminal, one in total and one per arriving file; elsewhere lines."""
+    from rich import progress
+
+    console = common.make_console()
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        yield _Display(console, bars).show
+
+
+class _Display:
+    """Bars, or lines, that follow a run's events."""
+
+    def __init__(self, console: Console, bars: Bars) -> None:
+        self._console = console
+        self._bars = bars
+        self._total = bars.add_task("total", total=None)
+        self._tasks: dict[str, TaskID] = {}  # by url
+        self._line_s = time.monotonic()
+
+    def show(self, event: Json) -> None:
+        """Show an event."""
+        match event["event"]:
+            case "file":
+                file_size = size(event["size_bytes"] or 0)
+                self._print(f"{event['state']:8}{file_size:>10}  {event['path']}")
+            case "error":
+                error = event["error"]
+                text = f"failed  {error['url']}: {error['message']}"
+                if error["remedy"]:
+                    text += f"\n  What to do: {error['remedy']}"
+                self._print(text)
+            case "done":
+                states = [f"{event[name]:,} {name}" for name in _STATES if event.get(name)]
+                files = common.count(event["files"], "file")
+                self._print(f"{files}: {', '.join(states) or 'none'}")
+            case _:
+                self._advance(event)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def _advance(self, event: Json) -> None:
+        described = f"{event['done_files']:,}/{event['files']:,} files"
+        self._bars.update(
+            self._total,
+            description=described,
+            completed=event["done_bytes"],
+            total=event["total_bytes"],
+        )
+        self._show_arriving(event["arriving"])
+        if self._console.is_terminal or time.monotonic() - self._line_s <= _LINE_S:
+            return
+
+        self._line_s = time.monotonic()
+        done = f"{size(event['done_bytes'])} of {size(event['total_bytes'])}"
+        line = f"{described}, {done}, {size(event['rate_bytes_per_s'])}/s"
+        if event["left_s"]:
+            line += f", {event['left_s']:,} s left"
+        self._print(line)
+
+    def _show_arriving(self, rows: list[Json]) -> None:
+        """Have one bar for each file that arrives or is copied."""
+        arriving = {row["url"]: row for row in rows}
+        for url in self._tasks.keys() - arriving.keys():
+            self._bars.remove_task(self._tasks.pop(url))
+        for url, row in arriving.items():
+            total_bytes = row["total_bytes"]
+            if url not in self._tasks:
+                self._tasks[url] = self._bars.add_task("", total=total_bytes)
+            _, _, name = printable(url).rpartition("/")
+            if row["stage"] == "copying":
+                name = f"copying {name}"
+            self._bars.update(
+                self._tasks[url],
+                description=name,
+                completed=row["done_bytes"],
+                total=total_bytes,
+            )

@@ -1,0 +1,170 @@
+"""Files in the destination, as links, clones or copies.
+
+Nothing outside of it is touched, whatever links lie in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from shardcache.protocol import ShardRef
+
+Names: TypeAlias = tuple[str, ...]
+"""Names of the folders and the file, below the destination."""
+
+Copied: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes of a file that have been copied."""
+
+_FICLONE = 0x40049409  # ioctl_ficlone(2)
+_MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
+_STEP_BYTES = 64 * 2**20  # copied between two looks at the clock
+
+
+@contextmanager
+def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Iterator[int]:
+    """Provide the descriptor of a folder below another one; no link in between is followed.
+
+    Args:
+        place: the destination, which may be a link, or the descriptor of an open folder.
+        names: of the folders on the way from it.
+        make: create what is missing; if False, that is a FileNotFoundError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if isinstance(place, Path):
+        place.mkdir(parents=True, exist_ok=True)
+        fd = os.open(place, flags)
+    else:
+        fd = os.dup(place)
+    try:
+        for name in names:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=fd)
+            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
+    """Return True if an earlier run has put a copy of the same version there.
+
+    A copy that somebody has changed since is none.
+    """
+    if ref.version is None:
+        return False
+    *folders, name = names
+    with suppress(OSError), folder_of(folder, tuple(folders), make=False) as parent:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=parent)
+        try:
+            return os.getxattr(fd, _MARK) == _mark(fd, ref)
+        finally:
+            os.close(fd)
+    return False
+
+
+def _mark(fd: int, ref: ShardRef) -> bytes:
+    stat = os.fstat(fd)
+    name = hashlib.sha256(f"{ref.url}\0{ref.version}".encode()).hexdigest()
+    return f"{name} {stat.st_size} {stat.st_mtime_ns}".encode()
+
+
+def put(
+    cached: Path,
+    folder: int,
+    names: Names,
+    ref: ShardRef,
+    copied: Copied,
+    *,
+    links: bool | None,
+) -> str:
+    """Have a cached file under a name in the destination, at once and whole; return how.
+
+    Args:
+        cached: path of the file in the cache.
+        folder: descriptor of the destination.
+        names: of the folders below it, and of the file.
+        ref: of the file, for the mark of a copy.
+        copied: called with the number of bytes that have been copied.
+        links: True for hard links where they are possible, False for none; None for one if this
+            user could not write to the cached file through it.
+
+    Raises OSError.
+    """
+    *folders, name = names
+    if links is None:
+        links_here = not os.access(cached, os.W_OK, effective_ids=True)
+    else:
+        links_here = links
+    with folder_of(folder, tuple(folders)) as parent, cached.open("rb", buffering=0) as file:
+        with suppress(FileNotFoundError):
+            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if links is not False and os.path.samestat(there, os.fstat(file.fileno())):
+                return "present"
+        if links_here:
+            # It fails on another filesystem, or for another user's file.
+            with suppress(OSError), _replaced(name, parent) as temporary:
+                os.link(cached, temporary, dst_dir_fd=parent)
+                return "linked"
+        with _replaced(name, parent) as temporary:
+            return _copy(file.fileno(), temporary, parent, ref, copied)
+
+
+@contextmanager
+def _replaced(name: str, parent: int) -> Iterator[str]:
+    """Provide the name under which to make a file.
+
+    It takes the place of another at the end of the block.
+    """
+    temporary = f".{secrets.token_hex(8)}.part"
+    try:
+        yield temporary
+        os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    finally:
+        with suppress(FileNotFoundError):  # it is still there if both were names of one file
+            os.unlink(temporary, dir_fd=parent)
+
+
+def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) -> str:
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        # A file without a name leaves nothing behind, but not all filesystems have them.
+        fd = os.open(".", os.O_TMPFILE | flags, 0o644, dir_fd=parent)
+        is_named = False
+    except OSError:
+        fd = os.open(name, os.O_CREAT | os.O_EXCL | flags, 0o644, dir_fd=parent)
+        is_named = True
+    try:
+        state = _fill(fd, source, copied)
+        with suppress(OSError):  # without the mark, it is copied again by the next run
+            os.setxattr(fd, _MARK, _mark(fd, ref))
+        if not is_named:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent, follow_symlinks=True)
+    finally:
+        os.close(fd)
+    return state
+
+
+def _fill(fd: int, source: int, copied: Copied) -> str:
+    try:
+        fcntl.ioctl(fd, _FICLONE, source)
+        return "cloned"
+    except OSError:
+        pass  # the filesystem shares no blocks
+
+    offset = 0
+    copied(offset)
+    while sent := os.sendfile(fd, source, offset, _STEP_BYTES):
+        offset += sent
+        copied(offset)
+    return "copied"

@@ -1,0 +1,97 @@
+"""The files that a source names, and their names below the destination."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from shardcache.access import WEB, checked, protocol_of
+from shardcache.cli.getting.placed_files import Names
+from shardcache.errors import ConfigError, NotFoundError
+from shardcache.protocol import ShardRef, local_path
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import resolve
+
+LIMIT_S = 7 * 86_400.0
+"""Time that anything may take: a file may take hours."""
+
+_PATTERN = re.compile(r"[*?\[{]")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFiles:
+    """The files of a source.
+
+    Attributes:
+        named: by their names below the destination.
+        refused: those that can have no name there, with the reason.
+        is_alone: True for a single file's url.
+    """
+
+    named: dict[Names, ShardRef]
+    refused: dict[ShardRef, ConfigError]
+    is_alone: bool
+
+
+def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
+    """Return the files of a source. Raises ConfigError if two would have the same name."""
+    refs = list(resolve(choice, reader, [source], LIMIT_S, "files"))
+    is_missing = [ref.url for ref in refs] == [source] and refs[0].version is None
+    if is_missing and protocol_of(source) not in WEB:  # web servers have no folders
+        # Not an object: a folder, or a repository on the Hub.
+        folder = f"{source}/"
+        with suppress(NotFoundError):
+            refs = list(resolve(choice, reader, [folder], LIMIT_S, "files"))
+            source = folder
+
+    base = _base_of(source)
+    named: dict[Names, ShardRef] = {}
+    refused: dict[ShardRef, ConfigError] = {}
+    for ref in refs:
+        try:
+            names = _names(checked(ref.url), base)
+        except ConfigError as exn:
+            refused[ref] = exn
+            continue
+        if named.setdefault(names, ref) != ref:
+            raise ConfigError(
+                f"two files would be {'/'.join(names)}: this, and {named[names].url}",
+                url=ref.url,
+            )
+    is_one_url = not source.endswith("/") and _PATTERN.search(source) is None
+    return WantedFiles(named, refused, is_one_url and len(refs) == len(named) == 1)
+
+
+def _base_of(source: str) -> str:
+    """Return the url, with a slash at its end, below which files keep their folders."""
+    if protocol_of(source) in WEB:
+        literal, _, _query = source.partition("?")
+    else:
+        literal = _PATTERN.split(source, maxsplit=1)[0]
+    return source[: literal.rfind("/") + 1]
+
+
+def _names(url: str, base: str) -> Names:
+    """Return the folders and name of a file below the destination.
+
+    Raises ConfigError for a name that leads outside.
+    """
+    path = local_path(url) or url
+    root = local_path(base) or base
+    if protocol_of(url) in WEB:
+        path = urlsplit(path)._replace(query="", fragment="").geturl()
+    if path.startswith(root):
+        below = path.removeprefix(root)
+    else:
+        _, _, below = path.rpartition("/")
+    names = tuple(below.split("/"))
+    if any(name in ("", ".", "..") or "\0" in name for name in names):
+        raise ConfigError(
+            "the key is not a path below a folder",
+            url=url,
+            remedy="copy it to another key, or fetch it by open_cached, which needs no name for it",
+        )
+    return names

@@ -1,0 +1,1 @@
+"""Commands that make shards, indexes and tables of samples."""

@@ -1,0 +1,204 @@
+"""`shardcache index`: an index of shards, and the table of their samples."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardcache import shardlist
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient, Lines
+from shardcache.cli.making.member_option import member_type, tokens_option
+from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.url_names import INDEX_SUFFIX, beside_index, is_index
+
+if TYPE_CHECKING:
+    from shardcache.tarindex.contents import MetadataMember, TokenMember
+    from shardcache.writing.destination import Destination
+
+T = TypeVar("T")
+
+_STDOUT = "-"
+
+
+def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
+    """Reject an output early that could not be written, or not be recognized as an index."""
+    if output == _STDOUT:
+        return output
+    if not is_index(output):
+        raise click.BadParameter(
+            f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}",
+        )
+    place = from_here(output)
+    path = local_path(place)
+    if path:
+        folder = Path(path).parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise click.BadParameter(f"the folder {folder} does not exist or is not writable")
+    return place
+
+
+@common.examples(
+    "index s3://bucket/val/ -o index.json",
+    "index s3://bucket/train/ -o s3://bucket/train/all.json --samples",
+)
+@click.command()
+@common.urls_argument
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    callback=_place,
+    shell_complete=common.complete_path,
+    help="The index to write (.json): a file, or a url of a store; - for standard output.",
+)
+@click.option(
+    "--relative-to",
+    metavar="URL",
+    help="Write names relative to this folder.  [default: full urls]",
+)
+@tokens_option(
+    help="Count tokens, too: those of .npy members with this extension, or of plain arrays "
+    "(tok:uint16).",
+)
+@click.option(
+    "--samples",
+    "with_samples",
+    is_flag=True,
+    help="Write the table of samples for select(), too.",
+)
+@click.option(
+    "--metadata",
+    metavar="EXT[:FIELD,...]",
+    type=member_type("MetadataMember"),
+    help="Keep in that table the JSON object in the member with this extension, or these of its "
+    "fields.",
+)
+@common.query_options
+def index(
+    urls: tuple[str, ...],
+    output: str,
+    relative_to: str | None,
+    tokens: TokenMember | None,
+    with_samples: bool,
+    metadata: MetadataMember | None,
+    as_json: bool,
+    socket: Path | None,
+) -> None:
+    """Write an index of a dataset: each shard's samples, size and version.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an
+    outdated index. Each shard is read once, through the cache, which may be smaller than the
+    dataset; shards whose count is known are not read. Counts of tokens are not remembered: --tokens
+    reads every shard. Write it next to the shards, or anywhere, and use it as the dataset's url. If
+    a shard fails, nothing is written; nor over an index that was changed meanwhile, if the store
+    can tell (S3). A store is written to with this user's credentials.
+    """
+    _check_usage(output, with_samples, metadata, as_json=as_json)
+    import asyncio
+
+    before = None
+    if output != _STDOUT:
+        before = asyncio.run(_at(output, lambda place, name: place.version(name)))
+    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as folder:
+        table = Path(folder, "table")
+        file = Path(folder, "index.json")
+        listed = None
+        if with_samples:
+            listed = _write_table(table, urls, metadata, as_json=as_json, socket=socket)
+        events = AdminClient(socket).index(urls, None if tokens is None else str(tokens))
+        refs = _count(events, as_json, output)
+        if listed is not None:
+            from shardcache.cli.making.sample_table import check_same
+
+            check_same(listed, refs)
+
+        file.write_text(shardlist.write(refs, relative_to))
+        if output == _STDOUT:
+            click.echo(file.read_text(), nl=False)
+            return
+        if listed is not None:
+            from shardcache.tarindex.contents import SUFFIX
+
+            beside = beside_index(output, SUFFIX)
+            asyncio.run(_at(beside, lambda place, name: place.store_file(table, name)))
+        asyncio.run(_at(output, lambda place, name: place.store_file(file, name, before)))
+
+
+def _check_usage(
+    output: str,
+    with_samples: bool,
+    metadata: MetadataMember | None,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json and output == _STDOUT:
+        raise click.UsageError("--json and -o - both print to standard output")
+    if with_samples and output == _STDOUT:
+        raise click.UsageError(
+            "--samples writes a second file beside the index: name a file with -o",
+        )
+    if metadata is not None and not with_samples:
+        raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
+
+
+def _write_table(
+    table: Path,
+    urls: tuple[str, ...],
+    metadata: MetadataMember | None,
+    *,
+    as_json: bool,
+    socket: Path | None,
+) -> Any:
+    """Write the table of samples to a file; return the shards that it lists."""
+    from shardcache.cli.making.sample_table import write_table
+
+    console = common.make_console()
+    with table.open("wb") as rows, common.byte_progress(console, "listing samples") as show:
+        report = common.print_json if as_json else show
+        return write_table(urls, socket, rows, metadata, report)
+
+
+def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
+    """Return the counted shards in the order of the list, once all are; exit 1 if one failed."""
+    found: dict[int, ShardRef] = {}
+    numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
+    common.carry_out(
+        _noted(events, found),
+        as_json,
+        "counting",
+        f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
+        otherwise="no index written: it would lack the failed shards",
+        stderr=output == _STDOUT,
+    )
+    return [found[number] for number in sorted(found)]
+
+
+def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
+    """Yield the events; collect each shard in `found`, by its position in the list."""
+    with contextlib.closing(events):
+        for event in events:
+            if event["event"] == "shard":
+                facts = (event.get(name) for name in ("version", "size_bytes", "samples", "tokens"))
+                found[event["number"]] = ShardRef._make((event["url"], *facts, False))
+            yield event
+
+
+async def _at(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
+    """Call `work` with the folder or prefix of an output, and its name there.
+
+    Raises the errors of a destination.
+    """
+    from shardcache.config import Settings
+    from shardcache.writing.destination import Destination
+
+    folder, _, name = output.rpartition("/")
+    async with Destination(folder or "/", Settings.load({}).origin) as destination:
+        return await work(destination, name)

@@ -1,0 +1,204 @@
+"""`shardcache write`: shards from other formats, with their index."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli import common
+from shardcache.cli.making.member_option import tokens_option
+from shardcache.protocol import Json
+from shardcache.units import size
+
+_MAX_WORKERS = 8
+_DECODERS = {
+    "jpg": "rgb8",
+    "jpeg": "rgb8",
+    "png": "rgb8",
+    "webp": "rgb8",
+    "gif": "rgb8",
+    "bmp": "rgb8",
+    "tiff": "rgb8",
+    "cls": "int",
+    "json": "json",
+    "npy": "npy",
+    "txt": "text",
+}
+
+
+def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
+    if any(not name or not extension for name, _, extension in pairs):
+        raise click.BadParameter(
+            "write COLUMN=EXTENSION,COLUMN=EXTENSION, such as image=jpg,label=cls",
+        )
+    return {name: extension for name, _, extension in pairs}
+
+
+def _sources(
+    ctx: click.Context,
+    _param: click.Parameter,
+    sources: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Reject a command that lacks a place: click gives the only one to the destination."""
+    if not sources:
+        raise click.UsageError(
+            "Missing argument 'DESTINATION': name sources, then the folder or url of the shards",
+            ctx,
+        )
+    return sources
+
+
+@common.examples(
+    "write photos/ s3://bucket/train/ --classes --shuffle 7",
+    "write lines.jsonl text/ --pack --workers 8",
+)
+@click.command(context_settings={"show_default": True})
+@click.argument("sources", nargs=-1, callback=_sources, metavar="SOURCE...")
+@click.argument("destination", required=False, metavar="DESTINATION")
+@click.option(
+    "--shard-size",
+    "shard_size_bytes",
+    default="256MiB",
+    type=common.parse_size,
+    metavar="SIZE",
+    help="Most bytes of a shard.",
+)
+@click.option(
+    "--names",
+    default="shard-%06d.tar",
+    metavar="PATTERN",
+    help="Names of the shards, by number.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Processes.  [default: one per CPU, at most 8]",
+)
+@click.option(
+    "--shuffle",
+    type=int,
+    metavar="SEED",
+    help="Write files or rows in random order; not for JSONL.",
+)
+@click.option(
+    "--key-at",
+    type=click.Choice(["first-dot", "last-dot"]),
+    help="Folders: where a file's key ends; the last dot leaves underscores for others.  "
+    "[default: the first, but an error for files such as 22.05.png and 22.06.png]",
+)
+@click.option(
+    "--classes",
+    is_flag=True,
+    help="Folders: add the number of each file's first-level folder as cls.",
+)
+@click.option(
+    "--columns",
+    metavar="COLUMN=EXT,...",
+    callback=_columns,
+    help="Tables: the columns to write, and their extensions.  [default: all, as COLUMN.txt and "
+    "so on]",
+)
+@click.option("--split", metavar="NAME", help="Hugging Face: the split, if there are several.")
+@click.option(
+    "--field",
+    metavar="NAME",
+    help="JSONL: write this text of each line as txt.  [default: the whole line as json]",
+)
+@click.option(
+    "--pack",
+    is_flag=True,
+    help="JSONL: write many lines per member, which shardcache alone reads.",
+)
+@tokens_option(
+    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), "
+    "for the index."
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, readable=False),
+    help="TOML file with [[origin]] tables.  [default: the daemon's]",
+)
+@common.json_option
+def write(
+    sources: tuple[str, ...],
+    destination: str,
+    names: str,
+    workers: int | None,
+    config: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write a dataset as tar shards, with an index of their samples.
+
+    SOURCE is folders, .parquet files, .jsonl files (also compressed), or a Hugging Face dataset:
+    hf:NAME, or the folder of a saved one. DESTINATION is a folder or url. No daemon is needed. The
+    same input gives the same shards, with any number of workers; the same command again resumes an
+    interrupted run, and keeps complete shards. index.json is written last: use it as the dataset's
+    url.
+    """
+    import asyncio
+
+    from shardcache.config import Settings
+    from shardcache.writing.conversion import convert
+    from shardcache.writing.inputs import WriteOptions
+    from shardcache.writing.shard_cuts import ShardNames
+
+    processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+    wanted = WriteOptions(names=ShardNames(names), **options)
+    tables = Settings.load({}, config).origin
+    stderr = common.make_console(stderr=True)
+    with common.byte_progress(stderr, "writing") as show_bytes:
+
+        def show(event: Json) -> None:
+            if "files" in event:
+                what = common.count(event["files"], "file") if event["files"] else "the input"
+                stderr.print(f"checking {what}: shards of an earlier run are there")
+            else:
+                show_bytes(event)
+
+        work = convert(
+            sources,
+            destination,
+            wanted,
+            workers=processes,
+            tables=tables,
+            progress=show,
+        )
+        summary = asyncio.run(work)
+    if as_json:
+        common.print_json(summary)
+    else:
+        _print_summary(summary)
+
+
+def _print_summary(summary: Json) -> None:
+    console = common.make_console()
+    shards = common.count(summary["shards"], "shard")
+    samples = common.count(summary["samples"], "sample")
+    numbers = f"{summary['written']:,} written, {summary['kept']:,} already there"
+    if not summary["written"]:
+        numbers = "all already there, nothing to upload"
+    console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
+
+    members = []
+    of_all = []  # the extensions that every sample has
+    for name, count in summary["members"].items():
+        if count == summary["samples"]:
+            members.append(name)
+            of_all.append(name)
+        else:
+            members.append(f"{name} (in {count:,})")
+    console.print(f"members: {', '.join(members)}", markup=False)
+    if "tokens" in summary:
+        console.print(common.count(summary["tokens"], "token"))
+    if summary["skipped_files"]:
+        skipped = common.count(summary["skipped_files"], "file")
+        console.print(f"{skipped} left out: no name of the form KEY.EXTENSION")
+
+    arguments = [repr(summary["index"]), "shuffle=True"]
+    decode = {name: _DECODERS[name] for name in of_all if name in _DECODERS}
+    if decode:
+        arguments.append(f"{decode=}")
+    console.print(f"read it with: ShardDataset({', '.join(arguments)})", markup=False)

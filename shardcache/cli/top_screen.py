@@ -1,0 +1,104 @@
+"""The screen of `top`: the status page in frames, as JSON or until q is pressed."""
+
+import asyncio
+import os
+import sys
+import termios
+import tty
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.common import in_thread, make_console, print_json
+from shardcache.cli.status_text import Moment, draw, rates_between
+from shardcache.errors import DaemonError
+
+_MAX_KEY_BYTES = 64
+
+
+async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
+    """Show the daemon at `socket` until q is pressed. Raises DaemonError if it does not answer.
+
+    Only one frame is shown if `once`, or if the output is not a terminal.
+    """
+    console = make_console()
+    is_single = once or not (as_json or console.is_terminal)
+    async with aclosing(_watch(AdminClient(socket), interval_s)) as moments:
+        if not (is_single or as_json):
+            await _show_until_q(moments, console)
+            return
+        async for moment in moments:
+            if is_single and moment.trouble:
+                raise moment.trouble
+            if not (moment.rates or moment.trouble):
+                continue
+            if as_json:
+                print_json(moment.to_json())
+            else:
+                console.print(draw(moment, console.width))
+            if is_single:
+                return
+
+
+async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
+    """Yield a moment now and after each interval, even while the daemon is down.
+
+    Raises DaemonError if it is down at the start.
+    """
+    page = await in_thread(daemon.status)
+    yield Moment(page)
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            former = page
+            page = await in_thread(daemon.status)
+        except DaemonError as exn:
+            yield Moment(page, trouble=exn)
+        else:
+            yield Moment(page, rates_between(former, page))
+
+
+async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
+    try:
+        async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
+            with (
+                Live(console=console, screen=True, auto_refresh=False) as live,
+                _on_q(partial(limit.reschedule, 0.0)),
+            ):
+                async for moment in moments:
+                    live.update(draw(moment, console.width, console.height), refresh=True)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
+@contextmanager
+def _on_q(action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` when q is pressed or the terminal hangs up; never if stdin is no terminal.
+
+    Ctrl-C works as usual.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    loop = asyncio.get_running_loop()
+    former = termios.tcgetattr(fd)
+
+    def pressed() -> None:
+        typed = os.read(fd, _MAX_KEY_BYTES)
+        if not typed or b"q" in typed:
+            action()
+
+    tty.setcbreak(fd)
+    loop.add_reader(fd, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, former)

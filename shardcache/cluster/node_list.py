@@ -1,0 +1,160 @@
+"""The list of a cluster's nodes: which there are, and at which addresses they reach each other."""
+
+import ipaddress
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from braceexpand import braceexpand
+
+from shardcache.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_RANGES = re.compile(r"\[([0-9,-]+)\]")
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+# Up to a comma or white space outside of braces and brackets.
+_ITEM = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
+_MAX_NODES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: of its files, and in reports.
+        address: IP address by which the other nodes reach it.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if the address reaches only this machine."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def at(self, port: int) -> str:
+        """Return HOST:PORT of one of its ports."""
+        if ":" in self.address:
+            return f"[{self.address}]:{port}"
+        return f"{self.address}:{port}"
+
+
+def parse(text: str) -> tuple[Node, ...]:
+    """Return the nodes of a list, in its order.
+
+    Names that have no address in the list are resolved here, so that the files of all nodes agree
+    on the addresses: they decide who owns what.
+
+    Args:
+        text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in
+            Slurm, `node[1-8]`, or as in a shell, `node{1..8}`; the rest of a line after `#` is
+            ignored.
+
+    Raises ConfigError.
+    """
+    nodes = tuple(_node(entry) for entry in _entries(text))
+    if not nodes:
+        raise ConfigError(
+            "the list of nodes is empty",
+            remedy="write --nodes node1,node2 or --nodes FILE",
+        )
+    if len(nodes) > _MAX_NODES:
+        raise ConfigError(
+            f"the list has {len(nodes):,} nodes, more than {_MAX_NODES:,}",
+            remedy="list fewer nodes",
+        )
+    _check_unique("name", [node.name for node in nodes])
+    _check_unique("address", [node.address for node in nodes])
+    if len({node.is_loopback for node in nodes}) > 1:
+        local = next(node for node in nodes if node.is_loopback)
+        raise ConfigError(
+            f"{local.name} has the loopback address {local.address} here, which no other node can "
+            "reach",
+            remedy=f"write {local.name}=ADDRESS with the address that other nodes connect to",
+        )
+    return nodes
+
+
+def _check_unique(attribute: str, values: list[str]) -> None:
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise ConfigError(
+                f"the list of nodes has the {attribute} {value} twice",
+                remedy="list each node once",
+            )
+
+
+def _entries(text: str) -> Iterator[str]:
+    """Yield the entries of a list, each for one node: comments are gone, ranges are written out."""
+    for line in text.splitlines():
+        listed, _, _comment = line.partition("#")
+        for item in _ITEM.findall(listed):
+            yield from _expanded(item)
+
+
+def _expanded(item: str) -> Iterator[str]:
+    try:
+        for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
+            if number == _MAX_NODES:
+                raise ConfigError(
+                    f"{item!r} stands for more than {_MAX_NODES:,} nodes",
+                    remedy="list fewer nodes",
+                )
+            yield entry
+    except ValueError:
+        raise ConfigError(
+            f"{item!r} has unbalanced braces",
+            remedy="write node{1..8} or node[1-8]",
+        ) from None
+
+
+def _braces(ranges: re.Match[str]) -> str:
+    items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
+    if len(items) == 1:
+        return items[0]
+    return "{" + ",".join(items) + "}"
+
+
+def _node(entry: str) -> Node:
+    name, given, address = entry.partition("=")
+    if not _NAME.fullmatch(name) and not is_address(name):
+        raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
+    if given and not is_address(address):
+        raise ConfigError(
+            f"{address!r} is not an IP address",
+            remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1",
+        )
+    found = address if given else _resolved(name)
+    return Node(name, str(ipaddress.ip_address(found)))
+
+
+def is_address(text: str) -> bool:
+    """Return True for an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolved(name: str) -> str:
+    if is_address(name):
+        return name
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as exn:
+        raise ConfigError(
+            f"the node {name} has no address: {exn.strerror}",
+            remedy=f"write {name}=ADDRESS, or take the node off the list",
+        ) from None
+    addresses = {str(info[4][0]) for info in found}
+    return min(addresses, key=_preference)
+
+
+def _preference(address: str) -> tuple[bool, str]:
+    """Return the key by which addresses are ordered: those of IPv4 first."""
+    return ":" in address, address

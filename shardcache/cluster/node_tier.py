@@ -1,0 +1,186 @@
+"""One node's tier: nginx with its configuration, its folders and its figures. Blocking, Linux."""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event
+
+from shardcache.cluster import nginx_process, tier_folder
+from shardcache.cluster.access_log import AccessLog, Figures
+from shardcache.cluster.nginx_conf import render
+from shardcache.cluster.tier_config import Tier, Tls
+from shardcache.errors import ConfigError, ShardcacheError
+
+_STATUS_FILE = "status.json"
+_ACCESS_LOG = "access.log"
+_PID_FILE = "nginx.pid"
+_PERIOD_S = 2.0
+_RETRY_S = 5.0
+_DISK_PERIOD_S = 60.0
+
+
+class NodeTier:
+    """nginx of one node, with a configuration that follows its sources."""
+
+    def __init__(
+        self,
+        read: Callable[[], Tier],
+        name: str,
+        watched: tuple[Path, ...],
+        say: Callable[[str], object],
+        ready: Callable[[str], object],
+    ) -> None:
+        """Read the configuration. Raises ConfigError.
+
+        Args:
+            read: returns the current tier; called again whenever a file in `watched` has changed.
+            name: name or address of this node in it.
+            watched: files whose change has the configuration written again and nginx reload it.
+            say: called with each message for the operator.
+            ready: called with a line about the tier, once nginx listens, and after each change.
+        """
+        self._read = read
+        self._name = name
+        self._watched = watched
+        self._say = say
+        self._ready = ready
+        self._seen = self._stamps()  # first: what changes later is read again
+        self._tier = read()
+        self._node = self._tier.node(name)
+        self._folder = self._tier.cache(self._node)
+        self._run = self._tier.run(self._node)
+        self._config = self._run / "nginx.conf"
+        self._figures = Figures()
+        self._started_s = time.time()
+        # The reason that nginx does not use the sources as they are now.
+        self._stale: str | None = None
+        self._tried_s = 0.0
+
+    def run(self, stopping: Event) -> int:
+        """Run nginx until `stopping` is set, or it ends; return its exit status.
+
+        Raises ConfigError.
+        """
+        nginx = nginx_process.find_program()
+        self._prepare(nginx)
+        nginx_process.check_config(nginx, self._config)
+        nginx_process.clear_front(self._tier.front(self._node))
+        log = AccessLog(self._folder / _ACCESS_LOG, self._tier.owner_port)
+        process = nginx_process.start(nginx, self._config)
+        try:
+            if nginx_process.wait_until_listening(process, self._run / _PID_FILE):
+                self._tell_ready()
+            self._follow(nginx, process, log, stopping)
+        finally:
+            status = nginx_process.end(process)
+        tier_folder.finish(self._folder)
+        return 0 if stopping.is_set() else status
+
+    def _prepare(self, nginx: str) -> None:
+        """Make the folders and the configuration. Raises ConfigError."""
+        try:
+            user = self._tier.user or nginx_process.default_user(nginx)
+            tier_folder.make_folder(self._folder, 0o700, user)
+            tier_folder.make_folder(self._run, 0o750, user)
+            if tier_folder.prepare(self._folder):
+                self._say("unclean shutdown: the tier's cache was cleared")
+            self._config.write_text(render(self._tier, self._node))
+        except OSError as exn:
+            raise ConfigError(
+                f"cannot write {exn.filename}: {exn.strerror}",
+                remedy="choose another --cache-dir and --run-dir, "
+                "or give this user the right to write there",
+            ) from None
+
+    def _follow(
+        self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event
+    ) -> None:
+        measured_s = -_DISK_PERIOD_S
+        while process.poll() is None:
+            if time.monotonic() - measured_s >= _DISK_PERIOD_S:
+                self._figures.measure(self._folder / tier_folder.PARTS)
+                measured_s = time.monotonic()
+            log.read(self._figures)
+            if log.rotate():
+                process.send_signal(signal.SIGUSR1)
+            self._publish()
+            if stopping.wait(_PERIOD_S):
+                return
+
+            is_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
+            now = self._stamps()
+            if now != self._seen or is_due:
+                self._seen = now
+                self._tried_s = time.monotonic()
+                self._reload(nginx, process)
+
+    def _reload(self, nginx: str, process: nginx_process.Process) -> None:
+        """Have nginx use the sources as they are now.
+
+        Until they can be used, the previous configuration stays.
+        """
+        previous = self._config.read_text()
+        try:
+            tier = self._read()
+            self._config.write_text(render(tier, tier.node(self._name)))
+            nginx_process.check_config(nginx, self._config)
+            nginx_process.reload(process, str(tier.front(self._node)), tier.digest)
+        except (ShardcacheError, OSError) as exn:
+            self._config.write_text(previous)
+            reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
+            if reason != self._stale:
+                self._say(f"the previous configuration stays in use: {exn}")
+            self._stale = reason
+            return
+        self._tier = tier
+        self._stale = None
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        count = len(self._tier.nodes)
+        self._ready(f"{count} node{'' if count == 1 else 's'}, digest {self._tier.digest}")
+
+    def _publish(self) -> None:
+        """Write the figures to the file that nginx serves."""
+        page = {
+            "node": self._node.name,
+            "started_s": self._started_s,
+            "free_bytes": shutil.disk_usage(self._folder).free,
+            "stale": self._stale,
+            "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node)),
+            **asdict(self._figures),
+        }
+        fresh = self._run / f".{_STATUS_FILE}"
+        fresh.write_text(json.dumps(page))
+        fresh.chmod(0o644)  # for nginx's workers
+        fresh.replace(self._run / _STATUS_FILE)
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        """Return time and inode of each watched file, by which a change shows."""
+        stamps: list[tuple[int, int]] = []
+        for path in self._watched:
+            with suppress(OSError):  # being replaced
+                found = path.stat()
+                stamps.append((found.st_mtime_ns, found.st_ino))
+        return stamps
+
+
+def _expiry_s(tls: Tls | None) -> float | None:
+    """Return the time at which a node's certificates expire; None without any.
+
+    None also if it cannot be found: a file is being replaced, or nginx was started without the
+    extra `cluster`.
+    """
+    if tls is None:
+        return None
+    try:
+        from shardcache.cluster.authority import expiry_s
+
+        return expiry_s(tls)
+    except (OSError, ValueError, ModuleNotFoundError):
+        return None

@@ -1,0 +1,250 @@
+"""Configuration that the nodes of a cluster share: `Tier`, its stores and its certificates."""
+
+import hashlib
+import math
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shardcache.cluster.node_list import Node, is_address
+from shardcache.errors import ConfigError
+from shardcache.front import FRONT
+from shardcache.units import duration
+
+MIB = 1024 * 1024
+
+PEER_NAME = "shardcache-tier"
+"""Name in a certificate that all nodes share.
+
+Without one, each node's certificate has its own name of the list.
+"""
+
+MAX_COMMON_NAME = 64
+"""Characters of a node's name that its certificate's subject has.
+
+The alternative name has all of them.
+"""
+
+_WARNED_S = 30 * 86400.0
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_PORTS = {"http": 80, "https": 443}
+_DIGEST_CHARS = 16
+
+_MAX_WEIGHT = 16
+_MAX_WEIGHTS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One object store or web server behind the tier: the only hosts that it connects to.
+
+    Attributes:
+        scheme: "http" or "https".
+        host: in lower case.
+        port: None for the scheme's own.
+    """
+
+    scheme: str
+    host: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, url: str) -> "Upstream":
+        """Parse the url of an endpoint, such as https://s3.eu-central-1.amazonaws.com.
+
+        Raises ConfigError.
+        """
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        host = (parts.hostname or "").rstrip(".")
+        is_host = _HOST.fullmatch(host) or ":" in host
+        has_more = parts.path.strip("/") or parts.query
+        if parts.scheme not in _PORTS or not is_host or port == 0 or has_more:
+            raise ConfigError(
+                "the url of a store has a scheme, a host and perhaps a port, and nothing else",
+                url=url,
+                remedy="write its endpoint, such as https://s3.eu-central-1.amazonaws.com; for a "
+                "bucket, its region's",
+            )
+        if port == _PORTS[parts.scheme]:
+            port = None
+        store = cls(parts.scheme, host, port)
+        if store.scheme == "https" and store.is_address:
+            raise ConfigError(
+                "nginx can verify the certificate of a name, not that of an address",
+                url=url,
+                remedy="name the store, here and in the daemons' endpoint; or use http",
+            )
+        return store
+
+    @property
+    def authority(self) -> str:
+        """Host header of requests to it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT to connect to."""
+        if self.port is not None:
+            return self.authority
+        return f"{self.authority}:{_PORTS[self.scheme]}"
+
+    @property
+    def is_address(self) -> bool:
+        """True if the host is an IP address."""
+        return is_address(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of mutual TLS between the nodes.
+
+    Attributes:
+        ca: certificates of the authorities to trust.
+        certificate: of the node.
+        key: of the certificate.
+        is_shared: True if all nodes have one certificate, of the name `PEER_NAME`.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    is_shared: bool = False
+
+    def name_of(self, node: Node) -> str:
+        """Return the name that a node's certificate has to have."""
+        return PEER_NAME if self.is_shared else node.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Configuration of a cluster's tier. In paths, `{node}` stands for the node's name.
+
+    Attributes:
+        nodes: all nodes; each has the same list.
+        stores: the only hosts that the tier connects to.
+        owner_port: port at which nginx serves the other nodes.
+        listen: address at which it does so; None for the node's own.
+        cache_dir: folder on a local disk for the parts that a node owns, and its logs.
+        run_dir: folder in memory (tmpfs) for permissions, which contain signed urls, and for the
+            front's socket.
+        max_size_bytes: of the cached parts.
+        min_free_bytes: space always kept free on the cache's filesystem.
+        trust_s: time for which the store's permission for a signed url is cached.
+        same_rights: True if all nodes may read the same, so that the permission of one counts for
+            all.
+        outage_s: time for which a permission is good while the store fails.
+        stall_timeout_s: the daemon's option of that name.
+        tls: None for plain HTTP between the nodes.
+        store_ca: authorities to trust for https stores.
+        resolvers: DNS servers for the names of stores, with or without a port; none if nginx
+            resolves the names when it starts.
+        ipv6: False for the IPv4 addresses of these names alone.
+        user: of nginx' workers if it is started by root; None for nginx' default.
+        workers: number of nginx' worker processes.
+    """
+
+    nodes: tuple[Node, ...]
+    stores: tuple[Upstream, ...]
+    owner_port: int = 9081
+    listen: str | None = None
+    cache_dir: str = "/var/cache/shardcache-tier"
+    run_dir: str = str(Path(FRONT).parent)
+    max_size_bytes: int = 100_000 * MIB
+    min_free_bytes: int = 5_000 * MIB
+    trust_s: int = 300
+    same_rights: bool = False
+    outage_s: int = 0
+    stall_timeout_s: float = 20.0
+    tls: Tls | None = None
+    store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    resolvers: tuple[str, ...] = ()
+    ipv6: bool = True
+    user: str | None = None
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        hosts = Counter(store.authority for store in self.stores)
+        for host, count in hosts.items():
+            if count > 1:
+                raise ConfigError(
+                    f"two stores have the host {host}",
+                    remedy="name each store once",
+                )
+
+    @property
+    def weight(self) -> int:
+        """Weight of each node, for which nginx puts 160 times as many points on the ring of owners.
+
+        Loads are the more equal the more points there are, and nginx starts the more slowly: with
+        two and a half million in all, it takes a second. A lower weight keeps its part of the
+        points, and thus of the owners.
+        """
+        return max(1, min(_MAX_WEIGHT, _MAX_WEIGHTS // len(self.nodes)))
+
+    @property
+    def digest(self) -> str:
+        """Hash of what all nodes have to agree on: who they are, and who owns what."""
+        peers = sorted(node.at(self.owner_port) for node in self.nodes)
+        text = "\n".join((f"parts, {self.weight}", *peers))
+        return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
+
+    def node(self, name: str) -> Node:
+        """Return a node by its name or address. Raises ConfigError."""
+        for node in self.nodes:
+            if name in (node.name, node.address):
+                return node
+        known = ", ".join(node.name for node in self.nodes[:5])
+        raise ConfigError(
+            f"{name} is not among the nodes",
+            remedy=f"name one of the {len(self.nodes)}: {known}",
+        )
+
+    def cache(self, node: Node) -> Path:
+        """Return the cache folder on a node."""
+        return _filled(self.cache_dir, node)
+
+    def run(self, node: Node) -> Path:
+        """Return the folder in memory on a node."""
+        return _filled(self.run_dir, node)
+
+    def front(self, node: Node) -> Path:
+        """Return the Unix socket at which nginx serves the daemon of a node."""
+        return self.run(node) / Path(FRONT).name
+
+    def tls_of(self, node: Node) -> Tls | None:
+        """Return the PEM files on a node."""
+        tls = self.tls
+        if tls is None:
+            return None
+        return Tls(
+            ca=_filled(str(tls.ca), node),
+            certificate=_filled(str(tls.certificate), node),
+            key=_filled(str(tls.key), node),
+            is_shared=tls.is_shared,
+        )
+
+
+def expiry_warning(expires_s: float | None) -> str | None:
+    """Return a warning if a certificate has to be renewed soon, None if it has not.
+
+    Args:
+        expires_s: time at which it expires; None if it does not.
+    """
+    left_s = math.inf if expires_s is None else expires_s - time.time()
+    if left_s > _WARNED_S:
+        return None
+    if left_s <= 0:
+        return "certificate has expired"
+    return f"certificate expires in {duration(left_s)}"
+
+
+def _filled(path: str, node: Node) -> Path:
+    return Path(path.replace("{node}", node.name)).absolute()

@@ -1,0 +1,51 @@
+"""The folder of a node's tier: its parts survive a restart, unless the machine went down."""
+
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+from shardcache.store.disk.file_operations import fsync_path
+
+PARTS = "parts"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT = "boot"
+_CLEAN = "clean"
+
+
+def make_folder(folder: Path, mode: int, user: str) -> None:
+    """Create a folder, for a user and its group if root creates it; one that exists stays."""
+    if folder.exists():
+        return
+    folder.mkdir(parents=True, mode=0o700)
+    folder.chmod(mode)
+    if os.geteuid() == 0:
+        shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
+
+
+def prepare(folder: Path, boot_id: str | None = None) -> bool:
+    """Make a cache folder ready for use; return True if its parts were removed.
+
+    After a power loss, files may hold bytes that never reached the disk. Parts are kept if this
+    machine has not booted since they were written, or if the tier was stopped before it went down.
+    """
+    if boot_id is None:
+        boot_id = _BOOT_ID.read_text().strip()
+    boot = folder / _BOOT
+    clean = folder / _CLEAN
+    parts = folder / PARTS
+    written = boot.read_text() if boot.exists() else None
+    unclean = parts.exists() and written != boot_id and not clean.exists()
+    if unclean:
+        shutil.rmtree(parts)
+    boot.write_text(boot_id)
+    clean.unlink(missing_ok=True)
+    fsync_path(folder)
+    return unclean
+
+
+def finish(folder: Path) -> None:
+    """Mark a folder as cleanly stopped, once all of it is on the disk."""
+    os.sync()
+    (folder / _CLEAN).touch()
+    fsync_path(folder)

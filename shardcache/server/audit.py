@@ -1,0 +1,69 @@
+"""The audit log.
+
+A line for each epoch of a job and each request that changes something, with the user's id.
+"""
+
+import time
+from collections import Counter, OrderedDict
+
+import structlog
+
+from shardcache.cache.waiting.waits import JobKey
+
+log = structlog.get_logger()
+
+Place = tuple[int | None, int | None]
+"""A reader of a job: its rank and its number among the rank's workers."""
+
+# Epochs remembered, of all jobs together, and readers of each: clients name both.
+_MAX_EPOCHS = 256
+_MAX_READERS = 1024
+# Lines per user and period; further events are only counted.
+_LINES = 120
+_PERIOD_S = 60.0
+
+
+class Audit:
+    """Writes the audit lines.
+
+    Their rate is limited per user: none can fill the node's disk with requests.
+    """
+
+    def __init__(self) -> None:
+        self._period_began_s = time.monotonic()
+        self._lines: Counter[int] = Counter()
+        self._epochs: OrderedDict[tuple[JobKey, int | None], set[Place]] = OrderedDict()
+
+    def note(self, event: str, uid: int, **fields: object) -> None:
+        """Log an event, unless the user is over the limit."""
+        now_s = time.monotonic()
+        if now_s - self._period_began_s > _PERIOD_S:
+            self._log_suppressed()
+            self._period_began_s = now_s
+            self._lines.clear()
+
+        self._lines[uid] += 1
+        if self._lines[uid] <= _LINES:
+            log.info(event, uid=uid, **fields)
+
+    def _log_suppressed(self) -> None:
+        for uid, lines in self._lines.items():
+            if lines > _LINES:
+                log.info("audit lines suppressed", uid=uid, events=lines - _LINES)
+
+    def plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
+        """Log the first plan of a job's epoch.
+
+        A reader that declares an epoch for the second time begins another pass: the job was started
+        again.
+        """
+        readers = self._epochs.setdefault((job, epoch), set())
+        self._epochs.move_to_end((job, epoch))
+        if len(self._epochs) > _MAX_EPOCHS:
+            self._epochs.popitem(last=False)
+
+        if not readers or reader in readers:
+            readers.clear()
+            self.note("session started", job[1], epoch=epoch, **fields)
+        if len(readers) < _MAX_READERS:
+            readers.add(reader)

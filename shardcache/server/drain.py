@@ -1,0 +1,81 @@
+"""The running requests and sessions of a server, and their end."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from aiohttp import WSCloseCode, web
+
+from shardcache.errors import StoppingError
+
+# Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the
+# close handshake.
+_DRAIN_LIMIT_S = 3.0
+
+
+class Drain:
+    """The running requests and sessions of a server, and its shutdown.
+
+    Attributes:
+        began: True once the daemon is shutting down.
+        sessions: of the connected readers.
+    """
+
+    def __init__(self) -> None:
+        self.began = False
+        self.sessions: set[web.WebSocketResponse] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._used_s = time.monotonic()  # end of the latest session or request
+
+    @contextmanager
+    def errand(self) -> Iterator[None]:
+        """Track a request that shutdown waits for.
+
+        Raises StoppingError if the daemon is already stopping.
+        """
+        if self.began:
+            raise StoppingError("the daemon is stopping")
+        task = asyncio.current_task()
+        assert task is not None
+        self._errands.add(task)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._errands.remove(task)
+            self._used_s = time.monotonic()
+            if not self._errands:
+                self._idle.set()
+
+    async def unused(self, for_s: float) -> None:
+        """Return once there has been no session for `for_s` seconds, and no request that changes
+        something.
+        """
+        used_s = None
+        while used_s != self._used_s or self._errands:
+            await self._idle.wait()
+            used_s = self._used_s
+            await asyncio.sleep(used_s + for_s - time.monotonic())
+
+    async def run(self) -> None:
+        """Close the readers' sessions and wait for running requests; cancel those that take too
+        long.
+        """
+        self.began = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_LIMIT_S):
+                await self._close_sessions()
+                await self._idle.wait()
+
+        for task in self._errands:
+            task.cancel()
+        await self._idle.wait()
+
+    async def _close_sessions(self) -> None:
+        async with asyncio.TaskGroup() as closing:
+            for session in self.sessions.copy():
+                closed = session.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+                closing.create_task(closed)

@@ -1,0 +1,181 @@
+"""Acceptance of connections, within limits on their number and time.
+
+Not the event loop's own acceptance: without a free descriptor, asyncio's stops for a second and
+uvloop's for good.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import cast
+
+import structlog
+
+from shardcache.errors import ExhaustedError
+from shardcache.server.listening.limits import FEWER_CONNECTIONS, Limits
+from shardcache.unix_socket import credentials
+
+log = structlog.get_logger()
+
+# Connections accepted in one turn of the event loop, and the pause without a descriptor for the
+# next.
+_AT_ONCE = 64
+_PAUSE_S = 0.2
+
+_LOG_PERIOD_S = 60.0
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class Acceptor:
+    """Accepts connections for protocols of `inner`.
+
+    Every connection beyond the limits gets an HTTP 503 at once.
+
+    Attributes:
+        connections: number of open ones by user; None stands for the users of TCP.
+    """
+
+    def __init__(self, inner: Callable[[], asyncio.Protocol], limits: Callable[[], Limits]) -> None:
+        self.connections: Counter[int | None] = Counter()
+        self._inner = inner
+        self._limits = limits
+        self._serving: set[asyncio.Task[None]] = set()
+        self._logged_s = -_LOG_PERIOD_S
+
+    @contextmanager
+    def accepting(self, sock: socket.socket) -> Iterator[None]:
+        """Accept the connections of a non-blocking listening socket during the block."""
+        self._listen(sock)
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().remove_reader(sock)
+            sock.close()  # a pause may be about to end
+
+    def _listen(self, sock: socket.socket) -> None:
+        if sock.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as exn:
+                self._log("cannot accept connections; pausing", cause=exn.strerror)
+                self._pause(sock)
+                return
+            self._admit(connection)
+
+    def _pause(self, sock: socket.socket) -> None:
+        """Accept nothing for a moment.
+
+        The socket remains readable: without a pause, `_accept` would be called all the time.
+        """
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock)
+        loop.call_later(_PAUSE_S, self._listen, sock)
+
+    def _admit(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        uid = None
+        if connection.family == socket.AF_UNIX:
+            _, uid, _ = credentials(connection)
+
+        limits = self._limits()
+        refusal = self._refusal(uid, limits)
+        if refusal is not None:
+            self._log("connections refused", uid=uid, cause=refusal)
+            with suppress(OSError), connection:
+                connection.send(_answer(ExhaustedError(refusal, remedy=FEWER_CONNECTIONS)))
+            return
+
+        self.connections[uid] += 1
+        protocol = _Limited(self._inner(), limits, lambda: self._left(uid))
+        task = asyncio.get_running_loop().create_task(_serve(connection, protocol))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    def _refusal(self, uid: int | None, limits: Limits) -> str | None:
+        if self.connections.total() >= limits.connections:
+            return f"the daemon has {limits.connections} connections, its maximum"
+        if uid not in (None, 0, os.getuid()) and self.connections[uid] >= limits.per_user:
+            number = limits.per_user
+            return f"this user has {number} connections to the daemon, the maximum for one"
+        return None
+
+    def _left(self, uid: int | None) -> None:
+        self.connections[uid] -= 1
+        if not self.connections[uid]:
+            del self.connections[uid]
+
+    def _log(self, event: str, **fields: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_PERIOD_S:
+            self._logged_s = now_s
+            log.warning(event, **fields)
+
+
+async def _serve(connection: socket.socket, protocol: "_Limited") -> None:
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+    except OSError:  # the client is gone already
+        connection.close()
+        protocol.connection_lost(None)
+
+
+class _Limited(asyncio.Protocol):
+    """Passes a connection's events to `inner`, and ends the connection when its time is over."""
+
+    def __init__(self, inner: asyncio.Protocol, limits: Limits, left: Callable[[], None]) -> None:
+        self._inner = inner
+        self._limits = limits
+        self._left = left
+        self._timer: asyncio.TimerHandle | None = None
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not `close`: that would wait until the client has read everything written.
+        end = cast(asyncio.WriteTransport, transport).abort
+        self._timer = asyncio.get_running_loop().call_later(self._limits.limit_s, end)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._left()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is not None and self._limits.first_only and not self._timer.cancelled():
+            received = self._tail + data
+            if _END_OF_HEAD in received:
+                self._timer.cancel()
+            self._tail = received[1 - len(_END_OF_HEAD) :]
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+def _answer(error: ExhaustedError) -> bytes:
+    body = json.dumps({"error": error.to_json()}).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body

@@ -1,0 +1,105 @@
+"""Socket activation: sockets that the service manager bound (sd_listen_fds(3))."""
+
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from shardcache.errors import ConfigError
+
+_FIRST_FD = 3
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+_OTHERS = 0o007
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatedSockets:
+    """The sockets that the service manager bound.
+
+    Attributes:
+        unix: for jobs and tools; None if the daemon makes its own.
+        tcp: for read-only status, in place of those that `--http` would bind.
+    """
+
+    unix: socket.socket | None = None
+    tcp: tuple[socket.socket, ...] = ()
+
+    @classmethod
+    def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
+        """Take the sockets that `env` says were passed to the process `pid`.
+
+        The variables are removed from `env`. Raises ConfigError for anything other than a listening
+        stream socket, for a second Unix socket, and for a Unix socket that every user of the node
+        may connect to.
+        """
+        meant_for = env.pop("LISTEN_PID", "")
+        count = env.pop("LISTEN_FDS", "")
+        env.pop("LISTEN_FDNAMES", "")
+        if meant_for != str(pid) or not count.isdecimal():
+            return cls()
+
+        sockets = [_adopt(fd) for fd in range(_FIRST_FD, _FIRST_FD + int(count))]
+        unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
+        if len(unix) > 1:
+            raise ConfigError(
+                "more than one activated Unix socket",
+                remedy="give the socket unit a single path",
+            )
+        for sock in unix:
+            _check_guarded(sock)
+        tcp = tuple(sock for sock in sockets if sock not in unix)
+        return cls(unix[0] if unix else None, tcp)
+
+    def path(self, asked_for: Path | None) -> Path | None:
+        """Return the path of the activated Unix socket, None without one.
+
+        Raises ConfigError if `asked_for` is another path: clients would look there and find no
+        daemon.
+        """
+        if self.unix is None:
+            return None
+        path = Path(self.unix.getsockname())
+        if asked_for is not None and asked_for.resolve() != path.resolve():
+            raise ConfigError(
+                f"the activated socket is {path}, but --socket says {asked_for}",
+                remedy="omit --socket, or change ListenStream= in the socket unit",
+            )
+        return path
+
+
+def _adopt(fd: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=fd)
+        is_known = sock.family in _FAMILIES
+        listens = is_known and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as exn:
+        raise ConfigError(
+            f"activated file descriptor {fd} is not a socket: {exn.strerror}",
+        ) from exn
+    if not listens or sock.type != socket.SOCK_STREAM:
+        raise ConfigError(
+            f"activated file descriptor {fd} is not a listening stream socket",
+            remedy="use ListenStream= and Accept=no in the socket unit",
+        )
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return sock
+
+
+def _check_guarded(sock: socket.socket) -> None:
+    name = sock.getsockname()
+    try:
+        # An abstract name (bytes) has no mode: every user of the node may connect to it.
+        is_open = not isinstance(name, str) or Path(name).stat().st_mode & _OTHERS
+    except OSError as exn:
+        raise ConfigError(
+            f"the activated socket {name} has no file at its path: {exn.strerror}",
+            remedy="restart the socket unit; RuntimeDirectoryPreserve=yes keeps its folder when "
+            "the daemon stops",
+        ) from exn
+    if is_open:
+        raise ConfigError(
+            f"every user of this node may connect to the activated socket {name!a}",
+            remedy="give the socket unit a path, SocketMode=0660 and SocketGroup=",
+        )

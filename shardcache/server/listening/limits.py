@@ -1,0 +1,79 @@
+"""Limits on the connections of a listening socket, and the open files that they take."""
+
+import resource
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shardcache.config import Settings
+from shardcache.errors import ExhaustedError
+
+# Descriptors for the daemon's own files, processes and TCP connections; for a connection to an
+# origin; for a transfer.
+_OWN_FILES = 160
+_FILES_PER_CONNECTION = 2
+_FILES_PER_TRANSFER = 6
+
+_MAX_CONNECTIONS = 8192  # a connection takes some 20 KiB
+_FIRST_REQUEST_S = 10.0  # a client that connects sends its request immediately
+
+FEWER_CONNECTIONS = (
+    "run fewer readers, or raise the daemon's limit of open files: "
+    "LimitNOFILE= in its unit, or ulimit -n"
+)
+"""Remedy for a limit that is reached."""
+
+
+def own_files(settings: Settings) -> int:
+    """Return how many descriptors the daemon needs for itself."""
+    to_origins = _FILES_PER_CONNECTION * settings.max_connections
+    of_transfers = _FILES_PER_TRANSFER * settings.max_transfers
+    return _OWN_FILES + to_origins + of_transfers
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files as far as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on a listening socket's connections: their number at a time, and the time of each.
+
+    Attributes:
+        connections: maximum number at a time.
+        per_user: maximum of one user other than root and the daemon's own.
+        limit_s: lifetime, or the time until the first request has arrived.
+        first_only: True if `limit_s` applies to the first request.
+    """
+
+    connections: int
+    per_user: int
+    limit_s: float
+    first_only: bool = False
+
+    @classmethod
+    def of_socket(cls, settings: Settings) -> "Limits":
+        """Return the limits of the Unix socket, within the present limit of open files."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        possible = max(files // 4, files - own_files(settings))
+        connections = min(possible, settings.socket_connections or _MAX_CONNECTIONS)
+        return cls(
+            connections,
+            per_user=settings.user_connections or connections // 2,
+            limit_s=_FIRST_REQUEST_S,
+            first_only=True,
+        )
+
+    def check_sessions(self, sessions: int) -> None:
+        """Raise ExhaustedError if there may be no further session.
+
+        Not all connections may be sessions: the rest is for commands, metrics and probes, which
+        soon end.
+        """
+        if sessions >= self.connections - max(4, self.connections // 8):
+            raise ExhaustedError(
+                f"the daemon has {sessions} readers, its maximum",
+                remedy=FEWER_CONNECTIONS,
+            )

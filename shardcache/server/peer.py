@@ -1,0 +1,46 @@
+"""The user behind a request."""
+
+import socket
+import struct
+
+from aiohttp import web
+
+from shardcache.access import Peer
+from shardcache.unix_socket import credentials
+
+_GID = struct.Struct("I")
+_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
+# asm-generic/socket.h; Python has no name for it.
+_SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)
+
+PEER = "shardcache.peer"
+"""Request key of the peer where the kernel cannot identify it: a check of the server's own did."""
+
+
+def peer_of(request: web.Request) -> Peer:
+    """Return the user who sent the request, as the kernel reports it for the connected process.
+
+    The ids are those at the time of connecting (SO_PEERCRED and SO_PEERGROUPS, unix(7)).
+    """
+    known: Peer | None = request.get(PEER)
+    if known is not None:
+        return known
+    sock = socket_of(request)
+    _pid, uid, gid = credentials(sock)
+    return Peer(uid, frozenset({gid, *_groups(sock)}))
+
+
+def socket_of(request: web.Request) -> socket.socket:
+    """Return the socket that a request came from. Raises ConnectionResetError if it is closed."""
+    if request.transport is None:
+        raise ConnectionResetError("the client disconnected")
+    sock: socket.socket = request.transport.get_extra_info("socket")
+    return sock
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    try:
+        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return ()  # a kernel before 4.13, or a user in more groups: group rules then grant nothing
+    return tuple(gid for (gid,) in _GID.iter_unpack(data))

@@ -1,0 +1,444 @@
+"""A reader's session over a WebSocket: requests in, answers out.
+
+The reader's plan and leases end with the session.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from shardcache import __version__, protocol
+from shardcache.access import Peer
+from shardcache.cache.facade import Cache
+from shardcache.cache.readers.connected_reader import Reader
+from shardcache.cache.readers.jobs import Loader
+from shardcache.cache.readers.leases import Lease
+from shardcache.cache.waiting.arrival import Arrival
+from shardcache.errors import ProtocolError, ShardcacheError, internal_error
+from shardcache.logs import about
+from shardcache.protocol import REQUESTS, Json, take
+from shardcache.redact import redact
+from shardcache.server.peer import peer_of
+from shardcache.server.service import SERVICE, Service
+from shardcache.store.shard import Facts
+from shardcache.units import user_name
+
+log = structlog.get_logger()
+
+# Requests of one session handled concurrently, and requests waiting for a shard.
+_MAX_AT_ONCE = 32
+_MAX_AWAITED = 8192
+# Parsing a longer message blocks the event loop noticeably: such messages take turns.
+_LONG_CHARS = 16 * 1024
+# A reader sends its hello immediately; a client that never does would hold its connection
+# indefinitely.
+_HELLO_S = 10.0
+# A reader that does not send a list for so long leaves it to others.
+_SENDING_S = 10.0
+# A reader busy with a shard does not answer the close handshake; its next request fails instead.
+_CLOSE_S = 1.0
+
+
+async def handle_session(request: web.Request) -> web.WebSocketResponse:
+    """Serve one session until either side closes it."""
+    service = request.app[SERVICE]
+    peer = peer_of(request)
+    sessions = service.drain.sessions
+    service.limits().check_sessions(len(sessions))
+    socket = web.WebSocketResponse(
+        timeout=_CLOSE_S,
+        max_msg_size=protocol.MAX_REQUEST_BYTES,
+        compress=False,
+    )
+    await socket.prepare(request)
+    sessions.add(socket)
+    try:
+        await _serve(socket, service, peer)
+    except ShardcacheError as exn:
+        service.audit.note("session refused", peer.uid, cause=exn.message)
+        refusal = {"type": "error", "id": None, "error": exn.to_json()}
+        with suppress(ConnectionError):
+            await socket.send_str(protocol.written(refusal).decode())
+        await socket.close()
+    finally:
+        sessions.discard(socket)
+    return socket
+
+
+async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) -> None:
+    """Greet a reader and answer its requests.
+
+    Raises ShardcacheError if it cannot be understood or may not have a session.
+    """
+    hello = await _hello(socket)
+    agreed = protocol.agree(
+        daemon=protocol.Release(__version__, protocol.SPOKEN),
+        client=protocol.Release.of(hello),
+    )
+    REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
+
+    with about(job=hello["job"], uid=peer.uid):
+        # Remembered for status pages, which must not wait for it.
+        await asyncio.to_thread(user_name, peer.uid)
+        reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
+        place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
+        log.debug("reader connected", **place)
+        try:
+            await _welcome(socket, agreed, service.cache)
+            await ReaderSession(socket, service, reader, peer, hello).run()
+        finally:
+            await reader.close()
+            log.debug("reader disconnected", **place)
+            if reader.job.shards_done and not reader.job.sessions:
+                bill = service.cache.bills.to_json(reader.client)
+                log.info("the job has no reader left", bill=bill["text"])
+
+
+async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
+    welcome = {
+        "type": "welcome",
+        "protocol": agreed,
+        "version": __version__,
+        "cache_dir": str(cache.layout.root),
+    }
+    with suppress(ConnectionError):
+        await socket.send_str(protocol.written(welcome).decode())
+
+
+async def _hello(socket: web.WebSocketResponse) -> Json:
+    try:
+        first = await socket.receive(_HELLO_S)
+    except (TimeoutError, ConnectionError):
+        raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
+    hello = protocol.parse(first.data) if first.type is WSMsgType.TEXT else {}
+    if hello.get("type") != "hello":
+        raise ProtocolError("a session must begin with 'hello'")
+    return hello
+
+
+def _loader(hello: Json) -> Loader | None:
+    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
+    if "loader" not in hello:
+        return None
+    return Loader(
+        take(hello, "loader", str),
+        take(hello, "rank", int),
+        take(hello, "batch_size", int),
+    )
+
+
+def _first(message: Json) -> tuple[int, int] | None:
+    """Return start and end of the bytes of a file that a reader needs first."""
+    if "start" not in message or "beyond" not in message:
+        return None
+    return message["start"], message["beyond"] + 1
+
+
+class ReaderSession:
+    """Answers one reader's requests.
+
+    Leases are waited for concurrently, so that `explain` is answered meantime.
+    """
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        service: Service,
+        reader: Reader,
+        peer: Peer,
+        hello: Json,
+    ) -> None:
+        self._socket = socket
+        self._cache = service.cache
+        self._audit = service.audit
+        self._reader = reader
+        self._peer = peer
+        self._hello = hello
+        self._awaited: dict[int, int] = {}  # position waited for, by request id
+        self._planned = False
+        self._epoch: int | None = None  # of the latest plan
+        self._planning = asyncio.Lock()
+        self._resolving = asyncio.Lock()
+        # Holds the turn in which this reader, and no other of its user, sends a list.
+        self._turn = AsyncExitStack()
+        self._resolving_id = 0  # id of the latest `resolve`
+        self._resolving_urls: list[str] = []  # and its urls
+        self._room = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._gone = False
+
+    async def run(self) -> None:
+        """Handle messages until the connection ends; requests still waiting are cancelled."""
+        async with self._turn, asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            async for text in self._texts():
+                # Backpressure: a client with too many unanswered requests is not read any further.
+                await self._room.acquire()
+                if len(text) > _LONG_CHARS:
+                    await self._cache.turns.wait()
+                task = tasks.create_task(self._handle(text))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                # Buffered messages arrive without a pause: let other sessions run in between.
+                await asyncio.sleep(0)
+            for task in running:
+                task.cancel()
+
+    async def _texts(self) -> AsyncIterator[str | bytes]:
+        with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
+            async for message in self._socket:
+                if self._gone:
+                    break  # nobody needs the reader's remaining requests
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    yield message.data
+
+    async def _handle(self, text: str | bytes) -> None:
+        request_id: int | None = None
+        try:
+            try:
+                message = protocol.parse(text)
+                request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
+                if "id" in request.fields:
+                    request_id = take(message, "id", int)
+                request.check(message)
+                answer = await self._answer_in_order(message, request_id or 0)
+            except ShardcacheError as exn:
+                answer = {"type": "error", "error": exn.to_json()}
+            except Exception as exn:
+                # A top-level guard, as of transfers: the reader must not wait for nothing.
+                log.exception("unexpected error in a reader's request")
+                answer = {"type": "error", "error": internal_error(exn).to_json()}
+            if answer is not None:
+                await self._send({**answer, "id": request_id})
+        finally:
+            # Not earlier: answers that the client does not read would pile up in memory.
+            self._room.release()
+
+    async def _send(self, answer: Json) -> None:
+        if self._gone or self._socket.closed:
+            return
+        try:
+            data = protocol.written(answer)
+            if "packed" in answer:
+                await self._socket.send_bytes(data)
+            else:
+                await self._socket.send_str(data.decode())
+        except ConnectionError:
+            log.debug("reader disconnected before its answer")
+            self._gone = True
+
+    async def _answer_in_order(self, message: Json, request_id: int) -> Json | None:
+        """Answer plans one after the other, and each other request after the plans before it."""
+        is_plan = message.get("type") in ("shards", "plan", "extend")
+        async with self._planning:
+            if is_plan:
+                return await self._answer(message, request_id)
+        return await self._answer(message, request_id)
+
+    async def _answer(self, message: Json, request_id: int) -> Json | None:
+        match message.get("type"):
+            case "resolve":
+                async with self._resolving:  # one at a time: each may be millions of shards
+                    return await self._resolve(request_id, message)
+            case "shards":
+                is_known = await self._take(message["fingerprint"], message.get("packed"))
+                return {"type": "ok" if is_known else "unknown"}
+            case "plan" | "extend" as kind:
+                return await self._plan(message, new=kind == "plan")
+            case "lease":
+                return await self._lease(request_id, message)
+            case "more":
+                return await self._more(request_id, message)
+            case "need":
+                self._reader.need(message["of"])
+            case "release":
+                await self._release(message)
+            case "explain":
+                return self._explain(message["of"])
+            case other:
+                raise ProtocolError(f"unknown message {other!r}")
+        return None
+
+    async def _resolve(self, request_id: int, message: Json) -> Json:
+        urls: list[str] = message["urls"]
+        wanted = protocol.wanted_of(message)
+        max_age_s = message["max_age_ms"] / 1000 if "max_age_ms" in message else math.inf
+        self._resolving_id = request_id
+        self._resolving_urls = urls
+        with self._reader.waiting_for_listing(urls):
+            manifests = self._cache.manifests
+            found = await manifests.resolve(urls, self._peer, wanted=wanted, max_age_s=max_age_s)
+        return {
+            "type": "manifest",
+            "remembered": found.remembered,
+            "packed": await asyncio.to_thread(lambda: found.shards.packed),
+        }
+
+    # Plans
+
+    async def _take(self, fingerprint: str, packed: bytes | None) -> bool:
+        """Return whether a list is known.
+
+        If not, this reader alone of its user's sends it, until it has or ends.
+        """
+        manifests = self._cache.manifests
+        if packed is None:
+            await self._turn.aclose()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SENDING_S):
+                    await self._turn.enter_async_context(manifests.turn(fingerprint, self._peer))
+            if await manifests.known([fingerprint], self._peer) is None:
+                return False
+        async with self._turn:
+            if packed is not None:
+                await manifests.admit(packed, self._peer)
+        return True
+
+    async def _plan(self, message: Json, *, new: bool) -> Json:
+        reader = self._reader
+        if not new and reader.listing is None:
+            raise ProtocolError("'extend' without a plan to extend")
+        lists = message.get("shards", [])
+        wanted = protocol.wanted_of(message)
+        listing = reader.listing
+        if new:
+            listing = await self._cache.manifests.known(lists, self._peer, wanted)
+        if listing is None:
+            return {"type": "unknown"}
+        order = message["order"]
+        count = len(listing.shards)
+        await self._cache.turns.take(order, lambda some: protocol.check_indices(some, count))
+        if new:
+            reader.declare(listing, message["reads"])
+            self._begin(message.get("epoch"))
+        await reader.extend(order)
+        return {"type": "ok"}
+
+    def _begin(self, epoch: int | None) -> None:
+        """Note the epoch of a plan, unless it is the present one.
+
+        A reader that skips samples plans others instead.
+        """
+        if not self._planned or epoch != self._epoch:
+            hello = self._hello
+            sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
+            place = (hello.get("rank"), hello.get("worker"))
+            self._audit.plan(self._reader.job.key, epoch, place, **sizes)
+        self._planned = True
+        self._epoch = epoch
+
+    # Leases
+
+    async def _lease(self, request_id: int, message: Json) -> Json:
+        position = message["position"]
+        async with self._waiting(request_id, position):
+            lease = await self._reader.lease(
+                request_id,
+                position,
+                first=_first(message),
+                partial=message.get("partial", False),
+                unpublished=message.get("unpublished", False),
+                latest=message.get("latest", False),
+            )
+            names = await self._names(lease) if message.get("named") else {}
+            return self._granted(lease) | names
+
+    async def _more(self, request_id: int, message: Json) -> Json:
+        number = message["lease"]
+        async with self._waiting(request_id, self._reader.position(number)):
+            lease = await self._reader.more(number, message["beyond"], _first(message))
+            return self._granted(lease)
+
+    async def _release(self, message: Json) -> None:
+        self._reader.job.samples_unmatched += message.get("unmatched", 0)
+        await self._reader.release(
+            message["lease"],
+            read=message.get("read", True),
+            damage=message.get("damage", ""),
+        )
+
+    @asynccontextmanager
+    async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
+        """Free the request's slot while it waits for a shard.
+
+        So `need` and `release` can be handled.
+        """
+        if request_id in self._awaited:
+            raise ProtocolError(f"request {request_id} has not been answered yet")
+        if len(self._awaited) >= _MAX_AWAITED:
+            raise ProtocolError(f"a reader may wait for at most {_MAX_AWAITED} shards at a time")
+        self._awaited[request_id] = position
+        self._room.release()
+        try:
+            yield
+        finally:
+            del self._awaited[request_id]
+            await self._room.acquire()
+
+    async def _names(self, lease: Lease) -> Json:
+        """Return the path of a cached shard that ends with its object's name."""
+        if lease.shard is None or lease.shard.facts is None:
+            return {}
+        return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
+
+    def _granted(self, lease: Lease) -> Json:
+        """Return the answer that grants a lease, with the damage found in other leased shards."""
+        damaged = [damage.to_json() for damage in self._reader.take_damage()]
+        answer: Json = {"lease": lease.number}
+        if damaged:
+            answer["damaged"] = damaged
+        if lease.is_whole and lease.facts is not None:
+            return {"type": "leased"} | answer | self._whole(lease, lease.facts)
+        assert isinstance(lease.granted, Arrival)  # a lease is for a published or an arriving shard
+        return {"type": "arriving"} | answer | self._beginning(lease.granted)
+
+    def _whole(self, lease: Lease, facts: Facts) -> Json:
+        return {
+            "url": facts.url,
+            "version": facts.version,
+            **self._files(lease),
+            "size_bytes": facts.size_bytes,
+            "samples": facts.samples or 0,
+        }
+
+    def _files(self, lease: Lease) -> Json:
+        if lease.shard is not None:
+            layout = self._cache.layout
+            key = lease.shard.key
+            return {"path": str(layout.tar(key)), "index_path": str(layout.sidecar(key))}
+        assert lease.files is not None  # the lease is for the whole shard
+        files = lease.files
+        return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
+
+    @staticmethod
+    def _beginning(arriving: Arrival) -> Json:
+        partial = arriving.partial
+        obj = partial.obj
+        return {
+            "url": redact(obj.url),
+            "version": obj.version,
+            "path": str(partial.path),
+            "inode": partial.inode,
+            "size_bytes": obj.size_bytes,
+            "ready_bytes": arriving.ready_bytes,
+        }
+
+    def _explain(self, of: int) -> Json:
+        answer: Json = {"type": "waiting", "of": of}
+        if self._resolving.locked() and of == self._resolving_id:
+            reason = self._cache.reasons.of_listing(self._resolving_urls)
+            return answer | {"reason": reason}
+        if of not in self._awaited:
+            return answer | {"reason": "the daemon has just answered"}
+
+        transfer = self._reader.transfer(self._awaited[of])
+        if transfer is None:
+            return answer | {"reason": "checking with the origin for a newer version"}
+        answer["reason"] = self._cache.reasons.of_transfer(transfer)
+        if transfer.total_bytes is not None:
+            answer["done_bytes"] = transfer.arrived_bytes
+            answer["total_bytes"] = transfer.total_bytes
+        return answer

@@ -1,0 +1,80 @@
+"""What requests over TCP may do: read what is public on the node, or carry the token."""
+
+import os
+import socket
+
+from aiohttp import web
+
+from shardcache.access import Peer
+from shardcache.errors import NotAllowedError
+from shardcache.server.api import Handler
+from shardcache.server.dashboard import BROWSER_HEADERS, LIVE_PATH, STATIC_PATH
+from shardcache.server.peer import PEER, socket_of
+from shardcache.server.tcp_token import carries
+
+TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
+"""Hash of the token that requests over TCP must carry; None without a token file."""
+
+_READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", LIVE_PATH})
+_NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Pass requests from the Unix socket; over TCP, only those that read what is public there."""
+    if _is_local(request):
+        return await handler(request)
+
+    token_hash = request.app[TOKEN_HASH]
+    refusal = _refusal(request, token_hash)
+    if refusal is not None:
+        return refusal
+
+    # With the token, a client has the daemon's own rights; without one, it is any user who can log
+    # in to the node.
+    request[PEER] = _NOBODY if token_hash is None else Peer(os.getuid())
+    return await handler(request)
+
+
+async def harden(request: web.Request, response: web.StreamResponse) -> None:
+    """Add browser security headers to a TCP response."""
+    if not _is_local(request):
+        headers = BROWSER_HEADERS | {"Cache-Control": "no-store"}
+        for name, text in headers.items():
+            # The dashboard's files have a Cache-Control of their own.
+            response.headers.setdefault(name, text)
+        response.force_close()
+
+
+def _is_local(request: web.Request) -> bool:
+    return socket_of(request).family == socket.AF_UNIX
+
+
+def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | None:
+    # The dashboard's static files hold no data, and a browser loads them without a token.
+    is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
+    if token_hash is None and not _is_loopback_name(request.host):
+        return _refused(403, f"{request.host!a} is not a loopback name of this node")
+    if token_hash is not None and not is_page and not carries(request, token_hash):
+        return _refused(401, "requests over TCP need the token", {"WWW-Authenticate": "Bearer"})
+    if request.method not in ("GET", "HEAD"):
+        return _refused(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
+    if not (is_page or request.path in _READABLE) or "Upgrade" in request.headers:
+        return _refused(403, "not available over TCP")
+    return None
+
+
+def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    error = NotAllowedError(message, remedy="use the daemon's Unix socket")
+    return web.json_response({"error": error.to_json()}, status=status, headers=headers)
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Return True for a loopback name.
+
+    A page loaded by any other may belong to a DNS rebinding site.
+    """
+    name = host
+    if ":" in host and not host.endswith("]"):
+        name, _, _ = host.rpartition(":")
+    return name.lower() in ("localhost", "127.0.0.1", "[::1]")

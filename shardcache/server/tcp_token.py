@@ -1,0 +1,50 @@
+"""The token that requests over TCP must carry, if there is a token file."""
+
+import hashlib
+import hmac
+import stat
+from pathlib import Path
+
+from aiohttp import web
+
+from shardcache.errors import ConfigError
+
+_MIN_TOKEN_CHARS = 16
+_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+
+
+def token_hash(path: Path) -> bytes:
+    """Return the hash of the token in a file, without surrounding white space.
+
+    Raises ConfigError if the file cannot be read, others may read or write it, or the token is too
+    short.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exn:
+        raise ConfigError(
+            f"cannot read the token file: {exn}",
+            remedy="correct --http-token-file",
+        ) from None
+    if mode & _OTHERS:
+        raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
+    if len(text) < _MIN_TOKEN_CHARS or not text.isascii() or not text.isprintable():
+        raise ConfigError(
+            f"{path} does not hold a token of at least {_MIN_TOKEN_CHARS} printable ASCII "
+            "characters",
+            remedy=f"openssl rand -hex 32 > {path}",
+        )
+    return _hash(text)
+
+
+def carries(request: web.Request, wanted_hash: bytes) -> bool:
+    """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    # Hashes have one length: the comparison's time reveals nothing.
+    is_same = hmac.compare_digest(_hash(text.strip()), wanted_hash)
+    return is_same and scheme.lower() == "bearer"
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,210 @@
+"""The folder or prefix that a dataset is written to."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from shardcache import errors, shardlist
+from shardcache.access import LOCAL, WEB, checked, protocol_of
+from shardcache.config import OriginTable
+from shardcache.fetch.retry import BACKOFF
+from shardcache.origin.base import WRITABLE
+from shardcache.origin.objects import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.origin.whole_object import read_object
+from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.tarindex.contents import SUFFIX
+from shardcache.transport.flow import Flow, nothing
+from shardcache.url_names import beside_index, is_shard
+from shardcache.writing.journal import Stored
+from shardcache.writing.sample_tar import END
+from shardcache.writing.shard_file import ShardFile, writing
+
+INDEX = "index.json"
+"""Name of the index in the destination."""
+
+TABLE = beside_index(INDEX, SUFFIX)
+"""Name of the table of samples there, which `select()` reads."""
+
+_ATTEMPTS = 4
+_CONNECTIONS = 8
+
+
+class Destination:
+    """A folder or prefix of an object store; an asynchronous context manager.
+
+    Every object appears under its name whole or not at all.
+
+    Attributes:
+        url: of the folder or prefix, with a slash at its end.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tables: Sequence[OriginTable],
+        scratch: Path | None = None,
+    ) -> None:
+        """Check where to write; `async with` opens it.
+
+        Args:
+            url: of the folder or prefix.
+            tables: access settings of object stores.
+            scratch: a local folder for parts of the table of samples, which several processes may
+                share.
+
+        Raises ConfigError for a url that is malformed, or cannot be written to.
+        """
+        self.url = from_here(url).rstrip("/") + "/"
+        self._tables = tables
+        self._scratch = scratch
+        self._is_local = protocol_of(self.url) in LOCAL
+        checked(self.url)
+        if protocol_of(self.url) in WEB:
+            raise errors.ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
+
+    async def __aenter__(self) -> Self:
+        self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
+        self._folder = tempfile.TemporaryDirectory(prefix="shardcache-write-")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._origins.close()
+        self._folder.cleanup()
+
+    def draft(self, name: str) -> Path:
+        """Return the local path where an object is made: next to it, if the destination is local.
+
+        Raises DiskError.
+        """
+        if not self._is_local:
+            return Path(self._folder.name) / name
+        folder = Path(local_path(self.url) or self.url)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / f".{name}.part"
+
+    async def objects(self) -> dict[str, RemoteObject]:
+        """Return the objects in the destination, by name, those in folders below it excluded."""
+        try:
+            with _for_this_user():
+                found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
+        except errors.NotFoundError:
+            if not self._is_local:
+                raise
+            return {}  # the folder will be made
+        names = {obj.url.removeprefix(self.url): obj for obj in found}
+        return {name: obj for name, obj in names.items() if "/" not in name}
+
+    async def version(self, name: str) -> str:
+        """Return the version of an object; "" if there is none. Raises the origin's errors."""
+        with suppress(errors.NotFoundError), _for_this_user():
+            found = await self._origins.origin(self.url).stat(self.url + name)
+            return found.version
+        return ""
+
+    async def read(self, name: str) -> bytes:
+        """Return the bytes of a small object. Raises the origin's errors."""
+        origin = self._origins.origin(self.url)
+        return await read_object(origin, await origin.stat(self.url + name), Flow())
+
+    async def store_shard(
+        self,
+        shard: ShardFile,
+        name: str,
+        number: int,
+        kept: Stored | None = None,
+    ) -> Stored:
+        """Store a finished shard, unless it is `kept`, and its part of the table of samples.
+
+        Removes the file. Raises the origin's errors, some after several attempts.
+        """
+        found = kept or await self.store_file(shard.path, name)
+        shard.write_rows(self._part(name), number, None if self._is_local else found.version)
+        return Stored(found.size_bytes, found.version, shard.samples, shard.tokens, shard.members)
+
+    def _part(self, name: str) -> Path:
+        return (self._scratch or Path(self._folder.name)) / f"{name}.rows"
+
+    async def store_table(self, names: Iterable[str]) -> RemoteObject:
+        """Store the table of samples: the parts of these shards. Raises as `store_shard`."""
+        draft = self.draft(TABLE)
+        with writing(draft), draft.open("wb") as table:
+            for name in names:
+                table.write(self._part(name).read_bytes())
+            table.write(END)
+        return await self.store_file(draft, TABLE)
+
+    async def store_bytes(self, data: bytes, name: str) -> None:
+        """Store bytes under a name. Raises as `store_shard`."""
+        draft = self.draft(name)
+        with writing(draft):
+            draft.write_bytes(data)
+        await self.store_file(draft, name)
+
+    async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
+        """Store the index of the shards, in their order, with relative names."""
+        rows = []
+        for name, stored in shards:
+            # Without versions of local files, which change when they are copied elsewhere.
+            version = None if self._is_local else stored.version
+            url = self.url + name
+            rows.append(ShardRef(url, version, stored.size_bytes, stored.samples, stored.tokens))
+        await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+
+    async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:
+        """Store a file and remove it; `replaced` as for `Origin.upload`.
+
+        Raises as `store_shard`.
+        """
+        try:
+            with _for_this_user():
+                return await self._uploaded(draft, self.url + name, replaced)
+        finally:
+            draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
+
+    async def _uploaded(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
+        failures = 0
+        while True:
+            try:
+                return await self._origins.origin(url).upload(draft, url, replaced)
+            except errors.ShardChangedError as exn:
+                raise errors.ShardChangedError(
+                    "another process has changed it since this command began",
+                    url=url,
+                    remedy="run the command again",
+                ) from exn
+            except errors.OriginUnavailableError:
+                failures += 1
+                if failures == _ATTEMPTS:
+                    raise
+            await asyncio.sleep(BACKOFF.pause_s(failures, random.random()))
+
+
+def check_empty(objects: Iterable[str], url: str) -> None:
+    """Raise ConfigError if a new dataset would mix with shards that are there already."""
+    taken = [name for name in objects if name == INDEX or is_shard(name)]
+    if taken:
+        raise errors.ConfigError(
+            f"the destination already holds other shards or their index, such as {min(taken)}",
+            url=url,
+            remedy="choose an empty folder or prefix, or delete what is there",
+        )
+
+
+@contextmanager
+def _for_this_user() -> Iterator[None]:
+    """Give errors a remedy for the user who writes, with credentials of their own."""
+    try:
+        yield
+    except errors.AccessDeniedError as exn:
+        raise errors.AccessDeniedError(
+            exn.message,
+            url=exn.url,
+            remedy="log in, or name a profile that may write there: AWS_PROFILE, "
+            "or an [[origin]] table of --config",
+        ) from exn

@@ -1,0 +1,321 @@
+"""Folders of files as an input: listed and, by that listing, read."""
+
+import hashlib
+import json
+import os
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from shardcache.errors import ConfigError, InputError
+from shardcache.tarindex.grouping import split_name
+from shardcache.writing.merged_names import RareWords, numbers_apart
+from shardcache.writing.sample_tar import Sample, checked, tar_bytes
+from shardcache.writing.sources import (
+    FileFact,
+    Input,
+    fact_of,
+    is_left_out,
+    open_unchanged,
+    unreadable,
+)
+
+KeyAt = Literal["first-dot", "last-dot"]
+"""The dot of a file's name before which its key ends."""
+
+_LISTING = "listing.jsonl"
+_OFFSETS = "offsets"
+_SIZES = "sizes"
+
+
+class FolderSource:
+    """The samples of folders, in the order of the listing that `list_folders` made.
+
+    A position is a number.
+    """
+
+    def __init__(self, listing: str) -> None:
+        self._listing = Path(listing)
+
+    def positions(self) -> Iterator[tuple[int, int]]:
+        """As `Source.positions`; sizes are exact."""
+        for number, size_bytes in enumerate(array("Q", (self._listing / _SIZES).read_bytes())):
+            yield size_bytes, number
+
+    def read(self, first: int, last: int) -> Iterator[Sample]:
+        """As `Source.read`."""
+        with open(self._listing / _OFFSETS, "rb") as file:
+            offsets = array("Q", os.pread(file.fileno(), 8 * (last + 1 - first), 8 * first))
+        with open(self._listing / _LISTING, "rb") as rows:
+            for offset in offsets:
+                rows.seek(offset)
+                key, members, label = json.loads(rows.readline())
+                found = [(extension, _content(fact)) for extension, fact in members]
+                if label is not None:
+                    found.append(("cls", b"%d" % label))
+                yield checked(Sample(key, tuple(found)))
+
+
+def list_folders(
+    roots: Sequence[Path],
+    scratch: Path,
+    *,
+    seed: int | None,
+    classes: bool,
+    key_at: KeyAt | None = None,
+) -> Input:
+    """List the files of folders, sorted, or shuffled by a seed.
+
+    A file belongs to the sample of its path below the folder up to the first dot of its name, as
+    readers split it; with `key_at` "last-dot" up to the last one, and dots before that become
+    underscores. The paths of several folders begin with the folder's name. Files without such a
+    key, as readers split names, are left out and counted; hidden files and folders, and what macOS
+    adds, are left out. With `classes`, each sample gets a member `cls`: the number of its folder
+    among all first-level folders with samples, sorted. The listing, in the folder `scratch`, has to
+    stay. Memory: 16 bytes per sample.
+
+    Raises ConfigError for folders of one name, a sample below no class, a loop of links, and
+    without `key_at` for numbered files that would become one sample; InputError.
+    """
+    names = [root.resolve().name for root in roots]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "two of the folders have the same name",
+            remedy="rename one, or write them separately",
+        )
+    labels = None
+    if classes:
+        labels = {name: number for number, name in enumerate(_class_names(roots))}
+    with open(scratch / _LISTING, "wb") as rows:
+        listing = _Listing(rows, labels)
+        for root, name in zip(roots, names, strict=True):
+            prefix = f"{name}/" if len(roots) > 1 else ""
+            listing.add(root, prefix, key_at)
+    if not listing.offsets:
+        raise InputError(
+            "there are no files here that readers could take for samples",
+            url=str(roots[0]),
+            remedy="name files KEY.EXTENSION, such as 000017.jpg",
+        )
+    listing.store_tables(scratch, seed)
+    return Input(
+        "folder",
+        {"listing": str(scratch)},
+        listing.digest.hexdigest()[:16],
+        files=listing.files,
+        skipped=listing.skipped,
+        classes=tuple(labels or ()),
+    )
+
+
+class _Listing:
+    """The samples of folders, as rows of a file.
+
+    Attributes:
+        offsets: of each sample's row, in bytes.
+        sizes: of each sample in a tar, in bytes.
+        files: number of files seen.
+        skipped: number of those without a key.
+        digest: of the keys, and of the extension, size and modification time of each member.
+    """
+
+    def __init__(self, rows: BinaryIO, labels: dict[str, int] | None) -> None:
+        """Write to `rows`; `labels` are the numbers of the classes, if there are any."""
+        self.offsets = array("Q")
+        self.sizes = array("Q")
+        self.files = 0
+        self.skipped = 0
+        self.digest = hashlib.sha256()
+        self._rows = rows
+        self._labels = labels
+
+    def add(self, root: Path, prefix: str, key_at: KeyAt | None) -> None:
+        """Add the samples of a folder, whose keys then begin with a prefix."""
+        for key, members in _members_by_key(root, key_at):
+            self.files += len(members)
+            if not key:
+                self.skipped += len(members)
+                continue
+            label = None
+            if self._labels is not None:
+                label = _label(key, self._labels, root)
+            self._add_sample(prefix + key, members, label)
+
+    def store_tables(self, folder: Path, seed: int | None) -> None:
+        """Write offsets and sizes to a folder, in the order of the rows or shuffled by a seed."""
+        if seed is not None:  # both in the same order
+            random.Random(seed).shuffle(self.offsets)
+            random.Random(seed).shuffle(self.sizes)
+        (folder / _OFFSETS).write_bytes(self.offsets.tobytes())
+        (folder / _SIZES).write_bytes(self.sizes.tobytes())
+
+    def _add_sample(
+        self,
+        key: str,
+        members: list[tuple[str, FileFact]],
+        label: int | None,
+    ) -> None:
+        self.offsets.append(self._rows.tell())
+        sizes = [(extension, size_bytes) for extension, (_, size_bytes, _) in members]
+        if label is not None:
+            sizes.append(("cls", len(str(label))))
+        self.sizes.append(tar_bytes(key, sizes))
+        self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
+        facts = [(extension, fact[1:]) for extension, fact in members]
+        self.digest.update(json.dumps((key, facts, label)).encode())
+
+
+def _members_by_key(
+    root: Path,
+    key_at: KeyAt | None,
+) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
+    """Yield each key of a folder's files, with extension and facts of each file.
+
+    Files without a key come with an empty one.
+    """
+    split = _split_at_last_dot if key_at == "last-dot" else _split
+    words = RareWords()
+    found = _walk(root, "", key_at=key_at)
+    for key, group in groupby(found, key=lambda file: split(file[0])[0]):
+        files = list(group)
+        if key:
+            _check_names(key, [file for file, _ in files], key_at, root)
+            words.add({split(file)[1]: file for file, _ in files})
+        yield key, [(split(file)[1], fact) for file, fact in files]
+
+    merged = words.found()
+    if merged is not None and key_at is None:
+        raise _merging(*merged, root)
+
+
+def _walk(
+    folder: Path,
+    below: str,
+    above: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    key_at: KeyAt | None = None,
+) -> Iterator[tuple[str, FileFact]]:
+    """Yield the path below the root, and the facts, of every file.
+
+    Files with the same key come together.
+
+    Args:
+        folder: to list.
+        below: its path below the root, with a slash at its end; empty for the root.
+        above: device and inode of each folder on the way to it.
+        key_at: the dot before which keys end.
+    """
+    try:
+        here = folder.stat()
+        if (here.st_dev, here.st_ino) in above:
+            raise ConfigError(
+                "this folder contains a link to itself",
+                url=str(folder),
+                remedy="remove the link",
+            )
+        above |= {(here.st_dev, here.st_ino)}
+        visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
+        entries = [(entry.is_dir(), entry.name) for entry in visible]
+        stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
+        for is_folder, name in sorted(entries, key=lambda entry: (stem_of(entry[1]), entry)):
+            if is_folder:
+                yield from _walk(folder / name, f"{below}{name}/", above, key_at=key_at)
+            else:
+                yield f"{below}{name}", fact_of(folder / name)
+    except OSError as exn:
+        raise unreadable(exn, Path(exn.filename or folder)) from exn
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return key and extension that readers will find in a member's name, empty if none."""
+    key, extension = split_name(os.fsencode(path))
+    if key.startswith(b"__"):
+        return "", ""
+    return os.fsdecode(key), os.fsdecode(extension)
+
+
+def _split_at_last_dot(path: str) -> tuple[str, str]:
+    """Return as `_split` the key up to the last dot, with underscores for those before."""
+    folder, slash, name = path.rpartition("/")
+    if "." not in name:
+        return "", ""
+    _, _, extension = name.rpartition(".")
+    return _split(f"{folder}{slash}{_stem_to_last_dot(name)}.{extension}")
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _stem_to_last_dot(name: str) -> str:
+    return name.rpartition(".")[0].replace(".", "_")
+
+
+def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Path) -> None:
+    """Raise ConfigError if files that are probably samples of their own would become one."""
+    if key_at == "last-dot":
+        stems = sorted({file.rpartition(".")[0] for file in files})
+        if len(stems) > 1:
+            raise ConfigError(
+                f"with underscores for dots, files of two samples have the key {key!r}: "
+                f"{stems[0]}, {stems[1]}",
+                url=str(root),
+                remedy="rename the files of one of them",
+            )
+        return
+    if key_at is not None:
+        return
+    merged = numbers_apart([file[len(key) + 1 :] for file in files])
+    if merged is not None:
+        one, other = (f"{key}.{extension}" for extension in merged)
+        raise _merging(one, other, root)
+
+
+def _merging(one: str, other: str, root: Path) -> ConfigError:
+    return ConfigError(
+        f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot "
+        "of a name",
+        url=str(root),
+        remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores "
+        "for dots in keys; if they are members of one sample, pass --key-at first-dot",
+    )
+
+
+def _class_names(roots: Sequence[Path]) -> list[str]:
+    """Return the names of the first-level folders with samples, sorted."""
+    try:
+        folders = [entry for root in roots for entry in os.scandir(root) if entry.is_dir()]
+    except OSError as exn:
+        raise unreadable(exn, Path(exn.filename)) from exn
+    visible = [entry for entry in folders if not is_left_out(entry.name)]
+    return sorted({entry.name for entry in visible if _has_samples(entry)})
+
+
+def _has_samples(folder: os.DirEntry[str]) -> bool:
+    return any(_split(file)[0] for file, _ in _walk(Path(folder.path), f"{folder.name}/"))
+
+
+def _label(key: str, labels: dict[str, int], root: Path) -> int:
+    name, is_below, _ = key.partition("/")
+    if not is_below:
+        raise ConfigError(
+            f"the sample {key!r} is not in a class folder",
+            url=str(root),
+            remedy="move it into one, or omit --classes",
+        )
+    return labels[name]
+
+
+def _content(fact: Sequence[Any]) -> bytes:
+    with open_unchanged(fact) as file:
+        data = file.read()
+    if len(data) != fact[1]:
+        raise InputError(
+            "the file became shorter while it was read",
+            url=fact[0],
+            remedy="start again",
+        )
+    return data

@@ -1,0 +1,90 @@
+"""The journal of a run: the settings of a dataset, and its complete shards. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shardcache.errors import ConfigError
+
+JOURNAL = ".shardcache-write.json"
+"""Name of the journal in the destination."""
+
+FORMAT = 1
+"""Number of the layout of written shards.
+
+Another release's may differ, and must not be mixed with this one's.
+"""
+
+_SHOWN_CHARS = 60
+
+
+class Stored(NamedTuple):
+    """A complete shard in the destination.
+
+    Attributes:
+        size_bytes: of the shard.
+        version: that it has there.
+        samples: number of its samples.
+        tokens: number of its tokens, if they are counted.
+        members: number of samples with each extension.
+    """
+
+    size_bytes: int
+    version: str
+    samples: int
+    tokens: int | None = None
+    members: Mapping[str, int] | None = None
+
+
+@dataclass(slots=True)
+class Journal:
+    """The input and settings of a dataset, and its complete shards, by name: kept beside them."""
+
+    settings: dict[str, Any]
+    shards: dict[str, Stored] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Return the journal's text; `resume` reads it."""
+        text = {"format": FORMAT, "settings": self.settings, "shards": self.shards}
+        return json.dumps(text, ensure_ascii=True, indent=1).encode()
+
+
+def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
+    """Return the journal of an interrupted run.
+
+    Raises ConfigError if settings, which it names, or the input have changed: new shards must not
+    mix with the old.
+    """
+    remedy = "empty the destination, or choose another"
+    try:
+        found = json.loads(text)
+        then = found["settings"]
+        shards = {name: Stored(*row) for name, row in found["shards"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as exn:
+        raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn
+    if found.get("format") != FORMAT:
+        raise ConfigError(
+            "another release of shardcache began to write this dataset", url=url, remedy=remedy
+        )
+    now = dict(settings)
+    names = sorted(now.keys() | then.keys())
+    changes = [
+        f"{name}: {_brief(then.get(name))} then, {_brief(now.get(name))} now"
+        for name in names
+        if now.get(name) != then.get(name)
+    ]
+    if changes:
+        raise ConfigError(
+            f"the destination holds shards of other input or settings ({'; '.join(changes)})",
+            url=url,
+            remedy=f"to resume, restore these; otherwise {remedy}",
+        )
+    return Journal(now, shards)
+
+
+def _brief(value: object) -> str:
+    text = json.dumps(value)
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    return f"{text[:_SHOWN_CHARS]}…"

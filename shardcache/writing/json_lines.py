@@ -1,0 +1,165 @@
+"""Files of lines as an input: each line of JSONL becomes a sample."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardcache.errors import InputError, ShardError
+from shardcache.store.codecs import Codec, codec_errors
+from shardcache.tarindex.grouping import FOLDER
+from shardcache.writing.sample_tar import Sample, member_bytes, utf8
+from shardcache.writing.sources import open_unchanged
+
+_CODECS = {".gz": Codec.GZIP, ".zst": Codec.ZSTD, ".bz2": Codec.BZIP2}
+_COMPRESSIONS = ("", *_CODECS)
+LINE_SUFFIXES = tuple(
+    name + compression for name in (".jsonl", ".ndjson") for compression in _COMPRESSIONS
+)
+_KEY = "%09d"
+_LINE_NAME_BYTES = len("000000000.json")
+_BLOCK_BYTES = 1024**2
+_MIN_BYTES = 64  # what a line's entry in the index takes on a reader's disk
+
+
+class JsonLines:
+    """The lines of JSONL files, one after another.
+
+    A position is (file, offset in bytes, number of the line). Each line becomes a sample, whose key
+    is its number. Lines are counted from 0 through all files. Blank lines are counted, and skipped.
+    A compressed file stays open after reading from it: reads whose positions ascend decompress it
+    once, as no offset in it can be reached otherwise.
+
+    Args:
+        files: facts of each file.
+        field: if given, each sample is the text of this field as `txt`, otherwise the line,
+            unchanged, as `json`.
+        pack: write members of many lines, instead of a member for each.
+    """
+
+    def __init__(self, files: Sequence[Sequence[Any]], field: str | None, pack: bool) -> None:
+        self._files = files
+        self._field = field
+        self._pack = pack
+        # Number and content of the compressed file read last.
+        self._inflated: tuple[int, BinaryIO] | None = None
+
+    def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """As `Source.positions`.
+
+        Sizes are those of the lines, of which the field is a part, or a little more.
+        """
+        number = 0
+        for file in range(len(self._files)):
+            at = 0
+            with self._opened(file, at) as lines:
+                for line in lines:
+                    size_bytes = len(line)
+                    if not line.isspace():
+                        yield self._space(size_bytes), (file, at, number)
+                    at += size_bytes
+                    number += 1
+
+    def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
+        """As `Source.read`."""
+        lines = self._lines(first, last)
+        if self._pack:
+            yield from _packed(lines)
+            return
+        for number, line, path in lines:
+            if not line.isspace():
+                yield Sample(_KEY % number, (self._member(line, number, path),))
+
+    def _space(self, line_bytes: int) -> int:
+        """Return the space of a line in a shard, with its share of headers and padding."""
+        if self._pack:
+            return max(_MIN_BYTES, line_bytes + line_bytes // 512 + 1)
+        return member_bytes(_LINE_NAME_BYTES, line_bytes)
+
+    def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
+        """Yield number, line and file of each line between two positions, blank ones included."""
+        file, at, number = first
+        for each in range(file, last[0] + 1):
+            with self._opened(each, at) as lines:
+                for line in lines:
+                    yield number, line, self._files[each][0]
+                    if number == last[2]:
+                        return
+                    number += 1
+            at = 0
+
+    @contextmanager
+    def _opened(self, file: int, at: int) -> Iterator[BinaryIO]:
+        """Yield the lines of a file from an offset. Raises InputError."""
+        fact = self._files[file]
+        codec = _CODECS.get(Path(fact[0]).suffix.lower())
+        if codec is None:
+            with open_unchanged(fact) as lines:
+                lines.seek(at)
+                yield lines
+            return
+
+        inflated = self._inflating(file, codec)
+        try:
+            with codec_errors(codec, fact[0]):
+                inflated.seek(at)
+                yield inflated
+        except ShardError as exn:
+            raise InputError(
+                exn.message,
+                url=fact[0],
+                remedy="compress the file again, or leave it out",
+            ) from exn
+
+    def _inflating(self, file: int, codec: Codec) -> BinaryIO:
+        """Return the content of a compressed file, which stays open until another is read."""
+        if self._inflated is not None:
+            number, inflated = self._inflated
+            if number == file:
+                return inflated
+            inflated.close()
+        fact = self._files[file]
+        open_unchanged(fact).close()
+        inflated = codec.open(Path(fact[0]))
+        self._inflated = file, inflated
+        return inflated
+
+    def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
+        if self._field is None:
+            return "json", line.rstrip(b"\r\n")
+        try:
+            text = json.loads(line)[self._field]
+            if isinstance(text, str):
+                return "txt", utf8(text)
+            reason = f"its {self._field!r} is not a text"
+        except (KeyError, TypeError):
+            reason = f"it has no field {self._field!r}"
+        except ValueError as exn:
+            reason = f"it is not JSON ({exn})"
+        raise InputError(
+            f"line {number:,}, counted from 0 through all files, cannot be used: {reason}",
+            url=path,
+            remedy="correct the line, or write whole lines, without --field",
+        )
+
+
+def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
+    """Yield lines in blocks of about a mebibyte.
+
+    Blank lines become empty ones, which readers count and leave out.
+    """
+    for first, line, _ in lines:
+        block = [line]
+        size_bytes = len(line)
+        while size_bytes < _BLOCK_BYTES:
+            following = next(lines, None)
+            if following is None:
+                break
+            _, line, _ = following
+            block.append(line)
+            size_bytes += len(line)
+        texts = [b"" if each.isspace() else each.rstrip(b"\r\n") for each in block]
+        content = b"\n".join(texts) + b"\n"
+        count = sum(1 for text in texts if text)
+        yield Sample(f"{FOLDER}/{_KEY % first}", (("json", content),), count)

@@ -1,0 +1,85 @@
+"""Cuts and names by which a dataset becomes shards. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache.url_names import is_shard
+from shardcache.writing.sample_tar import END
+
+SHARD_NAMES = "shard-%06d.tar"
+
+_NUMBER = re.compile(r"%0?\d*d")
+
+
+@dataclass(slots=True)
+class Cut:
+    """The samples of one shard.
+
+    Attributes:
+        first: position of the first in the input.
+        last: position of the last, which is included.
+        samples: number of them.
+        size_bytes: in the tar; exact if the input gives exact sizes.
+    """
+
+    first: Any
+    last: Any
+    samples: int
+    size_bytes: int
+
+
+def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[Cut]:
+    """Cut samples, given size and position of each, to shards that are as full as they may be.
+
+    A sample larger than `shard_size_bytes`, the maximum of a shard, is a shard by itself.
+    """
+    shard: Cut | None = None
+    for size_bytes, position in samples:
+        if shard is None or shard.size_bytes + size_bytes > shard_size_bytes:
+            if shard is not None:
+                yield shard
+            shard = Cut(position, position, 0, len(END))
+        shard.last = position
+        shard.samples += 1
+        shard.size_bytes += size_bytes
+    if shard is not None:
+        yield shard
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """Names of shards by number, from a pattern such as `train-%06d.tar`.
+
+    Raises ConfigError for any other pattern.
+    """
+
+    pattern: str = SHARD_NAMES
+
+    def __post_init__(self) -> None:
+        fixed = _NUMBER.sub("", self.pattern, count=1)
+        has_one_number = fixed != self.pattern and "%" not in fixed
+        is_visible_file = "/" not in fixed and not fixed.startswith(".")
+        if not has_one_number or not is_visible_file or fixed[-4:] != ".tar":
+            raise ConfigError(
+                f"not a pattern for names of shards: {self.pattern!r}",
+                remedy="write one number with %, and the suffix .tar: train-%06d.tar",
+            )
+
+    def name(self, number: int) -> str:
+        """Return the name of shard `number`, counted from 0."""
+        return self.pattern % number
+
+    def foreign(self, names: Iterable[str]) -> list[str]:
+        """Return the names of shards that the pattern cannot have produced, sorted.
+
+        Those of other files that readers take for shards are among them.
+        """
+        return sorted(name for name in names if is_shard(name) and not self._is_own(name))
+
+    def _is_own(self, name: str) -> bool:
+        head, tail = _NUMBER.split(self.pattern)
+        digits = name.removeprefix(head).removesuffix(tail)
+        return digits.isdecimal() and self.name(int(digits)) == name

@@ -1,0 +1,122 @@
+"""One shard in the making: a local tar."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from shardcache import errors
+from shardcache.config import MIB
+from shardcache.tarindex.contents import TokenMember, rows_of, tokens_in
+from shardcache.tarindex.grouping import Adjacency, Grouping
+from shardcache.writing.sample_tar import END, Sample, as_table, shown, utf8
+
+
+class ShardFile:
+    """A local tar that grows by samples, and counts their members and tokens.
+
+    Attributes:
+        path: of the tar.
+        samples: number of samples so far.
+        members: number of members so far, by extension.
+        tokens: number of tokens so far; None if they are not counted.
+    """
+
+    def __init__(self, path: Path, member: TokenMember | None = None) -> None:
+        """Begin a tar, which replaces an older file. Raises DiskError if it cannot be written.
+
+        Args:
+            path: of the tar.
+            member: the one whose tokens to count, if any.
+        """
+        self.path = path
+        self.samples = 0
+        self.members = Counter[str]()
+        self.tokens = None if member is None else 0
+        self._member = member
+        self._last_key: str | None = None
+        self._grouping = Grouping()
+        with writing(path):
+            self._file: BinaryIO = path.open("wb", buffering=MIB)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size that the tar would have if it ended here."""
+        return self._file.tell() + len(END)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample.
+
+        Raises SampleError for one with the key of the one before, TokensError for a bad array.
+        """
+        if sample.key == self._last_key:
+            raise errors.SampleError(
+                f"two samples in succession have the key {shown(sample.key)}; readers would take "
+                "them for one",
+                remedy="give each sample its own key",
+            )
+        self._last_key = sample.key
+        self._count_tokens(sample)
+        with writing(self.path):
+            self._file.writelines(sample.tar())
+        for extension, data in sample.members:
+            self.members[extension.lower()] += sample.count
+            self._grouping.add([(utf8(f"{sample.key}.{extension}"), 0, len(data), None)])
+        self.samples += sample.count
+
+    def _count_tokens(self, sample: Sample) -> None:
+        if self._member is None or self.tokens is None:
+            return
+        wanted = self._member.extension.lower()
+        for extension, data in sample.members:
+            if extension.lower() == wanted:
+                self.tokens += tokens_in(data, self._member, sample.key)
+
+    def finish(self) -> None:
+        """Write the end of the archive, and close the file.
+
+        Raises SampleError if two samples have one key, and not the same members.
+        """
+        torn = Adjacency(self._grouping.finish()).torn()
+        if torn is not None:
+            key, _, _ = torn
+            raise errors.SampleError(
+                f"two samples have the key {shown(key)}, and not the same members; readers "
+                "would refuse the shard",
+                remedy="give each sample its own key, or write all of its members at once",
+            )
+        with writing(self.path):
+            self._file.write(END)
+            self._file.close()
+
+    def write_rows(self, path: Path, number: int, version: str | None) -> None:
+        """Write the part of the sample table about this shard.
+
+        Args:
+            path: of the part.
+            number: of the shard in the index.
+            version: of the shard, for the table; None for a local one.
+        """
+        rows = rows_of(self._grouping.finish())
+        with writing(path), path.open("wb") as file:
+            file.writelines(as_table(number, version, rows))
+
+    def discard(self) -> None:
+        """Remove the file, finished or not."""
+        with suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Translate the errors of a local file that cannot be written."""
+    try:
+        yield
+    except OSError as exn:
+        raise errors.DiskError(
+            f"cannot write the file ({exn.strerror})",
+            url=str(path),
+            remedy="free space there; unfinished shards for an object store lie in $TMPDIR",
+        ) from exn
