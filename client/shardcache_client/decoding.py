@@ -123,6 +123,11 @@ class Pipeline:
         return any(is_filter for is_filter, _ in self.stages)
 
     @property
+    def leaves_out(self) -> bool:
+        """True if samples may be left out without an error: filtered out, or skipped for want of a member."""
+        return self.filters or self.missing == "skip"
+
+    @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
         """The names of a mixture's sources, and the number in the manifest of each one's first shard."""
         return (), ()
@@ -200,6 +205,11 @@ class PipelineBySource(Pipeline):
     def filters(self) -> bool:
         """True if samples may be filtered out."""
         return super().filters or any(source.filters for source in self.sources.values())
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if samples of any source may be left out without an error."""
+        return super().leaves_out or any(source.leaves_out for source in self.sources.values())
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:

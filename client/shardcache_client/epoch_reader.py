@@ -14,7 +14,7 @@ from shardcache_client.batches.sample_run import SampleRun, samples_of_worker
 from shardcache_client.batches.stage_run import StageRun
 from shardcache_client.batches.staged_epoch import StagedForm
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.handlers import Handler
+from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment, Deal, SpanDeal, check
 from shardcache_client.order.rounds import Partition, Topology
 from shardcache_client.position import rank_state, staged_state
@@ -227,7 +227,8 @@ class EpochReader(Generic[T_co]):
         if states and states[0].counted != deal.counted:
             deal = self._dealing.deal(self.manifest, counted=states[0].counted)
         dataset = settings.datasets[deal.counted]
-        return StagedForm(dataset, self._uneven(deal), settings.stage, self.seed, settings.seeds)
+        leaves_out = settings.pipeline.leaves_out or self._on_error is not reraise
+        return StagedForm(dataset, self._uneven(deal), settings.stage, self.seed, settings.seeds, leaves_out)
 
     def _uneven(self, deal: Deal) -> Deal:
         """Return a deal by which each sample comes once. A stage makes ranks equal; after a filter they may differ."""

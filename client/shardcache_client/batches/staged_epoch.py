@@ -23,6 +23,8 @@ class StagedForm:
         deal: of its samples, or of its shards if these are not counted.
         stage: what regroups the samples; None if they come one by one.
         seed, seeds: of the dataset; those drawn, as in states.
+        leaves_out: True if samples may be left out before the stage, so that ranks come to other places with equally
+            many samples.
     """
 
     dataset: str
@@ -30,6 +32,13 @@ class StagedForm:
     stage: Stage | None
     seed: int
     seeds: Mapping[str, int]
+    leaves_out: bool = False
+
+    @property
+    def is_in_step(self) -> bool:
+        """True if the place of a reader tells those of the same worker of all ranks."""
+        is_known = self.deal.counted and not self.leaves_out
+        return is_known and self.stage is not None and self.stage.is_in_step
 
     def ends_together(self, reader: Topology) -> bool:
         """Return True if all readers end after the same number of items, so that one knows it of all."""
@@ -131,7 +140,7 @@ class StagedEpoch:
             counted=deal.counted,
             over=over,
             ended=ended,
-            in_step=form.stage is not None and form.stage.is_in_step,
+            in_step=form.is_in_step,
             sources=deal.sources_of(self.epoch) if isinstance(deal, SpanDeal) else {},
             seeds=form.seeds,
         )

@@ -10,7 +10,9 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from shardcache.errors import ConfigError
 from shardcache_client import Mixture, ShardDataset
+from shardcache_client.handlers import ignore_and_continue
 from shardcache_client.lengths import LengthBatches, batch_by_length
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make
@@ -172,3 +174,31 @@ def test_filter_can_be_added_and_removed_in_an_epoch(make: Make) -> None:
     passed = len(order) - len(rest)
     assert rest == order[passed:]
     assert kept == [key for key in order[len(taken) : passed] if key in KEPT]
+
+
+LEFT_OUT: list[dict[str, Any]] = [
+    {"on_error": ignore_and_continue},
+    {"members": "jpg", "missing": "skip"},
+    {"even": None, "filter": is_kept},
+]
+
+
+@pytest.mark.parametrize("options", [{}, *LEFT_OUT])
+def test_state_of_one_rank_is_enough_only_if_no_sample_is_left_out_before_batching(
+    make: Make, options: dict[str, Any]
+) -> None:
+    """Ranks of which some leave out more read on from other places; the error says what to load."""
+
+    def loader(rank: int) -> Any:
+        further = dict(options)
+        kept = further.pop("filter", None)
+        dataset = make(rank=rank, world_size=2, **further)
+        return load(by_length(dataset if kept is None else dataset.filter(kept)), num_workers=0)
+
+    resumed = loader(1)
+    resumed.load_state_dict(saved(loader(0)))
+    if options:
+        with pytest.raises(ConfigError, match="states of all ranks"):
+            resumed.state_dict()
+    else:
+        assert saved(resumed) == saved(loader(1))
