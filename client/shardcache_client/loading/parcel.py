@@ -21,14 +21,15 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is torch.Tensor and _is_plain(value):
-            return torch.from_numpy, (value.numpy(),)
+            # numpy has no bits for a sign or a conjugation yet to be computed.
+            return torch.from_numpy, (value.resolve_conj().resolve_neg().numpy(),)
         return NotImplemented
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return True if numpy can have the tensor's memory, and nothing else is to be kept of it."""
     is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return is_dense and not tensor.requires_grad and tensor.dtype in _OF_NUMPY and not tensor.is_conj()
+    return is_dense and not tensor.requires_grad and tensor.dtype in _OF_NUMPY
 
 
 _OF_NUMPY = {
@@ -80,6 +81,7 @@ class Parcel:
 
     def value(self) -> Any:
         """Unpack the value, whose arrays share the parcel's memory."""
-        whole = memoryview(b"") if self.memory is None else self.memory.numpy().data
+        # That of empty arrays can be written, too: torch warns of any other.
+        whole = memoryview(bytearray()) if self.memory is None else self.memory.numpy().data
         buffers = [whole[start:stop] for start, stop in pairwise(accumulate(self.sizes, initial=0))]
         return pickle.loads(self.head, buffers=buffers)
