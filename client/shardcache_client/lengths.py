@@ -135,7 +135,8 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
         The same ranks and workers read their buffers again and continue with exactly the next batch. With other ranks
         or workers, the states of all ranks resume with exactly those samples that were in no batch yet; the state of
         one rank makes them re-read the other ranks' current buffers from the start, so at most `sort_buffer` samples
-        per reader come twice, and none is lost.
+        per reader come twice, and none is lost. Where a handler, `missing="skip"` or a filter may leave out samples
+        before they are batched, and for uncounted shards, other ranks refuse it with a ConfigError.
         """
         self._followed().load_state_dict(state)
 
