@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardcache.fetch.claims import Claim, RoundRobin
 from shardcache.fetch.origin_states import Limit
+from shardcache.fetch.slot_claims import Claim, RoundRobin
 from shardcache.units import size
 
 _GRANTS_PER_S = 50

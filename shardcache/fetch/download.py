@@ -15,7 +15,6 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.claims import AskPriority, Claim
 from shardcache.fetch.etags import Etags
 from shardcache.fetch.hedging import HEDGED_SHARE, MAX_PARTS
 from shardcache.fetch.origin_states import Limit
@@ -24,6 +23,7 @@ from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
 from shardcache.fetch.scheduler import Scheduler
 from shardcache.fetch.shard_download import ShardDownload
+from shardcache.fetch.slot_claims import AskPriority, Claim
 from shardcache.fetch.tier_requests import TierFirst
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin

@@ -131,7 +131,7 @@ class PausableRead(Flow):
         if self._may_read:
             self._restart()
 
-    # claims.Pausable
+    # slot_claims.Pausable
 
     def halt(self) -> None:
         """Pause."""

@@ -8,11 +8,11 @@ from functools import partial
 
 from shardcache.errors import OriginError
 from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.claims import Claim
 from shardcache.fetch.hedging import LOOK_AGAIN
 from shardcache.fetch.race import race
 from shardcache.fetch.reads import PausableRead
 from shardcache.fetch.scheduler import Scheduler
+from shardcache.fetch.slot_claims import Claim
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
-from shardcache.fetch.claims import AskPriority, Claim, ClaimGroup, Rank, Ranking, RoundRobin
 from shardcache.fetch.hedging import HEDGED_SHARE, Hedging
 from shardcache.fetch.origin_states import Aimd, Limit, OriginLoad, OriginState
+from shardcache.fetch.slot_claims import AskPriority, Claim, ClaimGroup, Rank, Ranking, RoundRobin
 from shardcache.fetch.stopwatch import now_s
 
 # Origins remembered: those in use and the most recent ones.

@@ -5,9 +5,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from shardcache.fetch.claims import AskPriority, Claim
 from shardcache.fetch.reads import Coming
 from shardcache.fetch.requests import RequestSpan
+from shardcache.fetch.slot_claims import AskPriority, Claim
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of
 from shardcache.store.partial import Partial

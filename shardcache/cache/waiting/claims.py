@@ -11,7 +11,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, Wait, longest_wait
-from shardcache.fetch.claims import Priority
+from shardcache.fetch.slot_claims import Priority
 from shardcache.store.space import Reservation
 
 

@@ -17,8 +17,8 @@ from shardcache.errors import (
     OutdatedError,
     ShardChangedError,
 )
-from shardcache.fetch.claims import WAITING, Priority
 from shardcache.fetch.reads import Coming
+from shardcache.fetch.slot_claims import WAITING, Priority
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject

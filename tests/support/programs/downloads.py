@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardcache.config import OriginTable, Settings
-from shardcache.fetch.claims import Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
+from shardcache.fetch.slot_claims import Priority
 from shardcache.metrics import Counters
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins

@@ -14,8 +14,8 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import ShardChangedError
-from shardcache.fetch.claims import Priority
 from shardcache.fetch.reads import PausableRead
+from shardcache.fetch.slot_claims import Priority
 from shardcache.origin.objects import RemoteObject
 from shardcache.protocol import ShardRef
 from shardcache.store.folder.layout import Layout

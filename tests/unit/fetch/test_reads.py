@@ -8,8 +8,8 @@ import pytest
 
 from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.claims import WAITING, Claim, Priority
 from shardcache.fetch.reads import PausableRead
+from shardcache.fetch.slot_claims import WAITING, Claim, Priority
 from support.programs.still_loop import leaping, pass_time
 
 RATE = 1_000_000

@@ -7,10 +7,10 @@ import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
 from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.claims import Claim, Priority
 from shardcache.fetch.race import race
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.scheduler import Scheduler
+from shardcache.fetch.slot_claims import Claim, Priority
 from shardcache.fetch.tier_requests import TierFirst
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
-from shardcache.fetch.claims import WAITING, Claim, Priority
 from shardcache.fetch.origin_states import OriginLoad
 from shardcache.fetch.scheduler import ASK_AGAIN_S, Scheduler
+from shardcache.fetch.slot_claims import WAITING, Claim, Priority
 from support.programs.guard import GUARD_S
 from support.programs.still_loop import leaping, pass_time, still, turns
 
