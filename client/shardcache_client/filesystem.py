@@ -149,6 +149,24 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
         return {"name": self._path(ref.url), "size": ref.size_bytes, "type": "file", "version": ref.version}
 
+    def exists(self, path: str, **_options: Any) -> bool:
+        """Return whether there is a file or folder. Unlike fsspec's own, raises the errors of a failing store."""
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        """Return whether there is a file. Raises as `exists` does."""
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        """Return whether there is a folder. Raises as `exists` does."""
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
+
     def modified(self, path: str) -> datetime:
         """Return since when this filesystem knows the file's present version: another time for another version.
 

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access import AllowList, Peer, is_sound
+from shardcache.access import WEB, AllowList, Peer, is_sound, protocol_of
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.versions.history import History
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
@@ -234,6 +234,9 @@ class Manifests:
 
     async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
         """Return the shards of all patterns, whatever is listed already."""
+        if wanted == "objects":
+            objects = [await self._object(url) for url in patterns]
+            return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
         named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
         lists: list[Shards] = []
         for pattern, shards in zip(patterns, named, strict=True):
@@ -247,12 +250,26 @@ class Manifests:
             raise NotFoundError("no urls given", remedy="name at least one shard")
 
         joined = await asyncio.to_thread(Shards.joined, lists)
-        if wanted in ("files", "objects"):
+        if wanted == "files":
             joined = await self._with_versions(joined)
         for listing in self._known.values():
             if listing.shards is joined:
                 return listing
         return await asyncio.to_thread(Listing, joined)
+
+    async def _object(self, url: str) -> ShardRef:
+        """Return an object, or a ref without a version where a folder may be. Raises the origin's errors.
+
+        Only the origin's word that there is no object may lead to the search for a folder: after
+        any other error, the object would seem to be missing.
+        """
+        try:
+            obj = await self._downloader.stat_ahead(self._origins.origin(url), url)
+        except NotFoundError:
+            if protocol_of(url) in WEB:  # web servers have no folders
+                raise
+            return ShardRef(url)
+        return ShardRef(url, obj.version, obj.size_bytes)
 
     async def _with_versions(self, shards: Shards) -> Shards:
         """Return files with versions and sizes, which their origins are asked for."""
@@ -322,8 +339,6 @@ def _unpacked(packed: bytes) -> Listing:
 
 def _named(pattern: str, wanted: Wanted) -> Shards | None:
     """Return what a pattern itself names; None if the origin has to be asked. Blocks."""
-    if wanted == "objects":
-        return Shards.of([ShardRef(pattern)])
     if wanted == "entries":
         return None
     return named_by_braces(pattern)

@@ -16,8 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests.abstract import AbstractFixtures
 from fsspec.tests.abstract.get import AbstractGetTests
 
-from shardcache.errors import ConfigError, NotAllowedError, NotFoundError
+from shardcache.errors import ConfigError, NotAllowedError, NotFoundError, OriginUnavailableError
 from shardcache_client.filesystem import ShardcacheFileSystem
+from support.network.scripted_server import ScriptedServer, answer
 from support.programs.daemon import Daemon, eventually
 from support.stores.buckets import Bucket
 from support.stores.canary import GatedStore
@@ -140,6 +141,24 @@ def test_error_of_a_missing_path_takes_it_for_neither_a_file_nor_a_folder(
     with pytest.raises(NotFoundError, match=f"{path}/missing.bin: there is neither a file nor a folder") as caught:
         getattr(fs, ask)(f"{path}/missing.bin")
     assert f"ls {tmp_path}/" in caught.value.remedy
+
+
+@pytest.mark.parametrize("ask", ["info", "open", "exists", "isfile", "isdir"])
+def test_failing_store_is_not_a_missing_file(ask: str, options: dict[str, Any]) -> None:
+    """A program that asks first whether a file is there must not take an outage for its absence."""
+    with ScriptedServer(answer(b"", status="500 Internal Server Error")) as server:
+        fs, path = fsspec.url_to_fs(f"shardcache::{server.url('/a.bin')}", **options)
+        with pytest.raises(OriginUnavailableError, match="500"):
+            getattr(fs, ask)(path)
+
+
+def test_missing_file_of_a_web_server_is_a_missing_file(options: dict[str, Any]) -> None:
+    """Web servers have no folders, in which the url might be looked for."""
+    with ScriptedServer(answer(b"", status="404 Not Found")) as server:
+        fs, path = fsspec.url_to_fs(f"shardcache::{server.url('/a.bin')}", **options)
+        with pytest.raises(FileNotFoundError):
+            fs.info(path)
+        assert not fs.exists(path)
 
 
 def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> None:
