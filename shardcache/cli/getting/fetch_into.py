@@ -13,19 +13,17 @@ from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.getting.get_progress import Progress, shown
 from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
-from shardcache.cli.getting.wanted_files import LIMIT_S, find_files
+from shardcache.cli.getting.wanted_files import PATIENCE, find_files
 from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
 from shardcache.private import PrivatePlace
 from shardcache.protocol import Json, ShardRef
 from shardcache.redact import redact
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.paths import CachedFile, session_of
 
 _JOB = "shardcache get"
-# A daemon that stops drains for at most 20 s, and the next one starts in seconds.
-_PATIENCE = Patience(limit_s=LIMIT_S, away_s=30.0)
 
 
 def fetch_into(
@@ -161,7 +159,7 @@ def _held(
     if not todo:
         return
     manifest = Manifest.of(todo.values())
-    with session_of(choice, reader, manifest, "files", _PATIENCE) as session:
+    with session_of(choice, reader, manifest, "files", PATIENCE) as session:
         session.on_wait = on_wait
         for number, (names, ref) in enumerate(todo.items()):
             yield names, ref, CachedFile(session, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -11,12 +11,15 @@ from shardcache.access import WEB, checked, protocol_of
 from shardcache.cli.getting.placed_files import Names
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.protocol import ShardRef, local_path
-from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.choice import DaemonChoice, Patience
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import resolve
+from shardcache_client.daemon.session import Session
 
-LIMIT_S = 7 * 86_400.0
-"""Time that anything may take: a file may take hours."""
+PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=30.0)
+"""Time that anything may take, as a file may take hours, and that a daemon may be away.
+
+A daemon that stops drains for at most 20 s, and the next one starts in seconds.
+"""
 
 _PATTERN = re.compile(r"[*?\[{]")
 
@@ -38,13 +41,13 @@ class WantedFiles:
 
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
     """Return the files of a source. Raises ConfigError if two would have the same name."""
-    refs = list(resolve(choice, reader, [source], LIMIT_S, "files"))
+    refs = _listed(source, choice, reader)
     is_missing = [ref.url for ref in refs] == [source] and refs[0].version is None
     if is_missing and protocol_of(source) not in WEB:  # web servers have no folders
         # Not an object: a folder, or a repository on the Hub.
         folder = f"{source}/"
         with suppress(NotFoundError):
-            refs = list(resolve(choice, reader, [folder], LIMIT_S, "files"))
+            refs = _listed(folder, choice, reader)
             source = folder
 
     base = _base_of(source)
@@ -63,6 +66,11 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
             )
     is_one_url = not source.endswith("/") and _PATTERN.search(source) is None
     return WantedFiles(named, refused, is_one_url and len(refs) == len(named) == 1)
+
+
+def _listed(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
+    with closing(Session(choice, reader, PATIENCE)) as session:
+        return list(session.resolve([source], "files"))
 
 
 def _base_of(source: str) -> str:
