@@ -27,8 +27,8 @@ LIMITS: dict[str, float] = {
     "files that a reader's message touches": 4,
     "arguments of a service's constructor": 6,
     "classes of a reader's position": 11,  # six of them of numbered samples; those of all others are to go
-    # Each of one idea: some 36 fetch, carry and request it. Of the reader, some are for samples without numbers.
-    "files that a cold shard passes": 130,
+    # Of one idea each: some 60 keep, fetch and index it, 36 carry it; of the reader, some are for samples without numbers.
+    "files that a cold shard passes": 142,
 }
 
 
