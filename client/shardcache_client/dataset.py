@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from torch import Generator
+from torch import Generator, from_numpy
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shardcache.errors import ConfigError
@@ -36,6 +36,7 @@ from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_
 from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
 from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
 from shardcache_client.sharing.epoch_counter import EpochCounter
+from shardcache_client.stages.pack import Block, Fitted, numpy_block
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
 _OF_A_DATALOADER = inspect.signature(DataLoader).parameters.keys() - {"dataset"}
@@ -56,6 +57,15 @@ def _asked_size(batch_size: int) -> int:
     if not frame.f_locals["self"].auto_collation:
         return 1
     return len(frame.f_locals["possibly_batched_index"])
+
+
+def _tensor_block(samples: Sequence[Fitted]) -> Block[Any]:
+    """Return a block of tensors."""
+    block = numpy_block(samples)
+    for name in ("cu_seqlens", "positions", "tokens"):
+        if name in block:
+            block[name] = from_numpy(block[name])
+    return block
 
 
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
@@ -150,6 +160,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         def map(self, function: Callable[[T_co], U]) -> "ShardDataset[U]":
             """See `ShardReader.map`."""
 
+        def pack(self, *args: Any, **options: Any) -> "ShardDataset[Block[T_co]]":
+            """See `ShardReader.pack`."""
+
     def __iter__(self) -> Iterator[T_co]:
         return self._begin(_iteration())
 
@@ -158,6 +171,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         prepare(self._settings.handover)
 
     _asked_size = staticmethod(_asked_size)
+    _block_of = staticmethod(_tensor_block)
 
     def _why_not_counted(self) -> str:
         remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
@@ -232,7 +246,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         It begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset holds for its loaders, too.
 
         Args:
-            batch_size: samples per batch; None for samples one by one. Default: the dataset's.
+            batch_size: samples per batch; None for samples one by one. Default: the dataset's. For blocks of `pack`,
+                their number in a list; default: None.
             num_workers: number of workers. Default: this process's share of the CPUs, 8 at most.
             workers: "processes"; or "threads", for decoders that release Python's global lock for most of their time,
                 such as those of images: nothing is copied or pickled between processes then. The batches are the same.
@@ -251,7 +266,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 remedy="omit it; more batches made ahead, prefetch_factor=, even out the time that they take",
             )
         if batch_size == "dataset":
-            batch_size = self.batch_size
+            # A dataset's batch_size counts samples, and not the groups that a stage makes of them.
+            batch_size = self.batch_size if self._settings.stage is None else None
         reader = self._in_batches_of(batch_size)
         options |= {"batch_size": batch_size, "num_workers": num_workers, "workers": workers}
         options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}

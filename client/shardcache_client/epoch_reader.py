@@ -269,7 +269,9 @@ class EpochReader(Generic[T_co]):
                 "with a filter, global batches would depend on the number of workers",
                 remedy="omit global_batch_size; or filter when shards are written",
             )
-        if self._settings.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
+        is_made_equal = self._settings.stage is not None
+        needs_equal = topology.world_size > 1 and self._dealing.even is not None
+        if self._settings.pipeline.filters and needs_equal and not is_made_equal:
             raise ConfigError(
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
                 "together would wait for each other",

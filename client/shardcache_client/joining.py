@@ -124,6 +124,8 @@ def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None
             f"source {name!r} has decode, members, missing, tokens, map or filter, or consists of sources itself",
             remedy='write Joined(sources, decode={"cap.txt": "text"}, ...).map(function), which is for all members',
         )
+    if reader._settings.stage is not None:
+        raise ConfigError(f"source {name!r} yields groups of samples", remedy="join samples, and pack those of Joined")
     if reader is not first and reader.manifest.choices is not None:
         raise ConfigError(f"source {name!r} is a selection", remedy="select among the samples of Joined")
 

@@ -12,10 +12,8 @@ from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, 
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.loading.loader import ShardLoader
-from shardcache_client.order.rounds import Topology
-from shardcache_client.ranks.distributed import Agreement, MeetingPlace
+from shardcache_client.ranks.distributed import MeetingPlace, agreement_of
 from shardcache_client.stages.by_length import ByLength
-from shardcache_client.stages.stage import Agree
 
 _made: Counter[str] = Counter()
 
@@ -76,15 +74,9 @@ def batch_by_length(
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
-    agreement = partial(_agreement, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
+    agreement = partial(agreement_of, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
     stage = ByLength(max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement)
     return LengthBatches(dataset, dataset.regrouped(stage))
-
-
-def _agreement(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
-    """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
-    channel = f"{name}/{reader.worker}of{reader.workers}"
-    return Agreement(channel, reader, timeout_s, place).greatest
 
 
 class LengthBatches(IterableDataset[B_co], Generic[B_co]):

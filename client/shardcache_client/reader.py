@@ -32,6 +32,7 @@ from shardcache_client.position.state import Saved
 from shardcache_client.ranks.environment import job_name
 from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
 from shardcache_client.settings import DatasetSettings
+from shardcache_client.stages.pack import Block, Pack, numpy_block
 from shardcache_client.stages.stage import Stage
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def _decode(value: Any) -> Any:
 def _missing(value: Any) -> Any:
     return value if isinstance(value, Mapping) else arguments.one_of("error", "skip").converted(value)
 
+
+MAX_TOKENS = 2**31 - 1  # offsets in blocks are int32
 
 ARGUMENTS = {
     "urls": arguments.URLS,
@@ -213,6 +216,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         It has the same shards and order, begins with this one's epoch, and keeps epochs and states of its own. An
         exception of the function becomes a DecodeError, which goes to `on_error`.
         """
+        self._check_are_samples("map()")
         return cast(ShardReader[U], self._derived(pipeline=self._settings.pipeline.then(function)))
 
     @arguments.checked(function=arguments.FUNCTION)
@@ -222,6 +226,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         Its length is unknown, and ranks get different numbers of items: with several ranks, the dataset needs
         `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
         """
+        self._check_are_samples("filter()")
         return self._derived(pipeline=self._settings.pipeline.then(function, is_filter=True))
 
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
@@ -243,6 +248,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
             ) from exn
 
     def _selected(self, choices: Choices) -> Self:
+        self._check_are_samples("choosing some of them")
         manifest = self.manifest.select(choices)
         if not manifest.samples:
             raise ConfigError("no sample is selected", remedy="select at least one")
@@ -261,12 +267,103 @@ class ShardReader(Selecting, EpochReader[T_co]):
 
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
+        self._check_are_samples("indexed()")
         mesh = self._group.given if isinstance(self._group.given, MeshRanks) else None
         return IndexedShards(self._settings, ReaderIdentity(self._job), window, mesh)
 
+    @arguments.checked(
+        max_tokens=arguments.whole(1, MAX_TOKENS),
+        length=arguments.FUNCTION.or_none(),
+        tokens=arguments.FUNCTION.or_none(),
+        window=arguments.whole(2, arguments.MAX_BATCH),
+        on_error=arguments.Accepts(ANY_HANDLER, handler_of),
+        timeout_s=arguments.SECONDS,
+    )
+    def pack(
+        self,
+        max_tokens: int,
+        length: Callable[[T_co], int] | None = None,
+        *,
+        tokens: Callable[[T_co], Any] | None = None,
+        window: int = 512,
+        on_error: Handler | str = reraise,
+        timeout_s: float = 300.0,
+    ) -> ShardReader[Block[T_co]]:
+        """Return a dataset of blocks of whole samples, with epochs and states of its own, for training without padding.
+
+            dataset = ShardDataset(urls, shuffle=True, decode={"npy": "numpy"})
+            blocks = dataset.pack(8_192, tokens=lambda sample: sample["npy"])
+            for block in blocks.loader(num_workers=4):
+                block["tokens"], block["positions"], block["cu_seqlens"], block["max_seqlen"]
+
+        Samples are put together where they fit best, among `window` of them, into blocks of at most `max_tokens`
+        tokens; none is cut, and each comes once. A `Block` has the samples, and the arrays that attention within
+        samples takes. Functions are given either what a training loop concatenates by itself (`length`), or what is
+        concatenated here (`tokens`); the samples are in the block in both cases, with their keys and sources.
+
+        Every rank gets the same number of blocks. Ranks with short samples get ahead and, near the end of an epoch,
+        give blocks that are less full; one that has given all of its samples repeats the last one in each block that
+        others still need. Samples that are `window` or more places apart keep their order. In a mixture, a block has
+        samples of all sources, in the proportions that the mixture has among any samples.
+
+        The same ranks and workers resume with exactly the next block; others with exactly the samples that are left.
+        As ranks are at different places, that takes the states of all ranks.
+
+        Args:
+            max_tokens: maximum number of tokens in a block.
+            length: returns the number of tokens of a sample, always the same for the same sample.
+            tokens: in place of `length`, returns the tokens themselves: a tensor or array of one dimension. It is
+                called by the process that packs, which is the training loop's with `loader()`: tokenize in `map`.
+            window: number of samples that are kept in memory; by each worker, if a plain DataLoader reads the blocks. A
+                larger window leaves less room in blocks, where samples are long.
+            on_error: called with the SampleError of a sample that is longer than `max_tokens`, has no tokens, or whose
+                length is not a whole number. See `handlers`.
+            timeout_s: how long a rank waits for the others to fill their windows.
+
+        Raises:
+            ConfigError: an argument is invalid, numpy is missing, or the dataset has `global_batch_size`, or items that
+                are no samples; or, when iterating, the ranks share no key-value store over which to agree, or one of
+                them has no samples at all.
+            RankTimeoutError, RanksError: a rank does not answer.
+        """
+        self._check_can_pack(length, tokens)
+        agreement = self._group.agreements(f"blocks/{max_tokens}/{window}", timeout_s)
+        stage = Pack(max_tokens, window, length, tokens, handler_of(on_error), self._block_of, agreement)
+        return cast("ShardReader[Block[T_co]]", self.regrouped(stage))
+
+    _block_of = staticmethod(numpy_block)
+
+    def _check_can_pack(self, length: object, tokens: object) -> None:
+        if (length is None) == (tokens is None):
+            raise ConfigError(
+                "pack() needs the lengths of samples",
+                remedy="give it length=, a function that returns one; or tokens=, one that returns the tokens",
+            )
+        if self.has_global_batches:
+            raise ConfigError(
+                "the dataset has global_batch_size, and blocks have different numbers of samples",
+                remedy="omit global_batch_size",
+            )
+        try:
+            import numpy  # noqa: F401
+        except ImportError as exn:
+            raise ConfigError("blocks of samples need numpy", remedy="pip install numpy") from exn
+
     def regrouped(self, stage: Stage) -> Self:
-        """Return a dataset that yields what a stage makes of the samples, with epochs and states of its own."""
+        """Return a dataset that yields what a stage makes of the samples, with epochs and states of its own.
+
+        Raises ConfigError if this one has a stage already.
+        """
+        self._check_are_samples("pack() or batch_by_length()")
         return self._derived(stage=stage)
+
+    def _check_are_samples(self, what: str) -> None:
+        """Raise ConfigError if a stage regroups the samples, for `what` would have to come before it."""
+        if self._settings.stage is not None:
+            raise ConfigError(
+                f"{what} is for samples, and this dataset yields groups of them",
+                remedy="write it before pack(); what is made of a block belongs in loader(collate_fn=...)",
+            )
 
     def _derived(self, name: str = "", dealing: Assignment | None = None, **changes: Any) -> Self:
         """Return a copy with changes to its settings, and epochs and states of its own; `name` as for `of_copy`."""
@@ -441,6 +538,8 @@ def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]
 def _check(name: str, reader: ShardReader[Any]) -> None:
     if isinstance(reader, MixtureReader):
         raise ConfigError(f"source {name!r} is a mixture itself", remedy="give all sources to one mixture")
+    if reader._settings.stage is not None:
+        raise ConfigError(f"source {name!r} yields groups of samples", remedy="mix the samples, and pack the mixture")
     if reader.manifest.counts is None:
         raise reader.manifest.uncounted_error(f"source {name!r} cannot be mixed")
     if not reader.manifest.samples:

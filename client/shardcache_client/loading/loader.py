@@ -64,7 +64,9 @@ class ShardLoader(Generic[B_co]):
         self.dataset = _LoadedDataset(dataset)
         self._source = dataset
         self.batch_size: int | None = options["batch_size"]
-        self.collate_fn = collate_fn or (default_convert if self.batch_size is None else default_collate)
+        # Groups of samples, such as blocks, have different shapes.
+        is_listed = self.batch_size is None or reader._settings.stage is not None
+        self.collate_fn = collate_fn or (default_convert if is_listed else default_collate)
         self._reader = reader  # a copy, of this batch size
         self._options = dict(options)  # of a DataLoader
         for name, default in (

@@ -22,6 +22,7 @@ import torch.distributed
 from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
 from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks.environment import ranks_of_environment
+from shardcache_client.stages.stage import Agree
 
 if torch.distributed.is_available():
     from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -357,3 +358,9 @@ class Agreement:
             f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} ranks, "
             f"missing: {few} ({name} of {self._name})"
         )
+
+
+def agreement_of(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
+    """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
+    channel = f"{name}/{reader.worker}of{reader.workers}"
+    return Agreement(channel, reader, timeout_s, place).greatest

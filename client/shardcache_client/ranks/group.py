@@ -15,6 +15,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Topology
 from shardcache_client.ranks.environment import ranks_of_environment
+from shardcache_client.stages.stage import Agree
 
 _DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "replica", "shard", "batch", "world"}
 _DATA |= {"ep", "efsdp"}  # ranks that hold other experts have samples of their own
@@ -401,6 +402,30 @@ class RankGroup:
         """Return the group of a copy of the dataset, with epochs of its own, known by name or else by order."""
         return self
 
+    def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
+        """Return how a reader agrees with those of the same worker of all other ranks, for one iteration.
+
+        All ranks call this in the same order. The function raises ConfigError if there is nothing over which to agree.
+
+        Args:
+            what: is agreed on, in words that are the same on all ranks.
+            timeout_s: how long a reader waits for the others.
+        """
+        return _agreement_of_one
+
     def epochs(self, batches: Mapping[str, object]) -> Epochs:
         """Return the count of epochs that all ranks agree on, if they also agree on these options."""
         return Epochs()
+
+
+def _agreement_of_one(reader: Topology) -> Agree:
+    if reader.world_size > 1:
+        raise ConfigError(
+            f"{reader.world_size} ranks that share no key-value store cannot agree on how many items each gets",
+            remedy="use a ShardDataset, in a job of torch.distributed",
+        )
+    return _own_value
+
+
+def _own_value(name: str, value: int) -> int:
+    return value

@@ -24,6 +24,7 @@ from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, attempt
 from shardcache_client.ranks.environment import ranks_of_environment, ranks_of_ray_train
 from shardcache_client.ranks.group import Epochs, MeshRanks, RankGroup
+from shardcache_client.stages.stage import Agree
 
 log = logging.getLogger("shardcache")
 
@@ -35,6 +36,7 @@ _MAX_PASSES = 3
 _NEXT, _AGAIN = "next", "again"
 
 _made: Counter[tuple[str, Topology | None]] = Counter()  # by urls, and the ranks that the user named
+_agreed_on: Counter[tuple[str, Topology]] = Counter()  # by dataset and what its ranks agree on, and the rank
 
 
 def in_worker() -> bool:
@@ -179,6 +181,13 @@ class TorchRankGroup(RankGroup):
         if not name:
             group._options_of, group._compared = group._name, {}
         return group
+
+    def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
+        """Return how a reader agrees with those of other ranks; see `RankGroup`."""
+        kind = f"{self._dataset}/{what}"
+        own = (kind, self.ranks)
+        _agreed_on[own] += 1
+        return partial(distributed.agreement_of, f"{kind}/{_agreed_on[own]}", timeout_s, self._place)
 
     def epochs(self, batches: Mapping[str, object]) -> Epochs:
         """Return the count of epochs that all ranks agree on, if they also agree on these options."""

@@ -22,9 +22,9 @@ from itertools import chain
 from typing import Any
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.arguments import plain, whole
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.rounds import Topology, permutation
+from shardcache_client.stages.sample_length import length_of
 from shardcache_client.stages.stage import Agree, Mark, Placed, StageRun
 
 log = logging.getLogger("shardcache")
@@ -140,35 +140,13 @@ class _Rounds:
         """Add a sample to a buffer, unless it is too long, as `on_error` decides."""
         place, sample = placed
         try:
-            length = self._length_of(sample)
+            length = length_of(sample, self._stage.length(sample), self._stage.max_tokens)
         except SampleError as exn:
             buffer.refuse(place)
             self._refused += 1
             self._is_over = not self._on_error(exn)
         else:
-            buffer.add(sample, length, place)
-
-    def _length_of(self, sample: Any) -> int:
-        """Return the length of a sample. Raises SampleError if it is too long, or not a whole number."""
-        given = self._stage.length(sample)
-        fields = sample if isinstance(sample, dict) else {}
-        name = f"sample {fields.get('__key__', '')!r}"
-        url = fields.get("__url__")
-        try:
-            length: int = whole().converted(plain(given))
-        except (TypeError, ValueError):
-            raise SampleError(
-                f"{name} has length {given!r}, which is not a whole number",
-                url=url,
-                remedy="let the function return one",
-            ) from None
-        if length > self._stage.max_tokens:
-            raise SampleError(
-                f"{name} has length {length}, more than max_tokens={self._stage.max_tokens}",
-                url=url,
-                remedy="raise max_tokens",
-            )
-        return max(1, length)
+            buffer.add(sample, max(1, length), place)
 
     def _report(self) -> None:
         if self._refused:
