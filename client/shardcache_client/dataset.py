@@ -296,12 +296,13 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its source as `__source__`.
 
     Over any number of epochs each source has the number of samples that its weights say, exact to half a sample with
-    two sources and to one with up to four; `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any
-    consecutive samples of a reader, such as a batch, a source has its proportion, with an error of at most one sample
-    if there are two sources, and below four if there are more. Errors add up: one sample more where `even="pad"`
-    repeats a rank's last sample, and as many as were skipped and replaced. A reader that resumes on another number of
-    ranks or workers takes over what several readers have left, with the error of each. With `global_batch_size`, only
-    the samples of one batch are consecutive, and `canonical_nodes` parts of it have the error of each.
+    two sources and to one with up to four, one and a half if the weights change; `samples_of(epoch)` has the numbers.
+    An epoch spreads them evenly: among any consecutive samples of a reader, such as a batch, a source has its
+    proportion, with an error of at most one sample if there are two sources, and below four if there are more. Errors
+    add up: one sample more where `even="pad"` repeats a rank's last sample, and as many as were skipped and replaced. A
+    reader that resumes on another number of ranks or workers takes over what several readers have left, with the error
+    of each. With `global_batch_size`, only the samples of one batch are consecutive, and `canonical_nodes` parts of it
+    have the error of each.
 
     Each source keeps its own order and its own `shuffle_window`, and is read one round after another: if an epoch takes
     more than all of its samples, they come again in another order; if fewer, the next epoch continues after them. The

@@ -7,8 +7,8 @@ the next epoch where this one ends.
 What an epoch cannot take of a source, as samples are whole, it leaves to later ones. The samples up to the end of any
 epoch are divided in two, as near as can be to what either half of the sources is due by then, and these parts likewise.
 So two sources always have what they are due within half a sample, up to four within one, and so on by half a sample for
-each further division. Where weights change between epochs, it is E(n) = 1.5 E(n - 1) + 0.5 samples after n divisions
-(0.5, 1.25, 2.4, 4.1), since a source that is ahead may then be due nothing while the other one of its pair is. As the
+each further division. Where weights change between epochs, it is E(n) = 2 E(n - 1) + 0.5 samples after n divisions
+(0.5, 1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other one of its pair is. As the
 number of samples grows by one, one part of each division does, too: a source that is ahead waits, and no epoch would
 have to give samples back. What a source lacks while its weight is 0 waits for an epoch in which it has one.
 """

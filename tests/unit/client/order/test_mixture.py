@@ -110,6 +110,7 @@ def test_proportions_hold_in_each_part_of_a_global_batch(
 @example(40, ({}, [0.99, 0.01]))
 @example(40, ({50: [0.6, 0, 0.4], 60: [1, 0.01, 0]}, [0.985, 0.01, 0.005]))
 @example(3, ({3: [1.0, 34.0, 1.0, 1.0]}, [1.0, 1.0, 1.0, 1.0]))
+@example(3, ({epoch: [1.0, 1e-6, 1.0, 1.0] for epoch in range(1, 100, 2)}, [1e-6, 1.0, 1e-6, 1.0]))
 @example(1, ({epoch: [0.99 - epoch / 1e6, 0.01, 0.001] for epoch in range(1, 200)}, [1, 0.01, 0.001]))
 def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[int, list[float]], list[float]]) -> None:
     """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none is taken back.
@@ -120,7 +121,7 @@ def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[i
     by_epoch = {0: weights} | later
     sources = [source(str(number), [1]) for number in range(len(weights))]
     schedule = SourceQuotas.of(by_epoch, sources, samples)
-    bound, grows = Fraction(0), Fraction(3, 2) if later else 1
+    bound, grows = Fraction(0), 2 if later else 1
     for _division in range((len(weights) - 1).bit_length()):
         bound = bound * grows + Fraction(1, 2)
     bound += Fraction(1, 10**9)
