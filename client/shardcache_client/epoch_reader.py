@@ -241,7 +241,8 @@ class EpochReader(Generic[T_co]):
         """Return from where a rank, or its worker in a plain DataLoader, resumes an epoch."""
         if not states:
             return Resume(Progress(epoch))
-        return staged_state.resume(states, reader, counted=deal.counted)
+        stage = self._settings.stage
+        return staged_state.resume(states, reader, counted=deal.counted, stage=stage.name if stage else "")
 
     def _quota(self, reader: Topology, deal: Deal) -> int | None:
         """Return the number of samples that a reader is to be given; None for all that come."""

@@ -141,6 +141,7 @@ class StagedEpoch:
             over=over,
             ended=ended,
             in_step=form.is_in_step,
+            stage="" if form.stage is None else form.stage.name,
             sources=deal.sources_of(self.epoch) if isinstance(deal, SpanDeal) else {},
             seeds=form.seeds,
         )

@@ -15,7 +15,8 @@ from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.staged_epoch import StagedEpoch
 from shardcache_client.loading.numbered import BatchPosition, NumberedBatches
-from shardcache_client.loading.staged import Staged, StagedBatches, StagedPosition
+from shardcache_client.loading.staged import STAGED_CHUNK, Staged, StagedBatches, StagedPosition
+from shardcache_client.loading.tasks import ChunkTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.position.bookmark import Iteration
 from shardcache_client.reader import ShardReader
@@ -246,9 +247,10 @@ class ShardLoader(Generic[B_co]):
         staged_form = reader._staged_form(states)
         deal = staged_form.deal
         resume = reader._resume(epoch, rank, states, deal)
-        chunks = RankChunks(reader._reading(rank, deal), resume, rank, form.places)
+        size = form.places if staged_form.stage is None else max(form.places, STAGED_CHUNK)
+        chunks = RankChunks(reader._reading(rank, deal), resume, rank, size)
         staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, reader._quota(rank, deal))
-        staged = Staged(staged_epoch, chunks, resume, rank)
+        staged = Staged(staged_epoch, chunks, ChunkTask(resume, rank, size))
         is_over = bool(states) and all(state.over for state in states)
         return StagedPosition(staged, staged_form, form, is_over=is_over)
 

@@ -18,10 +18,12 @@ from shardcache_client.batches.threads import made_by_threads
 from shardcache_client.loading.tasks import ChunkTask
 from shardcache_client.loading.workers import Workers, use_one_core
 from shardcache_client.order.deal import Deal
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position.staged_state import Reached, Resume
+from shardcache_client.position.staged_state import Reached
 from shardcache_client.reading.epoch_times import Made
 from shardcache_client.stages.stage import Placed
+
+STAGED_CHUNK = 16
+"""Places of a chunk whose samples a stage regroups: it keeps many of them anyway, and each chunk costs a message."""
 
 # Batches that are made before they are asked for, beside those that workers' chunks are for.
 _AHEAD = 2
@@ -36,13 +38,12 @@ class Staged(NamedTuple):
     Attributes:
         epoch: its items, and the states.
         chunks: what workers make.
-        resume, rank: of both.
+        task: the same, as worker processes get it.
     """
 
     epoch: StagedEpoch
     chunks: RankChunks
-    resume: Resume
-    rank: Topology
+    task: ChunkTask
 
 
 class StagedPosition:
@@ -52,7 +53,7 @@ class StagedPosition:
         self.staged = staged
         self._form = form
         self._batch_form = batch_form
-        self._reached = staged.resume.reached
+        self._reached = staged.task.resume.reached
         self._ended = is_over
 
     def __repr__(self) -> str:
@@ -83,7 +84,7 @@ class StagedPosition:
     @property
     def may_wait_for_ranks(self) -> bool:
         """True if the stage waits for other ranks, which the training loop must not leave behind in a thread."""
-        return self._form.stage is not None and self.staged.rank.world_size > 1
+        return self._form.stage is not None and self.staged.task.rank.world_size > 1
 
     def note(self, mark: Mark) -> None:
         """Note where the batch that is taken ends."""
@@ -95,7 +96,7 @@ class StagedPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        over = self._ended and self._form.ends_together(self.staged.rank)
+        over = self._ended and self._form.ends_together(self.staged.task.rank)
         return self.staged.epoch.state(self._reached, ended=self._ended, over=over).to_json()
 
 
@@ -131,7 +132,7 @@ class StagedBatches:
         report(position.epoch, chunks.skipped, chunks.lost, repeated=False)
 
     def _batches_of_items(self, staged: Staged, chunks: _Chunks, check: Callable[[], None]) -> Generator[_Items]:
-        made = self._workers.made(ChunkTask(staged.resume, staged.rank), staged.chunks, 0)
+        made = self._workers.made(staged.task, staged.chunks, 0)
         with closing(made):
             items = staged.epoch.items(chunks.samples(made, check))
             size = self._form.places
@@ -194,7 +195,7 @@ class _Chunks:
         """
         staged = self._staged
         begun = staged.epoch.begun
-        last = Spot(staged.resume.reached.mark.place, staged.resume.reached.step.share)
+        last = Spot(staged.task.resume.reached.mark.place, staged.task.resume.reached.step.share)
         for each in made:
             check()
             chunk: Chunk = each.batch

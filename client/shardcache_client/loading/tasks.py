@@ -26,14 +26,19 @@ class BatchTask:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """The chunks of a rank, of as many places as a batch has."""
+    """The chunks of a rank.
+
+    Attributes:
+        size: number of places of a chunk.
+    """
 
     resume: Resume
     rank: Topology
+    size: int
 
     def work(self, reading: Reading, form: BatchForm) -> RankWork:
         """Return them."""
-        return RankChunks(reading, self.resume, self.rank, form.places)
+        return RankChunks(reading, self.resume, self.rank, self.size)
 
 
 Task = BatchTask | ChunkTask

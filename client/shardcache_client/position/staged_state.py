@@ -44,6 +44,7 @@ class StagedState:
         over: True if no reader has anything left of the epoch.
         ended: True if this reader has nothing left of the epoch.
         in_step: True if the readers of the same worker of all ranks are at the same place.
+        stage: name of the stage, whose groups the mark is of; "" if there is none.
         sources, seeds: as in a `RankState`.
     """
 
@@ -57,6 +58,7 @@ class StagedState:
     over: bool = False
     ended: bool = False
     in_step: bool = False
+    stage: str = ""
     sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
 
@@ -68,7 +70,7 @@ class StagedState:
     @property
     def moment(self) -> object:
         """What states of one moment have in common."""
-        return "readers", self.dataset, self.progress, self.readers, self.workers, self.counted
+        return "readers", self.dataset, self.progress, self.readers, self.workers, self.counted, self.stage
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
@@ -84,7 +86,7 @@ class StagedState:
             data["again"] = mark.again
         if not self.counted:
             data["step"] = list(step)
-        for name in ("over", "ended", "in_step", "sources", "seeds"):
+        for name in ("over", "ended", "in_step", "stage", "sources", "seeds"):
             value = getattr(self, name)
             if value:
                 data[name] = value
@@ -109,6 +111,7 @@ class StagedState:
                 over=flag(data.get("over", False)),
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", False)),
+                stage=text(data.get("stage", "")),
                 sources={
                     text(name): {text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
                     for name, numbers in data.get("sources", {}).items()
@@ -158,12 +161,14 @@ class Resume(NamedTuple):
     reached: Reached = Reached()
 
 
-def resume(states: Sequence[StagedState | RankState], reader: Topology, *, counted: bool) -> Resume:
+def resume(states: Sequence[StagedState | RankState], reader: Topology, *, counted: bool, stage: str = "") -> Resume:
     """Return from where a reader resumes, given the states of some readers, perhaps of another number of them.
 
     Args:
         reader: the rank, or its worker in a plain DataLoader.
         counted: False if the dataset's samples are not counted.
+        stage: name of the dataset's stage; "" if it has none. Another one makes other groups, so that single places
+            are left out, as where the rest is divided among other readers.
 
     Raises ConfigError if it cannot be derived.
     """
@@ -174,7 +179,11 @@ def resume(states: Sequence[StagedState | RankState], reader: Topology, *, count
     first = staged[0]
     by_reader = {state.reader: state for state in staged}
     if (first.readers, first.workers) == (reader.readers, reader.workers):
-        return Resume(first.progress, _found(by_reader, reader.reader, first.workers).reached)
+        reached = _found(by_reader, reader.reader, first.workers).reached
+        if stage == first.stage:
+            return Resume(first.progress, reached)
+        if all(state.reached.mark == Mark(state.reached.mark.place, state.reached.mark.group) for state in staged):
+            return Resume(first.progress, reached._replace(mark=Mark(reached.mark.place)))
     if not (counted and first.counted):
         raise ConfigError(
             "an epoch of shards whose samples are not counted can resume only on the same ranks, and with the same "

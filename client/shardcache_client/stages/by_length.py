@@ -49,6 +49,11 @@ class ByLength:
 
     is_in_step = True
 
+    @property
+    def name(self) -> str:
+        """What its groups depend on; see `Stage`."""
+        return f"by length {self.max_tokens} {self.sort_buffer}"
+
     def regrouped(self, samples: Iterator[Placed], run: StageRun) -> Iterator[tuple[Any, Mark]]:
         """Yield each batch with the mark after it; see `Stage`.
 

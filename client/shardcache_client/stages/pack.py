@@ -111,6 +111,11 @@ class Pack:
 
     is_in_step = False
 
+    @property
+    def name(self) -> str:
+        """What its groups depend on; see `Stage`."""
+        return f"pack {self.max_tokens} {self.window}"
+
     def fitted(self, placed: Placed) -> Fitted:
         """Return a sample with its length. Raises SampleError if it fits into no block."""
         place, item = placed

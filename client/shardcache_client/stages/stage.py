@@ -69,6 +69,10 @@ class Stage(Protocol):
     """A stage of a dataset. Can be pickled if its functions can."""
 
     @property
+    def name(self) -> str:
+        """What its groups depend on: a stage of another name makes other groups."""
+
+    @property
     def is_in_step(self) -> bool:
         """True if readers of all ranks pass the same places, so that one rank's state tells where all are."""
 

@@ -20,6 +20,7 @@ DEAL = SampleDeal([20], even=None)
 class InPairs:
     """A stage that gives pairs, without a last sample that has no partner."""
 
+    name = "in pairs"
     is_in_step = True
 
     def regrouped(self, samples: Iterator[Placed], run: StageRun) -> Iterator[tuple[Any, Mark]]:

@@ -101,6 +101,7 @@ def test_a_state_is_small() -> None:
         {"group": [1, 1, "-1"]},
         {"step": [1, 2]},
         {"over": 1},
+        {"stage": 5},
         {"seeds": {"": "5"}},
     ],
     ids=str,
@@ -135,6 +136,15 @@ def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
     assert resume(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(19, 2, 3, beyond=1, again=1)
     (phase,) = resume(crew, Topology(0, 3), counted=True).progress.phases
     assert phase == BatchPhase(4, 1, (20, 20, 19, 19), ("7", "7", "1", "1"))
+
+
+def test_another_stage_makes_other_groups() -> None:
+    """It leaves out what was given, and begins a group at the first place that was not; the readers may be the same."""
+    between = [state_of(reader, reached=Reached(Mark(20 + reader, group=2)), stage="pack 8") for reader in range(4)]
+    assert resume(between, Topology(0, 2, 1, 2), counted=True, stage="").reached.mark == Mark(21)
+    within = [state_of(reader, reached=Reached(Mark(20, 2, 1, 5)), stage="pack 8") for reader in range(4)]
+    found = resume(within, Topology(0, 2, 1, 2), counted=True, stage="pack 16")
+    assert found == Resume(Progress(3, (BatchPhase(4, 1, (20,) * 4, ("5",) * 4),)))
 
 
 @pytest.mark.parametrize("topology", [Topology(1, 2, 0, 2), Topology(0, 3)])

@@ -161,7 +161,7 @@ def job(
 
     def reader(rank: int, worker: int) -> Reader:
         topology = Topology(rank, world_size, worker, workers)
-        start = resume(states, topology, counted=True) if states else Resume(Progress())
+        start = resume(states, topology, counted=True, stage=stage.name) if states else Resume(Progress())
         return Reader(lengths, stage, topology, start, left_out)
 
     return [[reader(rank, worker) for worker in range(workers)] for rank in range(world_size)]
