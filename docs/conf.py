@@ -25,7 +25,7 @@ nitpicky = True
 # Names of Python's and other projects' own, whose sites would have to be asked, and of what is not for users.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!shardcache).*"),
-    ("py:class", r"shardcache_client\.(arguments|order\.manifest|order\.rounds|lengths|ray)\..*"),
+    ("py:class", r"shardcache_client\.(arguments|epoch_reader|order\.manifest|order\.rounds|stages|lengths|ray)\..*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -289,7 +289,7 @@ class ShardReader(Selecting, EpochReader[T_co]):
         on_error: Handler | str = reraise,
         timeout_s: float = 300.0,
     ) -> ShardReader[Block[T_co]]:
-        """Return a dataset of blocks of whole samples, with epochs and states of its own, for training without padding.
+        """Return a dataset of blocks of whole samples, with epochs and states of its own: training without padding::
 
             dataset = ShardDataset(urls, shuffle=True, decode={"npy": "numpy"})
             blocks = dataset.pack(8_192, tokens=lambda sample: sample["npy"])
