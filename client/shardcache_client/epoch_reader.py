@@ -143,7 +143,7 @@ class EpochReader(Generic[T_co]):
             self._resume(epoch, topology, states, form.deal),
             topology,
             self._quota(topology, form.deal),
-            is_over=_are_over(states),
+            is_over=_are_over(states) or staged_state.has_ended(states, topology),
         )
 
     def _identity(self, topology: Topology) -> ReaderIdentity:
@@ -304,12 +304,13 @@ class EpochReader(Generic[T_co]):
             if count.is_explained:
                 return
             count.is_explained = True
-        idle = max(0, topology.readers - len(self.manifest))
-        log.warning(
-            "each worker gets whole shards%s, and len() is unknown: %s",
-            f" ({idle} of {topology.readers} workers get none)" if idle else "",
-            self._why_not_counted(),
-        )
+        dealt = "shards are read one after another"
+        if topology.readers > 1:
+            idle = max(0, topology.readers - len(self.manifest))
+            dealt = "each worker gets whole shards"
+            if idle:
+                dealt += f" ({idle} of {topology.readers} workers get none)"
+        log.warning("%s, and len() is unknown: %s", dealt, self._why_not_counted())
 
     # Epochs and resuming
 

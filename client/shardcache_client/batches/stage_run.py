@@ -90,7 +90,7 @@ class StageRun:
 
     def state(self, *, over: bool = False) -> StagedState:
         """Return the reader's state."""
-        return self._epoch.state(self._epoch.reached, ended=self.read, over=over)
+        return self._epoch.state(self._epoch.reached, ended=self.read or self._is_over, over=over)
 
     def state_in_loader(self) -> StagedState:
         """Return the reader's state, for a loader that keeps account of the end of the epoch."""

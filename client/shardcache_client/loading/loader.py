@@ -19,6 +19,7 @@ from shardcache_client.loading.staged import STAGED_CHUNK, Staged, StagedBatches
 from shardcache_client.loading.tasks import ChunkTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.position.bookmark import Iteration
+from shardcache_client.position.staged_state import has_ended
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.epoch_times import EpochTimes
 
@@ -252,6 +253,7 @@ class ShardLoader(Generic[B_co]):
         staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, reader._quota(rank, deal))
         staged = Staged(staged_epoch, chunks, ChunkTask(resume, rank, size))
         is_over = bool(states) and all(state.over for state in states)
+        is_over = is_over or has_ended(states, rank)
         return StagedPosition(staged, staged_form, form, is_over=is_over)
 
     @property

@@ -208,6 +208,15 @@ def have_ended(states: Sequence[StagedState]) -> bool:
     return is_whole and all(state.ended for state in states)
 
 
+def has_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
+    """Return True if a reader's own state says that it has nothing left of the epoch."""
+    return any(
+        state.ended and (state.reader, state.readers, state.workers) == (reader.reader, reader.readers, reader.workers)
+        for state in states
+        if isinstance(state, StagedState)
+    )
+
+
 def _alone(reader: Topology) -> Topology:
     """Return a reader as a rank of its own."""
     return Topology(reader.reader, reader.readers)

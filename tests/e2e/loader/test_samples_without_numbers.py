@@ -202,3 +202,26 @@ def test_state_of_one_rank_is_enough_only_if_no_sample_is_left_out_before_batchi
             resumed.state_dict()
     else:
         assert saved(resumed) == saved(loader(1))
+
+
+def test_a_rank_that_has_ended_stays_at_its_end(make: Make) -> None:
+    """Its state, loaded and saved again, still says so: once all ranks have ended, the next epoch follows."""
+
+    def loader_of(rank: int) -> Any:
+        return load(make(even=None, rank=rank, world_size=2).filter(is_kept), num_workers=0)
+
+    states = []
+    for rank in range(2):
+        loader = loader_of(rank)
+        list(loader)
+        states.append(saved(loader))
+    again = loader_of(0)
+    again.load_state_dict([states[0], {**states[1], "ended": False}])
+    assert list(again) == []
+    assert saved(again)["ended"]
+    both = loader_of(0)
+    both.load_state_dict([saved(again), states[1]])
+    following = loader_of(0)
+    following.set_epoch(1)
+    assert both.epoch == 1
+    assert list(both) == list(following)
