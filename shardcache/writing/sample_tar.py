@@ -189,11 +189,16 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def _text(value: str) -> bytes:
+    # Unlike a file's name, a text with bytes that are no UTF-8 would be read as another one.
+    return value.encode()
+
+
 _ENCODERS: Mapping[str, Callable[[Any], bytes]] = {
     "json": partial(as_json, default=None),
     "npy": as_npy,
     "integer": lambda value: b"%d" % operator.index(value),
-    "text": utf8,
+    "text": _text,
 }
 
 

@@ -40,7 +40,8 @@ class ShardWriter:
         config: TOML file with `[[origin]]` tables; by default, the daemon's.
 
     Raises:
-        ConfigError: an argument is invalid, or the destination holds shards already.
+        ConfigError: an argument is invalid, or the destination holds shards already; at the end of
+            the block, if no sample was written.
         AccessDeniedError, OriginUnavailableError, OriginError: the destination cannot be reached or
             written to.
         DiskError: a shard at hand cannot be written to $TMPDIR or, for a local destination, there.
@@ -86,6 +87,12 @@ class ShardWriter:
             if exc_type is None:
                 self._finish_shard()
                 self._await_upload()
+                if not self._number:
+                    raise errors.ConfigError(
+                        f"no sample was written to {self._target.url}, and readers refuse "
+                        "an index of none",
+                        remedy="see why there are no samples; nothing was stored",
+                    )
                 names = [self._names.name(number) for number in range(self._number)]
                 self._call(self._target.store_table(names))
                 self._call(self._target.store_index(zip(names, self._stored, strict=True)))
@@ -98,7 +105,7 @@ class ShardWriter:
         """Write a sample: its `__key__`, and a value for each extension.
 
         `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`,
-        anything as `json`.
+        anything as `json`. Other names that begin with `__`, such as `__url__`, are left out.
 
         Raises SampleError for a sample that readers would not find as it is, TokensError for one
         whose tokens are no array, and the errors of the class for an upload that has failed.

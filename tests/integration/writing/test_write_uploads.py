@@ -156,6 +156,19 @@ def test_unwritable_destinations_are_refused(moto: Bucket, tmp_path: Path) -> No
         shards.write({"__key__": "2", "txt": "a"})
 
 
+def test_a_block_without_samples_leaves_no_index(tmp_path: Path) -> None:
+    """Readers would refuse it as a url that matches nothing, which says nothing of the cause."""
+    with pytest.raises(ConfigError, match="no sample was written"), ShardWriter(tmp_path / "out"):
+        pass
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_that_has_no_bytes_in_utf_8_is_refused(tmp_path: Path) -> None:
+    """Half a surrogate pair, as of a file name: it would be read back as another text, or not at all."""
+    with pytest.raises(SampleError, match="surrogates not allowed"), ShardWriter(tmp_path / "out") as shards:
+        shards.write({"__key__": "1", "txt": "a\udc80"})
+
+
 def test_a_failed_upload_reaches_the_program(moto: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a later sample or at the end, and no index is written."""
     url = f"{moto.url}/train/"
