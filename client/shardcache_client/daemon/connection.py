@@ -356,6 +356,14 @@ class DaemonConnection:
             ) from exn
         except FarewellError as exn:
             raise errors.StoppingError("the daemon is stopping", url=where) from exn
+        except TimeoutError as exn:
+            # Something listens, so it is not to be started: it hangs, or is stopped.
+            status = f"shardcache status --socket {shlex.quote(where)}"
+            raise errors.NoDaemonError(
+                f"the daemon does not answer: {exn}",
+                url=where,
+                remedy=f"see what it is doing, and which process to end if it hangs: {status}",
+            ) from exn
         except OSError as exn:
             if exn.errno is None and "too long" in str(exn):  # Python's own check, before the kernel's
                 remedy = "choose a shorter one: SHARDCACHE_SOCKET, or XDG_RUNTIME_DIR for a private daemon"

@@ -117,8 +117,9 @@ def test_stopped_daemon_ends_every_wait_at_its_limit(folder: Path) -> None:
         with lasts_less_than(30.0):
             with pytest.raises(ShardTimeoutError, match="did not arrive within 1 s: the daemon does not answer"):
                 list(samples)
-            with pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"):
+            with pytest.raises(NoDaemonError, match=r"handshake; gave up after \d") as caught:
                 ShardDataset(urls, socket=daemon.socket, timeout_s=1.0)
+            assert "shardcache status" in caught.value.remedy, "it is there: to start another one is no remedy"
             with (
                 pytest.raises(NoDaemonError, match=r"handshake; gave up after \d"),
                 cached_paths(urls[0], socket=daemon.socket, timeout_s=1.0),
