@@ -125,6 +125,7 @@ _METHODS = {
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
     ("decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
+    ("loading/parcel.py", "pickle"),  # samples from a loader's own workers, in place of torch's queues, which unpickle
     ("sharing/handover.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 
