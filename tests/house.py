@@ -26,7 +26,7 @@ LIMITS: dict[str, float] = {
     "cycles inside packages": 0,
     "files that a reader's message touches": 4,
     "arguments of a service's constructor": 6,
-    "classes of a reader's position": 11,  # six of them of numbered samples; those of all others are to go
+    "classes of a reader's position": 11,  # three of samples without numbers
     # Of one idea each: some 60 keep, fetch and index it, 36 carry it, and some are for other samples.
     # It is 142 where nothing else happens, and up to 148 where a part is late or a disk is looked at.
     "files that a cold shard passes": 150,
