@@ -336,12 +336,6 @@ class EpochReader(Generic[T_co]):
         current = self._bookmark.current
         return 0 if current is None else current.place.taken
 
-    @property
-    def _resumed(self) -> bool:
-        """True if the current iteration began at a loaded state."""
-        current = self._bookmark.current
-        return current is not None and bool(current.states)
-
     @checked(epoch=whole(0))
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads, including those in running DataLoader workers."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardcache_client.batches.maker import Bad, ItemMaker, MadeBatch, RawBatch, Skips, StoppedError, unreadable
 from shardcache_client.batches.rank_batches import first_shards, nothing
-from shardcache_client.batches.rank_work import Places, RankWork, Reading
+from shardcache_client.batches.rank_work import Places, RankWork, Reading, nothing_to_check
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
 from shardcache_client.order.deal import ShardDeal, SpanDeal
@@ -200,13 +200,14 @@ class RankChunks(RankWork):
 
         def watched(reads: Iterator[Read]) -> Iterator[Read]:
             for place, read in enumerate(reads, self._start):
-                self.check_progress(last, Spot(place, _share(begun)), skips.first)
+                if place > last.place + 1:  # else the sample before this one was good
+                    self.check_progress(last, Spot(place, _share(begun)), skips.first)
                 yield read
 
         end = self._start + _ENDLESS if self.places is None else self.places
         with (
             reading.sessions.borrow(reading.identity) as session,
-            closing(self._place_reader(session, _nothing_to_check, begun, is_shared=False)) as places,
+            closing(self._place_reader(session, nothing_to_check, begun, is_shared=False)) as places,
             closing(self.lone_reader()) as lone,
         ):
             maker = self.item_maker(skips, lone)
@@ -251,10 +252,6 @@ class ChunkMaker:
 
 def _share(begun: deque[StepPlace]) -> int:
     return begun[-1].share if begun else 0
-
-
-def _nothing_to_check() -> None:
-    pass
 
 
 def _first_uncounted(epoch: UncountedEpoch) -> Iterator[int]:

@@ -153,14 +153,14 @@ class RankWork(ABC):
             if threads:
                 made = made_by_threads(raw, maker.make, threads=threads, ahead=ahead * threads, begin=begin)
             else:
-                made = _made_here(raw(_nothing_to_check), maker)
+                made = _made_here(raw(nothing_to_check), maker)
             # Closed here: an error's traceback would keep what is merely dropped.
             with closing(made):
                 yield from made
 
 
-def _nothing_to_check() -> None:
-    pass
+def nothing_to_check() -> None:
+    """Raise nothing, where nobody ends a wait."""
 
 
 def _made_here(raw: Generator[RawBatch], maker: Maker) -> Generator[MadeBatch]:

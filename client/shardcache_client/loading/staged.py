@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardcache_client.batches.maker import collated
 from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
-from shardcache_client.batches.rank_work import BatchForm
+from shardcache_client.batches.rank_work import BatchForm, nothing_to_check
 from shardcache_client.batches.sample_run import report
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.batches.threads import made_by_threads
@@ -126,7 +126,7 @@ class StagedBatches:
         if self._workers.are_any and not position.may_wait_for_ranks:
             made = made_by_threads(read, self._made, threads=1, ahead=_AHEAD, begin=use_one_core)
         else:
-            made = self._made_here(read(_nothing_to_check))
+            made = self._made_here(read(nothing_to_check))
         with closing(made):
             yield from made
         report(position.epoch, chunks.skipped, chunks.lost, repeated=False)
@@ -222,7 +222,3 @@ class _Chunks:
         times = self._times
         self._times = _Times(None, 0.0, 0.0)
         return times
-
-
-def _nothing_to_check() -> None:
-    pass

@@ -85,11 +85,8 @@ class RankState:
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", True)),
                 part=_part(data.get("part")),
-                sources={
-                    text(name): {text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
-                    for name, numbers in data.get("sources", {}).items()
-                },
-                seeds={text(name): whole_number(seed, 0, _MAX_COUNT) for name, seed in data.get("seeds", {}).items()},
+                sources={text(name): named_numbers(numbers) for name, numbers in data.get("sources", {}).items()},
+                seeds=named_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(
@@ -165,6 +162,11 @@ def text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("not a string")
     return value
+
+
+def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
+    """Return the numbers of a state that have names. Raises TypeError or ValueError for anything else."""
+    return {text(name): whole_number(number, 0, _MAX_COUNT) for name, number in value.items()}
 
 
 def _rank(value: Any) -> tuple[int, int] | None:

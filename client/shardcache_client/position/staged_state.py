@@ -8,7 +8,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.progress import BatchPhase, Progress, hexadecimal, whole_number
-from shardcache_client.position.rank_state import RankState, flag, progress_of, text
+from shardcache_client.position.rank_state import RankState, flag, named_numbers, progress_of, text
 from shardcache_client.stages.stage import Mark
 
 _MAX_READERS = 1 << 20
@@ -112,11 +112,8 @@ class StagedState:
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", False)),
                 stage=text(data.get("stage", "")),
-                sources={
-                    text(name): {text(key): whole_number(number, 0, _MAX_COUNT) for key, number in numbers.items()}
-                    for name, numbers in data.get("sources", {}).items()
-                },
-                seeds={text(name): whole_number(seed, 0, _MAX_COUNT) for name, seed in data.get("seeds", {}).items()},
+                sources={text(name): named_numbers(numbers) for name, numbers in data.get("sources", {}).items()},
+                seeds=named_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(
